@@ -58,8 +58,8 @@ class ChildLauncher:
         self._not_before = 0.0
         self._trial: Child | None = None
         """After a failure, one child is started at a time: this one, until it works or fails. It may be prestarted."""
-        self._settled = asyncio.Event()
         self._changed = asyncio.Event()
+        """Set after everything for which a start may wait, each time that it clears this."""
         self._may_prestart = bool(route.upstream.warm)
         self._prestarting: asyncio.Task[None] | None = None
 
@@ -99,7 +99,7 @@ class ChildLauncher:
         """Let a child wait for a session, unless enough do: one that was to replace it may have started meanwhile."""
         if len(self._prestarted) < max(self._upstream.warm, 1):
             put(child)
-            self._settled.set()
+            self._changed.set()
         else:
             self.end(child)
 
@@ -134,8 +134,8 @@ class ChildLauncher:
         """Wait until a child may start, at once or after failures one at a time, with pauses, or until enough wait."""
         while self._failures and len(self._prestarted) < enough:
             if self._trial is not None:
-                self._settled.clear()
-                _ = await self._settled.wait()
+                self._changed.clear()
+                _ = await self._changed.wait()
                 continue
             pause = self._not_before - world.monotonic()
             if pause <= 0:
@@ -183,7 +183,6 @@ class ChildLauncher:
         self._settle(child)
         if child in self._prestarted:
             self._prestarted.remove(child)
-            self._changed.set()
         if child.asked or child.initialized or world.monotonic() - child.created > _LONG_LIFE_SECONDS:
             return
         now = world.monotonic()
@@ -199,8 +198,7 @@ class ChildLauncher:
         """This child works or failed, so the next one may start."""
         if self._trial is child:
             self._trial = None
-            self._changed.set()
-        self._settled.set()
+        self._changed.set()
 
     async def _prestart(self) -> None:
         """Start a child ahead whenever one is missing and `max_children` allows it."""
