@@ -32,10 +32,13 @@ class Probes(ABC):
         """Answer one request."""
         if http.method not in ("GET", "HEAD"):
             return TextResponse("GET only\n", 405, {"Allow": "GET"})
-        try:
-            self._check_host(http)
-        except Forbidden as exc:
-            return TextResponse(f"{exc.message}\n", exc.status)
+        names, host = self.names(), http.headers.get("Host")
+        # A name may have been rebound. Simple health checks of HTTP/1.0 name no host.
+        if names is not None and (host is not None or http.path not in _HEALTH):
+            try:
+                check_admin(host, names)
+            except Forbidden as exc:
+                return TextResponse(f"{exc.message}\n", exc.status)
         return await self._serve(http)
 
     async def _serve(self, http: HttpRequest) -> Response:
@@ -55,13 +58,6 @@ class Probes(ABC):
                 return TextResponse(text, headers=HEADERS)
             case _:
                 return TextResponse("try /healthz /readyz /metrics /status\n", 404)
-
-    def _check_host(self, http: HttpRequest) -> None:
-        """Raise Forbidden for a name that may have been rebound; simple health checks of HTTP/1.0 name no host."""
-        names, host = self.names(), http.headers.get("Host")
-        if names is None or (host is None and http.path in _HEALTH):
-            return
-        check_admin(host, names)
 
     async def _status(self, http: HttpRequest) -> Response:
         replica = http.url.query.get("replica")

@@ -59,7 +59,7 @@ def only(status: Status, path: str) -> Status:
 
 def view(status: Status) -> PageView:
     """Prepare a status for the template."""
-    notices = sorted((*_failing(status), *_near_limits(status), *status.notices), key=lambda notice: not notice.is_bad)
+    notices = sorted((*_warnings(status), *status.notices), key=lambda notice: not notice.is_bad)
     bad = sum(notice.is_bad for notice in notices)
     return PageView(
         status=status,
@@ -70,39 +70,34 @@ def view(status: Status) -> PageView:
     )
 
 
-def _failing(status: Status) -> Iterator[Notice]:
+def _warnings(status: Status) -> Iterator[Notice]:
+    """Yield the upstreams that are failing, and what is nearly used up."""
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
             since = "" if ok is None else f"; it last answered {ago(ok)}"
             yield Notice(f"The upstream of {route.path} is failing{since}", failure.fix, failure.cause)
-
-
-def _near_limits(status: Status) -> Iterator[Notice]:
+    limits: list[tuple[str, int, int, str]] = []
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
+        for label, name, key in _PROCESS_LIMITS:
+            limits.append((f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key))
         for name, budget in each.budgets.items():
             if budget.used >= NEAR * budget.limit:
                 yield Notice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
                     "When the limit is reached, the oldest gives way, or new ones are refused",
                 )
-    for label, used, limit, key in _limits(status):
-        if limit and used >= NEAR * limit:
-            yield Notice(f"{label}: {used:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused")
-
-
-def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
-    """Yield (what is limited, how much is used, the limit, the limit's name)."""
-    for each in status.processes:
-        where = f" in {each.id}" if len(status.processes) > 1 else ""
-        for label, name, key in _PROCESS_LIMITS:
-            yield f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key
     for route in status.routes:
         # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
-        used = sum(route.sessions.values()) - route.sessions.get("idle", 0)
-        name = "sessions.max" if route.children is None else "upstream.max_children"
-        yield f"Sessions in use on {route.path}", used, route.sessions_limit, name
+        busy = sum(route.sessions.values()) - route.sessions.get("idle", 0)
+        key = "sessions.max" if route.children is None else "upstream.max_children"
+        limits.append((f"Sessions in use on {route.path}", busy, route.sessions_limit, key))
+    for label, number, limit, key in limits:
+        if limit and number >= NEAR * limit:
+            yield Notice(
+                f"{label}: {number:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused"
+            )
 
 
 def _figures(status: Status) -> list[Figure]:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from math import inf
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from gateway import world
 from gateway.telemetry.redaction import REPEATED, plain
@@ -154,14 +154,14 @@ def _json(level: str, event: str, fields: Fields) -> str:
 def _for_people(level: str, event: str, fields: Fields, in_colour: bool) -> str:  # noqa: FBT001  (as `isatty` says)
     shown = {key: plain(key, value) for key, value in fields.items()}
     trace = shown.pop("exception", "")
-    words = " ".join(f"{key}={_word(value)}" for key, value in shown.items())
+    texts = {
+        key: value if isinstance(value, str) and value and " " not in value else json.dumps(value, ensure_ascii=False)
+        for key, value in shown.items()
+    }
+    words = " ".join(f"{key}={text}" for key, text in texts.items())
     mark = f"\033[{_COLOURS.get(level, _RED)}m{level:<8}\033[0m" if in_colour else f"{level:<8}"
     line = f"{_now()} [{mark}] {plain('event', event):<{_EVENT_WIDTH}} {words}".rstrip()
     return f"{line}\n{trace}" if trace else line
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) and value and " " not in value else json.dumps(value, ensure_ascii=False)
 
 
 _second = (0, "")

@@ -224,26 +224,22 @@ def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
     exam.ok("handshake", f"{server.name or 'no name'}, in {opened.seconds * 1000:.0f} ms")
     _tell_authorization(exam)
     exam.ok("transport", "streamable HTTP" if server.transport == "streamable-http" else "HTTP+SSE (2024-11-05)")
-    _tell_session(exam)
+    is_http = server.transport == "streamable-http"
+    # What can carry a question; the features say what comes of it.
+    if not server.sessions:
+        exam.warn("session", "none: the server is stateless")
+    else:
+        exam.ok("session", "yes" if is_http else "yes, the stream is the session")
+        if server.side_stream:
+            exam.ok("GET stream", "open" if is_http else "open, carries every message")
+        else:
+            exam.warn("GET stream", "none")
     _tell_capabilities(exam)
 
 
 def _tell_authorization(exam: ProbeContext) -> None:
     sent = exam.subject.headers
     exam.ok("authorization", "the server accepts what was sent" if sent else "nothing sent, nothing required")
-
-
-def _tell_session(exam: ProbeContext) -> None:
-    """Report what can carry a question; the features say what comes of it."""
-    server, is_http = exam.server, exam.server.transport == "streamable-http"
-    if not server.sessions:
-        exam.warn("session", "none: the server is stateless")
-        return
-    exam.ok("session", "yes" if is_http else "yes, the stream is the session")
-    if server.side_stream:
-        exam.ok("GET stream", "open" if is_http else "open, carries every message")
-    else:
-        exam.warn("GET stream", "none")
 
 
 def _tell_capabilities(exam: ProbeContext) -> None:

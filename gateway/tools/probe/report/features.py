@@ -33,7 +33,9 @@ def features(server: Server, route: Route, config: Config) -> tuple[Feature, ...
         return tuple(_passed_through(server))
     replays = route.continuation == "replay"
     return (
-        _calls(server),
+        _feature("calls", "partly", f"all but {len(server.left_out_tools)}", "See the check named tools.")
+        if server.left_out_tools
+        else _feature("calls", "yes", "yes"),
         _questions(server, replays=replays),
         _replica_death(server, replays=replays),
         _progress(server),
@@ -62,13 +64,6 @@ def _passed_through(server: Server) -> Iterator[Feature]:
             "yes, mirrored",
             "The server refuses them, so the gateway mirrors it: docs/clients-and-servers.md says what is lost.",
         )
-
-
-def _calls(server: Server) -> Feature:
-    missing = len(server.left_out_tools)
-    if missing:
-        return _feature("calls", "partly", f"all but {missing}", "See the check named tools.")
-    return _feature("calls", "yes", "yes")
 
 
 def _questions(server: Server, *, replays: bool) -> Feature:

@@ -54,8 +54,15 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
         exam.ok("replies", "event streams")
     if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
         server.replays = await _replays(exam, headers, ids[0])
-    if server.sessions and not server.json_replies:
-        _tell_store(exam)
+    if not server.sessions or server.json_replies:
+        return
+    if server.replays is False:
+        exam.warn("event ids", "present, but the server does not replay")
+    elif server.event_store:
+        how = "the server replays after them" if server.replays else "replay was not tried"
+        exam.ok("event ids", f"present, {how}")
+    else:
+        exam.ok("event ids", "none: no event store")
 
 
 async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
@@ -69,18 +76,6 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
         if reply.status == 200 and reply.is_answered(_REQUEST_ID):
             return True
     return False
-
-
-def _tell_store(exam: ProbeContext) -> None:
-    server = exam.server
-    if server.replays is False:
-        exam.warn("event ids", "present, but the server does not replay")
-    elif server.event_store:
-        exam.ok(
-            "event ids", f"present, {'the server replays after them' if server.replays else 'replay was not tried'}"
-        )
-    else:
-        exam.ok("event ids", "none: no event store")
 
 
 async def end(exam: ProbeContext, headers: Headers) -> None:
