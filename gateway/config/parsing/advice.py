@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from contextlib import suppress
 from typing import Final
 
 from msgspec import inspect
@@ -28,20 +29,18 @@ def for_missing(name: str) -> str:
 
 def for_number(kind: Number, value: object, path: str, default: object) -> str:
     """Return the number that a text such as `10m` means for this key, else a valid example."""
-    meant = _quantity(value, path) if isinstance(value, str) else value if isinstance(value, float) else None
+    meant = value if isinstance(value, float) else None
+    if isinstance(value, str):
+        units = next((units for suffix, units in _UNITS.items() if path.endswith(suffix)), {"": 1})
+        match = _QUANTITY.fullmatch(value.strip().replace("_", ""))
+        factor = units.get(match[2].lower()) if match else None
+        meant = float(match[1]) * factor if match and factor is not None else None
     if isinstance(kind, inspect.IntType) and meant is not None and meant != int(meant):
         meant = None
     if meant is not None and (kind.ge is None or meant >= kind.ge) and (kind.le is None or meant <= kind.le):
         return f"write {meant:g}" if meant < 1e6 else f"write {int(meant)}"
     number = default if type(default) in (int, float) else kind.ge or 0
     return f"write e.g. {number:g}"
-
-
-def _quantity(text: str, path: str) -> float | None:
-    units = next((units for suffix, units in _UNITS.items() if path.endswith(suffix)), {"": 1})
-    match = _QUANTITY.fullmatch(text.strip().replace("_", ""))
-    factor = units.get(match[2].lower()) if match else None
-    return float(match[1]) * factor if match and factor is not None else None
 
 
 def for_truth(value: object) -> str:
@@ -90,7 +89,10 @@ def _section(kind: inspect.StructType, text: str) -> str | None:
         elif isinstance(inner, inspect.LiteralType):
             found = shown(text) if text in inner.values else None
         else:
-            found = shown(text) if form == "url" and _is_valid(text, form) else None
+            found = None
+            with suppress(ValueError):
+                if form == "url" and FORMS[form].parse(text) is not None:
+                    found = shown(text)
         if found is not None:
             return f"{{{field.name}: {found}}}"
     return None
@@ -105,10 +107,3 @@ def _plain(kind: inspect.Type) -> tuple[inspect.Type, str]:
         else:
             kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
     return kind, form
-
-
-def _is_valid(text: str, form: str) -> bool:
-    try:
-        return FORMS[form].parse(text) is not None
-    except ValueError:
-        return False

@@ -40,8 +40,26 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
             "    # If a tool that supports tasks asks its user and fails after 60 s, run it as one:",
             "    # tasks: {optional: drive}",
         ]
-    lines += _credentials(route, [name.lower() for name in sent])
-    lines += _advice(server)
+    names = [name.lower() for name in sent]
+    if _AUTHORIZATION in names and route.upstream.command is None:
+        lines += [
+            "    # The probe sent Authorization; the gateway forwards each client's own.",
+            "    # To use one credential for all clients instead:",
+            "    # credentials: {mode: replace, token_file: /run/secrets/upstream-token}",
+        ]
+    if others := [name for name in names if name != _AUTHORIZATION]:
+        lines += [
+            "    # The probe sent these; the gateway forwards each client's own.",
+            "    # For one value for all clients, use set_headers.",
+            f"    forward_headers: {_text(others)}",
+        ]
+    is_held = server.era == "old" and server.sessions and not server.event_store
+    if is_held and server.tools > server.ephemeral_tools:
+        lines += [
+            "    # Tools that may run twice, besides those that declare it. Their calls",
+            "    # survive the death of the replica that holds them.",
+            '    # ephemeral: ["get_*"]',
+        ]
     if server.handshake_seconds > handshake_seconds * _SLOW_PART:
         wanted = round(server.handshake_seconds * _HEADROOM)
         lines += [
@@ -98,27 +116,6 @@ def _command(command: Sequence[str], secrets: Mapping[int, int]) -> str:
         name = "UPSTREAM_QUERY" if plain.endswith("?") else option
         shown.append(f'{_text(plain)[:-1]}${{{name}}}"')
     return f"[{', '.join(shown)}]"
-
-
-def _credentials(route: Route, sent: list[str]) -> Iterator[str]:
-    others = [name for name in sent if name != _AUTHORIZATION]
-    if _AUTHORIZATION in sent and route.upstream.command is None:
-        yield "    # The probe sent Authorization; the gateway forwards each client's own."
-        yield "    # To use one credential for all clients instead:"
-        yield "    # credentials: {mode: replace, token_file: /run/secrets/upstream-token}"
-    if others:
-        yield "    # The probe sent these; the gateway forwards each client's own."
-        yield "    # For one value for all clients, use set_headers."
-        yield f"    forward_headers: {_text(others)}"
-
-
-def _advice(server: Server) -> Iterator[str]:
-    if server.era != "old" or not server.sessions or server.event_store:
-        return
-    if server.tools > server.ephemeral_tools:
-        yield "    # Tools that may run twice, besides those that declare it. Their calls"
-        yield "    # survive the death of the replica that holds them."
-        yield '    # ephemeral: ["get_*"]'
 
 
 def _text(value: object) -> str:

@@ -33,7 +33,15 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
     for caution in cautions(config):
         key, _, why = caution.partition(" is ")
         exam.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
-    _look_at_keys(exam, config)
+    if keys := config.state.raw_keys():
+        exam.ok("state keys", f"{len(keys)}: {', '.join(Keyring(keys, 'state').key_ids)}; the first one seals")
+    else:
+        exam.warn(
+            "state keys",
+            "none: each process makes its own at start",
+            "A restart invalidates every requestState that clients still hold, and no other process can open them.",
+            "Make a key with `mrtr-gateway keygen`, and set state.keys or state.keys_file.",
+        )
     tasks = Tasks(Metrics(__version__))
     client = Client(InForce(Bounds(config.limits, config.timeouts)), HttpClient(tasks))
     try:
@@ -43,20 +51,6 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
     finally:
         client.close()
     return exam
-
-
-def _look_at_keys(exam: Notes, config: Config) -> None:
-    keys = config.state.raw_keys()
-    if keys:
-        ids = Keyring(keys, "state").key_ids
-        exam.ok("state keys", f"{len(keys)}: {', '.join(ids)}; the first one seals")
-        return
-    exam.warn(
-        "state keys",
-        "none: each process makes its own at start",
-        "A restart invalidates every requestState that clients still hold, and no other process can open them.",
-        "Make a key with `mrtr-gateway keygen`, and set state.keys or state.keys_file.",
-    )
 
 
 async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> None:
