@@ -153,7 +153,11 @@ class Rounds:
     def _resulted(self, result: Raw) -> on.Event | float:
         opened = jsonrpc.fields(result)
         if self.progress.task is not None:
-            return self._taken_over() if self.answers else self._updated(opened)
+            if not self.answers:
+                return self._updated(opened)
+            self._taken |= self.answers.keys()  # the server has them
+            self.answers = {}
+            return _AT_ONCE
         match jsonrpc.text(opened.get("resultType")):
             case "input_required":
                 state = opened.get("requestState")
@@ -222,12 +226,6 @@ class Rounds:
                 raise ValueError(f"a task with the status {status} needs its result or error")
             case status:
                 raise ValueError(f"a task cannot have the status {(status or '')[:80]!r}")
-
-    def _taken_over(self) -> float:
-        """The server has the answers to the task's questions."""
-        self._taken |= self.answers.keys()
-        self.answers = {}
-        return _AT_ONCE
 
     def _task_refused(self, error: jsonrpc.Error) -> Ending:
         """Take an error about the task; it ends the call unless another try may succeed."""

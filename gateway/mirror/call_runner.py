@@ -180,8 +180,11 @@ class Runner:
                 self._ends_at = self._task_end()
                 _ = self._sending()
             return said
-        if isinstance(said, on.Resulted | on.Failed):
-            self._learn(data)
+        upstream, request = self._upstream, self._rounds.request
+        if isinstance(said, on.Resulted) and request.method == mcp.TOOLS_LIST and upstream.server.reads_headers:
+            result = jsonrpc.message(data).result
+            if isinstance(result, Raw):
+                upstream.catalog.learn(upstream.caller, jsonrpc.fields(request.params), result)
         self._listener.hear(said)
         return None
 
@@ -195,13 +198,6 @@ class Runner:
         # The server works on the task all the same, and takes answers that it has taken already.
         self._failures += 1
         return _PAUSES[self._failures - 1]
-
-    def _learn(self, data: bytes) -> None:
-        if self._rounds.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:
-            result = jsonrpc.message(data).result
-            if isinstance(result, Raw):
-                params = jsonrpc.fields(self._rounds.request.params)
-                self._upstream.catalog.learn(self._upstream.caller, params, result)
 
     def _is_stale(self, data: bytes) -> bool:
         """Whether the server refused the call, unrun, because its headers are not those of the tool's schema."""

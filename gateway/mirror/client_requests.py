@@ -104,7 +104,9 @@ def _info(params: jsonrpc.Fields) -> bytes:
 def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
     try:
         opened = jsonrpc.fields(declared)
-        kept = {key: bytes(opened[key]) for key in (*_ASKABLE, *others) if _is_object(opened.get(key))}
+        kept = {
+            key: bytes(opened[key]) for key in (*_ASKABLE, *others) if bytes(opened.get(key, b"")).startswith(b"{")
+        }
         if "roots" in kept:
             kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
         if "extensions" in kept:
@@ -117,10 +119,6 @@ def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.capabilities" is not ClientCapabilities: {exc}') from exc
     return modern
-
-
-def _is_object(raw: Raw | None) -> bool:
-    return raw is not None and bytes(raw).startswith(b"{")
 
 
 def _brief(raw: bytes) -> bytes:

@@ -96,15 +96,13 @@ def _legacy_tools(raw: bytes) -> bytes:
     """The tools without output schemas of other values than objects, for which legacy clients refuse a whole list."""
     if b'"outputSchema"' not in raw:
         return raw
-    return b"[%b]" % b",".join(map(_legacy_tool, jsonrpc.items(raw)))
-
-
-def _legacy_tool(raw: Raw) -> bytes:
-    opened = jsonrpc.fields(raw)
-    schema = opened.get("outputSchema")
-    if schema is None or jsonrpc.text(jsonrpc.members(schema).get("type")) == "object":
-        return bytes(raw)
-    return jsonrpc.merge((key, value) for key, value in opened.items() if key != "outputSchema")
+    tools = []
+    for tool in jsonrpc.items(raw):
+        opened = jsonrpc.fields(tool)
+        schema = opened.get("outputSchema")
+        is_legacy = schema is None or jsonrpc.text(jsonrpc.members(schema).get("type")) == "object"
+        tools.append(bytes(tool) if is_legacy else _without(tool, {"outputSchema"}))
+    return b"[%b]" % b",".join(tools)
 
 
 def legacy_error(method: str, error: jsonrpc.Error) -> on.Resulted | on.Failed:

@@ -412,8 +412,8 @@ FAULTS: Final = (
     Planted(
         "mirror: a stream that was opened again tells nothing",
         "mirror/streamable/session_homes.py",
-        "        if self._had_stream:\n            self._changes.tell_all",
-        "        if False:\n            self._changes.tell_all",
+        "            if self._had_stream:\n                self._changes.tell_all",
+        "            if False:\n                self._changes.tell_all",
         needs="listeners",
     ),
     Planted(

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from gateway.bridge.subscription import Filter
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -157,25 +156,21 @@ class Home:
                 said = f"There is no standalone stream: {exc.message}"
                 raise NotAllowed(said, allowed="POST, DELETE") from exc
             self._count()
-            return await self._write(reply, honoured)
-
-    async def _write(self, reply: ReplyWriter, honoured: Filter) -> Response:
-        live = self.live
-        self._end_stream()
-        queue = self._queue = Outbox(live.deadlines.silence)
-        queue.ask(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)  # it begins the stream
-        if self._had_stream:
-            self._changes.tell_all(honoured)
-        self._had_stream = True
-        live.upstream.streams[self] = None
-        live.process.metrics.subscriptions[live.route.path,].inc(1)
-        try:
-            return await reply.finish(await reply.deliver(queue))
-        finally:
-            live.process.metrics.subscriptions[live.route.path,].inc(-1)
-            if self._queue is queue:
-                self._queue = None
-                _ = live.upstream.streams.pop(self, None)
+            self._end_stream()
+            live, queue = self.live, Outbox(self.live.deadlines.silence)
+            queue.ask(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)  # it begins the stream
+            self._queue, live.upstream.streams[self] = queue, None
+            if self._had_stream:
+                self._changes.tell_all(honoured)
+            self._had_stream = True
+            live.process.metrics.subscriptions[live.route.path,].inc(1)
+            try:
+                return await reply.finish(await reply.deliver(queue))
+            finally:
+                live.process.metrics.subscriptions[live.route.path,].inc(-1)
+                if self._queue is queue:
+                    self._queue = None
+                    _ = live.upstream.streams.pop(self, None)
 
     def end(self) -> None:
         """See `Endable`."""
