@@ -46,6 +46,16 @@ _INTERRUPTED: Final = 130
 _TERMINATED: Final = 143
 _TOKEN_BYTES: Final = 16_384
 _LONGEST_SECONDS: Final = 3600.0
+_NO_COMMAND: Final = "does not apply to a command: it receives no headers and has no TLS"
+_REFUSED: Final[dict[str, dict[str, str]]] = {
+    "a URL": {"route": "needs --config", "env": "needs --stdio"},
+    "--config": dict.fromkeys(("ca_file", "insecure", "env"), "set it in the configuration file instead"),
+    "--stdio": {
+        "route": "needs --config",
+        **dict.fromkeys(("header", "bearer_file", "ca_file", "insecure"), _NO_COMMAND),
+    },
+}
+"""Options that do not go with what is examined."""
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -167,40 +177,30 @@ def show(found: ProbeReport, out: TextIO, *, as_json: bool) -> int:
 
 def _subjects(options: argparse.Namespace) -> tuple[list[Subject], Config | None]:
     """Return the servers to examine, and the configuration if given; raises ConfigError or ValueError."""
-    if sum((options.url is not None, options.config is not None, options.stdio)) != 1:
+    given = {"a URL": options.url is not None, "--config": options.config is not None, "--stdio": options.stdio}
+    if sum(given.values()) != 1:
         raise ValueError("give exactly one of: a URL, --config FILE, or --stdio -- COMMAND")
-    if options.config is None:
-        _refuse(options, ("route",), "needs --config")
-        return [_of_command(options) if options.stdio else _of_url(options)], None
-    _refuse(options, ("ca_file", "insecure", "env"), "set it in the configuration file instead")
-    config = load(options.config)
-    routes = [route for route in config.routes if options.route in (None, route.path)]
-    if not routes:
-        known = ", ".join(route.path for route in config.routes)
-        raise ValueError(f"--route: the configuration has no route {options.route}; its routes are {known}")
+    source = next(name for name, is_given in given.items() if is_given)
+    for name, why in _REFUSED[source].items():
+        if getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')}: {why}")
     headers = _headers(options)
-    return [_subject(config, route, headers, options) for route in routes], config
-
-
-def _of_command(options: argparse.Namespace) -> Subject:
-    """Return the server that `serve --stdio` would run."""
-    _refuse(
-        options,
-        ("header", "bearer_file", "ca_file", "insecure"),
-        "does not apply to a command: it receives no headers and has no TLS",
-    )
-    config = for_command(options.command, options.env)
-    route = config.routes[0]
-    # No warm children: the probe starts one at a time.
-    return _subject(config, structs.replace(route, upstream=structs.replace(route.upstream, warm=0)), {}, options)
-
-
-def _of_url(options: argparse.Namespace) -> Subject:
-    """Return the server behind `serve --upstream`, with the options given here."""
-    _refuse(options, ("env",), "needs --stdio")
-    headers = _headers(options)
+    if options.config is not None:
+        config = load(options.config)
+        routes = [route for route in config.routes if options.route in (None, route.path)]
+        if not routes:
+            known = ", ".join(route.path for route in config.routes)
+            raise ValueError(f"--route: the configuration has no route {options.route}; its routes are {known}")
+        return [_subject(config, route, headers, options) for route in routes], config
+    if options.stdio:
+        config = for_command(options.command, options.env)
+        (route,) = config.routes
+        # No warm children: the probe starts one at a time.
+        return [
+            _subject(config, structs.replace(route, upstream=structs.replace(route.upstream, warm=0)), {}, options)
+        ], None
     config = for_upstream(options.url)
-    route = config.routes[0]
+    (route,) = config.routes
     if (options.ca_file or options.insecure) and not options.url.startswith("https:"):
         raise ValueError("--ca-file, --insecure: only for an https URL")
     # Absolute, because paths in the suggested configuration are relative to its file.
@@ -209,13 +209,7 @@ def _of_url(options: argparse.Namespace) -> Subject:
     others = tuple(name for name in headers if name != "authorization")
     upstream = structs.replace(route.upstream, tls=tls, transport=options.transport)
     route = structs.replace(route, upstream=upstream, forward_headers=others)
-    return _subject(structs.replace(config, routes=(route,)), route, headers, options)
-
-
-def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    for name in names:
-        if getattr(options, name):
-            raise ValueError(f"--{name.replace('_', '-')}: {why}")
+    return [_subject(structs.replace(config, routes=(route,)), route, headers, options)], None
 
 
 def _subject(config: Config, route: Route, headers: Mapping[str, str], options: argparse.Namespace) -> Subject:
