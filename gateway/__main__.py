@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     schema.set_defaults(run=_schema)
     shell = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
     shell.add_argument("shell", choices=shell_completion.SHELLS)
-    shell.set_defaults(run=_completion)
+    shell.set_defaults(run=_completion, commands=commands.choices)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
@@ -250,7 +250,7 @@ def _schema(_: argparse.Namespace) -> int:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    print(shell_completion.script(options.shell, _parser()), end="")
+    print(shell_completion.script(options.shell, options.commands), end="")
     return 0
 
 
