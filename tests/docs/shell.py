@@ -49,21 +49,10 @@ class DocumentError(AssertionError):
     """A command of a page did not do what the page says."""
 
 
-ELSEWHERE: Final = {
-    "docker": "a container engine",
-    "podman": "a container engine",
-    "buildah": "a container engine",
-    "kubectl": "a cluster",
-    "helm": "a cluster",
-    "systemctl": "a system of one's own",
-    "sudo": "a system of one's own",
-    "apt": "a system of one's own",
-    "apt-get": "a system of one's own",
-    "nginx": "a load balancer of one's own",
-    "haproxy": "a load balancer of one's own",
-}
-"""Programs whose commands are not run here, and what they need. The tests of deploy/ run what they can of them."""
-_ELSEWHERE: Final = re.compile(rf"(?:[A-Z_]+=\S+ )*(?P<program>{'|'.join(ELSEWHERE)}) ")
+_ELSEWHERE: Final = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(docker|podman|buildah|kubectl|helm|systemctl|sudo|apt|apt-get|nginx|haproxy) "
+)
+"""Programs that need a cluster, a container engine or a system of one's own. tests/deploy runs what it can."""
 
 
 def steps(block: Block) -> Iterator[tuple[str, str | None]]:
@@ -86,15 +75,6 @@ def steps(block: Block) -> Iterator[tuple[str, str | None]]:
         yield _joined([line]), None
         script.clear()
     yield _joined(script), None
-
-
-def elsewhere(block: Block) -> Iterator[tuple[str, str]]:
-    """The commands of a block that need something that is missing here, and what that is."""
-    for line in block.text.splitlines():
-        command = line.removeprefix("$ ")
-        found = _ELSEWHERE.match(command)
-        if found is not None:
-            yield command, ELSEWHERE[found["program"]]
 
 
 def _joined(lines: list[str]) -> str:

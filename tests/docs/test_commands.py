@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from gateway.__main__ import _parser
 from tests.docs.pages import COMMANDS, PAGES, Block, blocks, inline_code, named
-from tests.docs.shell import DocumentError, Reader, agrees, elsewhere, steps
+from tests.docs.shell import DocumentError, Reader, steps
 from tests.parts.launch import REPOSITORY, OldServer, old_server
 
-PROGRAMS = "cd|curl|export|git|kill|make|mrtr-gateway|npm|npx|pip|promtool|python|python3"  # and not shell.ELSEWHERE
+PROGRAMS = "cd|curl|export|git|kill|make|mrtr-gateway|npm|npx|pip|promtool|python|python3"  # and not shell._ELSEWHERE
 COMMAND = re.compile(rf"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:{PROGRAMS})(?: |$)", re.MULTILINE)
 OTHER_KINDS = frozenset(
     {"", "yaml", "yml", "json", "text", "mermaid", "python", "nginx", "haproxy", "ini", "http", "promql", "toml"}
@@ -86,46 +86,6 @@ def test_commands_of_the_gateway_in_the_text_exist(page: Path) -> None:
             assert words[1] in _parser().format_help(), f"{named(page)}: `{code}`: there is no such command"
 
 
-# --- the reader itself ---
-
-
-def block(kind: str, text: str, said: str = "") -> Block:
-    return Block(REPOSITORY / "README.md", 1, kind, text, said)
-
-
-@pytest.mark.parametrize(
-    ("printed", "told", "is_so"),
-    [
-        ("a\nb\n", "a\nb", True),
-        ("a 1.2 b", "a … b", True),
-        ("a\nlong\nstory\nb", "a\n…\nb", True),
-        ("a (b)", "a (c)", False),
-        ("a\nb", "a", False),
-        ("", "a", False),
-    ],
-)
-def test_an_output_is_compared_except_for_ellipses(printed: str, told: str, is_so: bool) -> None:  # noqa: FBT001
-    assert agrees(printed, told) == is_so
-
-
-def test_a_block_of_commands_is_split_at_its_servers() -> None:
-    text = "A=1\nmrtr-gateway serve \\\n  --upstream x\ncurl y\nmake test # long\n"
-    found = [step for step, _ in steps(block("sh", text, "not run (make test): it takes long")) if step]
-    assert found == ["A=1", "mrtr-gateway serve \\\n  --upstream x", "curl y"]
-
-
-def test_commands_for_a_cluster_are_not_run() -> None:
-    text = "kubectl apply \\\n  -k x\necho\nA=1 docker run\n"
-    assert [step for step, _ in steps(block("sh", text))] == ["echo"]
-    assert list(steps(block("console", "$ helm list\nnothing\n$ echo\n"))) == [("echo", "")]
-    assert list(elsewhere(block("console", "$ helm list\n"))) == [("helm list", "a cluster")]
-
-
-def test_a_console_block_is_split_at_its_prompts() -> None:
-    text = "$ a \\\n>   b\nout\n\nmore\n$ c\n"
-    assert list(steps(block("console", text))) == [("a \\\n  b", "out\n\nmore"), ("c", "")]
-
-
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("kind", "text", "complaint"),
@@ -138,4 +98,4 @@ def test_a_console_block_is_split_at_its_prompts() -> None:
 )
 def test_a_wrong_page_fails(kind: str, text: str, complaint: str, reader: Reader) -> None:
     with pytest.raises((DocumentError, FileNotFoundError), match=re.escape(complaint)):
-        reader.follow([block(kind, text)])
+        reader.follow([Block(REPOSITORY / "README.md", 1, kind, text, "")])

@@ -50,9 +50,13 @@ def yaml_blocks() -> list[Block]:
     return [block for page in PAGES for block in blocks(page) if block.kind in {"yaml", "yml"}]
 
 
-def test_the_configuration_page_is_the_output_of_its_script() -> None:
-    page = (REPOSITORY / "docs" / "configuration.md").read_text()
-    assert page == printed("print_configuration"), "run scripts/print_configuration > docs/configuration.md"
+@pytest.mark.parametrize(
+    ("page", "script"),
+    [("configuration", "configuration"), ("metrics", "metrics"), ("logs", "events"), ("interop", "interop")],
+)
+def test_a_page_is_the_output_of_its_script(page: str, script: str) -> None:
+    told = (REPOSITORY / "docs" / f"{page}.md").read_text()
+    assert told == printed(f"print_{script}"), f"run scripts/print_{script} > docs/{page}.md"
 
 
 def test_the_transition_table_is_the_output_of_its_script() -> None:
@@ -91,17 +95,23 @@ def test_every_entry_point_is_defined_where_the_code_map_says() -> None:
         assert definition in definitions(place / file), f"{name}{file} does not define {definition}"
 
 
-def test_every_file_in_the_table_of_behaviours_exists() -> None:
-    told = re.findall(r"^\| .+ \| `(.+)` \|$", section("Where is …?"), re.MULTILINE)
+@pytest.mark.parametrize(
+    ("text", "name", "root"),
+    [
+        (section("Where is …?"), r"^\| .+ \| `(.+)` \|$", PACKAGE),
+        ((REPOSITORY / "docs" / "model.md").read_text(), r"`(\w+/[\w/]+\.py)`", PACKAGE),
+        (
+            (REPOSITORY / "docs" / "clients-and-servers.md").read_text(),
+            r"`((?:gateway|tests)/[\w/]+\.py)",
+            REPOSITORY,
+        ),
+    ],
+    ids=["behaviours", "ways of a call", "clients and servers"],
+)
+def test_every_file_that_a_table_names_exists(text: str, name: str, root: Path) -> None:
+    told = re.findall(name, text, re.MULTILINE)
     assert len(told) >= 20
-    assert [name for name in told if not (PACKAGE / name).is_file()] == []
-
-
-def test_every_way_of_a_call_is_served_by_files_that_exist() -> None:
-    page = (REPOSITORY / "docs" / "model.md").read_text()
-    told = re.findall(r"`(\w+/[\w/]+\.py)`", page)
-    assert len(told) >= 20
-    assert [name for name in told if not (PACKAGE / name).is_file()] == []
+    assert [name for name in told if not (root / name).is_file()] == []
 
 
 def defaults() -> list[tuple[str, str]]:
