@@ -58,9 +58,13 @@ def ring(*keys: bytes, purpose: str = "peer") -> Keyring:
     return Keyring(keys or (ONE,), purpose)
 
 
+def peer(*keys: bytes) -> PeerSealer:
+    return PeerSealer(InForce(Keys(keys or (ONE,))))
+
+
 def refusal(sealed: bytes, by: PeerSealer | None = None, now: float = NOW) -> str:
     with pytest.raises(InvalidState) as caught:
-        (by or PeerSealer(InForce(Keys((ONE,))))).open(sealed, now)
+        (by or peer()).open(sealed, now)
     assert caught.value.reason in PEER_REASONS, "every reason is a label"
     return caught.value.reason
 
@@ -79,14 +83,14 @@ def broken(data: bytes, by: Frames | None = None) -> str:
 
 
 def test_a_request_comes_over_whole() -> None:
-    assert PeerSealer(InForce(Keys((ONE,)))).open(PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST), NOW) == REQUEST
+    assert peer().open(peer().seal(REQUEST), NOW) == REQUEST
     for kind in ("owner", "heir", "who"):
         least = PeerRequest(kind=kind, to="", issued=NOW, nonce=b"")
-        assert PeerSealer(InForce(Keys((ONE,)))).open(PeerSealer(InForce(Keys((ONE,)))).seal(least), NOW) == least
+        assert peer().open(peer().seal(least), NOW) == least
 
 
 def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:
-    by, sealed = PeerSealer(InForce(Keys((ONE,)))), PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST)
+    by, sealed = peer(), peer().seal(REQUEST)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 0x20]) + sealed[place + 1 :]
         assert refusal(changed, by) in ("unknown_key", "forged")
@@ -105,15 +109,15 @@ def test_no_other_purposes_key_opens_a_request_and_a_request_opens_no_state() ->
     for purpose in ("state", "admin", "peer2", ""):
         assert refusal(ring(purpose=purpose).seal_bytes(msgspec.msgpack.encode(REQUEST), b"request")) == "forged"
         with pytest.raises(InvalidState, match="requestState"):
-            ring(purpose=purpose).open_bytes(PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST), b"request")
-    assert refusal(PeerSealer(InForce(Keys((TWO,)))).seal(REQUEST)) == "unknown_key"
+            ring(purpose=purpose).open_bytes(peer().seal(REQUEST), b"request")
+    assert refusal(peer(TWO).seal(REQUEST)) == "unknown_key"
 
 
 def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
     keys = ring()
     frame = Frames(keys, REQUEST.nonce, MAX).seal(FRAMES[0])
     assert refusal(frame[4:]) == "forged"
-    request = PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST)
+    request = peer().seal(REQUEST)
     assert broken(len(request).to_bytes(4) + request) == "forged"
     for bound in (b"", b"reply", b"requests"):
         assert refusal(keys.seal_bytes(msgspec.msgpack.encode(REQUEST), bound)) == "forged"
@@ -152,8 +156,8 @@ def test_another_versions_request_is_refused(content: bytes) -> None:
     ],
 )
 def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
-    sealed = PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, issued=NOW - age))
-    by = PeerSealer(InForce(Keys((ONE,))))
+    sealed = peer().seal(replace(REQUEST, issued=NOW - age))
+    by = peer()
     if why is None:
         assert by.open(sealed, NOW).issued == NOW - age
     else:
@@ -162,7 +166,7 @@ def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
 
 def test_a_request_from_the_future_is_not_accepted_when_its_time_has_come() -> None:
     """Its sender was refused, and has done the work elsewhere; whoever recorded it sends it again."""
-    by, ahead = PeerSealer(InForce(Keys((ONE,)))), 90.0
+    by, ahead = peer(), 90.0
     sealed = by.seal(replace(REQUEST, issued=NOW + ahead))
     assert refusal(sealed, by) == "future"
     for later in (1, ahead - SKEW_SECONDS, ahead, ahead + SKEW_SECONDS):
@@ -174,7 +178,7 @@ def test_a_request_from_the_future_is_not_accepted_when_its_time_has_come() -> N
 
 def test_a_request_that_seemed_to_have_expired_is_not_accepted_when_the_clock_is_set_back() -> None:
     """Its sender was refused as well. A later one is accepted."""
-    by = PeerSealer(InForce(Keys((ONE,))))
+    by = peer()
     sealed = by.seal(replace(REQUEST, issued=NOW))
     assert refusal(sealed, by, NOW + 90.0) == "expired"
     assert refusal(sealed, by, NOW + 1.0) == "expired"
@@ -185,34 +189,25 @@ def test_a_request_that_seemed_to_have_expired_is_not_accepted_when_the_clock_is
 def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
     """Sealed by the fastest clock that is believed, it is remembered for as long as any clock would take it."""
     for ahead in (-SKEW_SECONDS, 0, SKEW_SECONDS):
-        by, sealed = (
-            PeerSealer(InForce(Keys((ONE,)))),
-            PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, issued=NOW + ahead)),
-        )
+        by, sealed = peer(), peer().seal(replace(REQUEST, issued=NOW + ahead))
         by.open(sealed, NOW)
         for later in sorted((0, 1, SKEW_SECONDS + ahead, SKEW_SECONDS + ahead + 0.001, 3 * SKEW_SECONDS)):
             # Others come in between: they are what makes it forget.
-            by.open(
-                PeerSealer(InForce(Keys((ONE,)))).seal(
-                    replace(REQUEST, issued=NOW + later, nonce=f"{later}".encode())
-                ),
-                NOW + later,
-            )
+            other = replace(REQUEST, issued=NOW + later, nonce=f"{later}".encode())
+            by.open(peer().seal(other), NOW + later)
             expected = "replayed" if later <= SKEW_SECONDS + ahead else "expired"
             assert refusal(sealed, by, NOW + later) == expected, (ahead, later)
 
 
 def test_the_same_nonce_under_another_seal_is_a_replay_too() -> None:
-    by = PeerSealer(InForce(Keys((ONE,))))
-    by.open(PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST), NOW)
-    assert (
-        refusal(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, body=b"other", to="gw-3")), by) == "replayed"
-    )
-    assert by.open(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
+    by = peer()
+    by.open(peer().seal(REQUEST), NOW)
+    assert refusal(peer().seal(replace(REQUEST, body=b"other", to="gw-3")), by) == "replayed"
+    assert by.open(peer().seal(replace(REQUEST, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
 
 
 def test_nonces_are_forgotten_when_they_would_be_too_old() -> None:
-    by, other = PeerSealer(InForce(Keys((ONE,)))), PeerSealer(InForce(Keys((ONE,))))
+    by, other = peer(), peer()
 
     def open_for(seconds: range) -> None:
         for second in seconds:
@@ -225,12 +220,12 @@ def test_nonces_are_forgotten_when_they_would_be_too_old() -> None:
 
 def test_the_memory_of_nonces_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "_MAX_REMEMBERED", 10)
-    by = PeerSealer(InForce(Keys((ONE,))))
+    by = peer()
     for number in range(50):
-        by.open(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=number.to_bytes(16))), NOW)
-    assert refusal(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=(49).to_bytes(16))), by) == "replayed"
-    assert refusal(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=(40).to_bytes(16))), by) == "replayed"
-    assert by.open(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=(39).to_bytes(16))), NOW)
+        by.open(peer().seal(replace(REQUEST, nonce=number.to_bytes(16))), NOW)
+    assert refusal(peer().seal(replace(REQUEST, nonce=(49).to_bytes(16))), by) == "replayed"
+    assert refusal(peer().seal(replace(REQUEST, nonce=(40).to_bytes(16))), by) == "replayed"
+    assert by.open(peer().seal(replace(REQUEST, nonce=(39).to_bytes(16))), NOW)
 
 
 def test_nonces_are_drawn_anew() -> None:
@@ -335,12 +330,9 @@ def test_replicas_in_two_phases_of_a_rotation_understand_each_other() -> None:
     phases = [(ONE,), (ONE, TWO), (TWO, ONE), (TWO,)]
     for older, newer in itertools.pairwise(phases):
         for here, there in ((older, newer), (newer, older)):
-            sealed = PeerSealer(InForce(Keys(here))).seal(REQUEST)
-            assert PeerSealer(InForce(Keys(there))).open(sealed, NOW) == REQUEST
+            sealed = peer(*here).seal(REQUEST)
+            assert peer(*there).open(sealed, NOW) == REQUEST
             answered = sealed_frames(REQUEST.nonce, *there)
             assert sealing(REQUEST.nonce, *here).feed(b"".join(answered)) == FRAMES
-    assert (
-        refusal(PeerSealer(InForce(Keys((ONE, TWO)))).seal(REQUEST), PeerSealer(InForce(Keys((TWO,)))))
-        == "unknown_key"
-    )
-    assert refusal(PeerSealer(InForce(Keys((TWO,)))).seal(REQUEST), PeerSealer(InForce(Keys((ONE,))))) == "unknown_key"
+    assert refusal(peer(ONE, TWO).seal(REQUEST), peer(TWO)) == "unknown_key"
+    assert refusal(peer(TWO).seal(REQUEST), peer()) == "unknown_key"
