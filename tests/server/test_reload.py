@@ -34,7 +34,6 @@ from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt
 
 OTHER_KEY = "1e" * 32
-THIRD_KEY = "2d" * 32
 LOST = (400, -32602, "invalid_request_state")
 NONE = (404, -32601, None)
 ROUNDS = "mcp_server_operation_duration_seconds_count"
@@ -188,19 +187,6 @@ async def test_a_phase_that_is_skipped_rejects_and_counts(upstream: FakeUpstream
     assert (await client.answer(asked)).outcome == LOST
     assert stand.metric("mcp_gateway_state_rejected_total", reason="unknown_key") == 1
     await eventually(lambda: stand.held == 0, "it expires as it would have")
-
-
-async def test_an_ephemeral_key_outlives_every_reload(upstream: FakeUpstream, begin: Start) -> None:
-    """A process that gets keys, or loses them, still opens what it sealed without any."""
-    upstream.tool(ask)
-    stand = await begin(state={"keys": []})
-    client = stand.client()
-    asked = [await client.call() for _ in range(4)]
-    for keys in ([], [OTHER_KEY], [THIRD_KEY, OTHER_KEY], []):
-        stand.gateway.apply(reconfigured(upstream.url, state={"keys": keys}))
-        assert (await client.answer(asked.pop())).text
-        assert (await client.answer(await client.call())).text
-        assert len(stand.gateway.key_ids) == len(keys) + 1
 
 
 async def test_a_worker_opens_what_its_siblings_sealed_without_keys(upstream: FakeUpstream, tmp_path: Path) -> None:
