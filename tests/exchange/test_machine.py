@@ -15,7 +15,6 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import input_requests, machine
 from gateway.exchange.commands import Timer
-from gateway.exchange.input_requests import MAX_QUESTIONS
 from gateway.exchange.machine import TRANSITIONS, Exchange, Policy, Snapshot, State
 from gateway.exchange.nested_requests import MAX_NESTED
 from gateway.protocol import jsonrpc, mcp
@@ -69,33 +68,11 @@ PLAIN = Policy(may_ask=False)
 # -- one call ---------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_asks_nothing_is_sent_and_answered() -> None:
-    play = Playbook() >> on.Called(FIRST) << do.SendCall()
-    assert play.exchange.calling
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
-    assert play.state is State.ENDED
-    assert not play.exchange.calling
-
-
-def test_an_error_of_the_upstream_is_passed_on() -> None:
-    failure = jsonrpc.Error(-32602, "Unknown tool")
-    assert waiting(FIRST) >> on.Failed(failure) << do.Fail((FIRST,), failure) << do.ReleaseSession(clean=True)
-
-
-def test_a_broken_call_fails_and_its_session_is_not_used_again() -> None:
-    assert waiting(FIRST) >> on.Broke(LOST) << do.Fail((FIRST,), LOST) << do.ReleaseSession(clean=False)
-
-
 def test_nothing_is_left_of_an_exchange_after_a_bug() -> None:
     play = parked(FIRST)
     play.exchange.crash()
     assert (play.state, play.exchange.legs, play.questions) == (State.ENDED, (), {})
     assert play.refuses(answered(SECOND, 1), InvalidState)
-
-
-def test_a_request_that_may_not_ask_has_no_timers() -> None:
-    play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall()
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 def test_a_request_that_may_not_ask_refuses_a_question_and_goes_on() -> None:
@@ -176,13 +153,6 @@ def test_one_question_is_asked_answered_and_the_result_given() -> None:
     assert play.counts == ["asked", "answered"]
 
 
-def test_the_client_is_asked_the_question_of_the_upstream_unchanged() -> None:
-    play = parked(FIRST)
-    result = input_requests.input_requests(play.questions)
-    assert_modern_result(mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % result)
-    assert b'"message":"Name?"' in result
-
-
 def test_several_questions_within_the_quiet_window_share_one_round() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw("x"), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
@@ -222,25 +192,10 @@ def test_a_question_with_the_id_of_an_earlier_one_is_not_asked_again() -> None:
     assert len(play.questions) == 1
 
 
-def test_once_a_question_is_answered_its_server_may_give_its_id_to_another() -> None:
-    """As `mcp` 1.30 does in a task: part of the id is an address in memory."""
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ANY >> asked(0) << do.Arm(Timer.QUIET)
-    assert play.counts == ["asked", "answered", "asked"]
-    assert list(play.questions) == ["elicitation-2"]
-
-
 def test_ids_differ_by_json_type() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked("0") << do.Arm(Timer.QUIET)
     assert play
     assert len(play.questions) == 2
-
-
-def test_more_questions_than_a_user_can_read_are_refused() -> None:
-    play = waiting(FIRST)
-    for number in range(MAX_QUESTIONS):
-        play = play >> asked(number) << do.Arm(Timer.QUIET)
-    assert play >> asked("more") << do.Respond(raw("more"), error(mcp.INVALID_REQUEST))
 
 
 def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
@@ -308,15 +263,6 @@ def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
     assert play << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
-def test_an_undeclared_question_while_parked_is_the_error_of_the_next_retry() -> None:
-    play = parked(FIRST, declared=Capabilities(form=True)) >> on.Nested(raw(1), mcp.ROOTS, raw({}))
-    play = play << do.Respond(raw(1), ANY) << do.Respond(raw(0), CANCEL) << do.CancelCall(ANY)
-    play = play << do.ReleaseSession(clean=False)
-    missing = MissingCapability({"roots": {}}, mcp.ROOTS)
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
-    assert play << do.Fail((SECOND,), missing) << do.Arm(Timer.LINGER)
-
-
 # -- answers ----------------------------------------------------------------------------------------------------
 
 
@@ -374,46 +320,6 @@ def test_a_question_with_a_number_beyond_all_ranges_is_asked_recorded_and_recogn
     assert play >> on.Nested(raw(9), mcp.ELICIT, params) << send(("elicitation-1", 9, ACCEPT))
 
 
-def test_of_two_answers_one_malformed_none_is_sent() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << ANY
-    play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": raw(3)}), InvalidParams)
-
-
-def test_answers_given_in_advance_are_used_when_their_question_comes() -> None:
-    play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << send(("elicitation-1", 0, ACCEPT))
-    assert play.state is State.RUNNING
-    assert play.counts == ["given"]
-    assert play >> asked(1) << do.Arm(Timer.QUIET)
-
-
-def test_an_answer_given_in_advance_is_used_once() -> None:
-    play = waiting(FIRST, given={"name": ACCEPT}) >> asked(0, title="name") << send(("name", 0, ACCEPT))
-    assert play >> asked(1, title="name") << do.Arm(Timer.QUIET)
-    assert list(play.questions) == ["name-2"]
-
-
-def test_an_answer_given_in_advance_for_something_else_is_not_used() -> None:
-    assert waiting(FIRST, given={"elicitation-1": SAMPLED}) >> asked(0) << do.Arm(Timer.QUIET)
-
-
-def test_an_answer_given_in_advance_to_an_undeclared_question_does_not_help() -> None:
-    play = waiting(FIRST, declared=Capabilities(), given={"elicitation-1": ACCEPT}) >> asked(0)
-    assert play << do.Respond(raw(0), ANY) << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << ANY
-
-
-def test_a_given_answer_reaches_a_question_asked_while_the_client_thinks() -> None:
-    play = parked(FIRST, given={"name": ACCEPT}) >> asked(1, title="name") << send(("name", 1, ACCEPT))
-    assert play.state is State.PARKED
-
-
-def test_a_question_asked_while_parked_is_asked_after_the_answers() -> None:
-    play = parked(FIRST) >> asked(1)
-    assert play.state is State.PARKED
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
-    assert play >> on.QuietPassed() << ask(SECOND, 2, "elicitation-2")
-
-
 # -- answers that do not arrive -----------------------------------------------------------------------------------
 
 
@@ -422,11 +328,6 @@ def test_refused_credentials_leave_the_call_parked_for_better_ones() -> None:
     play = play << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
     assert play.state is State.PARKED
     assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
-
-
-def test_after_refused_credentials_the_answer_may_be_another_one() -> None:
-    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY
-    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << send(("elicitation-1", 0, DECLINE))
 
 
 def test_after_refused_credentials_a_result_is_kept_for_whatever_answer_comes() -> None:
@@ -447,26 +348,10 @@ def test_refused_credentials_after_every_leg_left_leave_the_call_parked() -> Non
     assert play.state is State.PARKED
 
 
-def test_an_undeliverable_answer_ends_the_exchange() -> None:
-    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), LOST, retryable=False)
-    assert play << do.CancelCall("the stream broke") << do.Fail((SECOND,), LOST) << do.ReleaseSession(clean=False)
-
-
 def test_refused_credentials_for_a_given_answer_end_the_first_round() -> None:
     play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << ANY
     play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << do.CancelCall(ANY)
     assert play << do.Fail((FIRST,), UNAUTHORISED) << do.ReleaseSession(clean=False)
-
-
-def test_a_question_withdrawn_while_its_answer_is_under_way_is_not_asked_again_when_the_answer_is_refused() -> None:
-    play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0))
-    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
-    play = play << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
-    assert play.state is State.PARKED
-    assert play.questions == {}
-    # The retry has nothing to send; the call ends by itself.
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
 
 
 @pytest.mark.parametrize("retryable", [True, False])
@@ -493,29 +378,7 @@ def test_of_two_questions_one_withdrawn_the_other_is_asked() -> None:
     assert play >> on.QuietPassed() << ask(FIRST, 1, "elicitation-2")
 
 
-def test_an_answer_to_a_question_withdrawn_while_parked_is_not_sent() -> None:
-    play = parked(FIRST) >> on.Withdrawn(raw(0))
-    assert play.state is State.PARKED
-    assert play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
-    assert play.state is State.RUNNING
-
-
-def test_withdrawing_a_question_that_is_not_open_does_nothing() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw("0"))
-    assert play
-    assert len(play.questions) == 1
-
-
 # -- the upstream ends while nobody waits ---------------------------------------------------------------------------
-
-
-def test_a_result_that_comes_while_parked_is_kept_for_the_client() -> None:
-    play = parked(FIRST) >> on.Resulted(RESULT) << do.ReleaseSession(clean=False)
-    assert play.state is State.FINISHED
-    assert play.questions == {}
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
-    assert play << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
-    assert play.state is State.ENDED
 
 
 def test_a_result_collected_by_a_repeat_of_an_earlier_round_is_given_to_this_round_too() -> None:
@@ -560,22 +423,6 @@ def test_a_result_whose_client_does_not_return_is_dropped() -> None:
     play.refuses(answered(SECOND, 1), InvalidState)
 
 
-def test_a_kept_result_is_not_given_to_a_stale_round() -> None:
-    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY
-    play = play >> on.Resulted(RESULT) << ANY
-    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
-    # the same answers again are the client's right: its reply may have been lost
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Reply((THIRD,), RESULT) << ANY
-
-
-def test_an_error_and_a_break_while_parked_are_kept_too() -> None:
-    failure = jsonrpc.Error(1, "no")
-    play = parked(FIRST) >> on.Failed(failure) << do.ReleaseSession(clean=False)
-    assert play >> answered(SECOND, 1) << do.Fail((SECOND,), failure) << do.Arm(Timer.LINGER)
-    play = parked(FIRST) >> on.Broke(LOST) << do.ReleaseSession(clean=False)
-    assert play >> answered(SECOND, 1) << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
-
-
 # -- -32042 -------------------------------------------------------------------------------------------------------
 
 
@@ -603,12 +450,6 @@ def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
     assert play.exchange.timers == (Timer.LINGER,), "a lost reply can be had again"
 
 
-def test_of_two_urls_one_declined_the_call_is_not_sent_again() -> None:
-    play = referred(FIRST, url("a"), url("b"))
-    play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"}), "elicitation-2": CANCEL})
-    assert play << do.Reply((SECOND,), ANY) << ANY
-
-
 def test_of_several_urls_only_those_not_accepted_yet_are_asked_again() -> None:
     play = referred(FIRST, url("a"), url("b"))
     play = (
@@ -629,49 +470,10 @@ def test_a_declined_url_of_a_prompt_is_an_error_and_not_a_tool_result() -> None:
     assert play << do.Fail((SECOND,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
-def test_more_urls_than_one_round_may_carry_are_refused() -> None:
-    play = waiting(FIRST) >> url_required(*(url(str(n)) for n in range(65)))
-    assert play << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
-
-
-def test_a_session_whose_question_was_open_at_the_url_error_is_not_used_again() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required(url())
-    play = play << ask(FIRST, 1, "elicitation-2", state=State.REFERRED)
-    play = play >> answered(SECOND, 1, **{"elicitation-2": ACCEPT}) << do.SendCall() >> on.Resulted(RESULT)
-    assert play << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=False)
-
-
-def test_a_malformed_answer_to_a_url_leaves_the_exchange_referred() -> None:
-    referred(FIRST).refuses(answered(SECOND, 1, **{"elicitation-1": raw({})}), InvalidParams)
-
-
 def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
     play = waiting(FIRST, declared=Capabilities(form=True)) >> url_required(url())
     missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
     assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=True)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        url_required(),
-        url_required(elicitations=[]),
-        url_required(elicitations="all"),
-        url_required(elicitations=[1]),
-        url_required({"mode": "url", "message": "Visit"}),
-        url_required({"mode": "form", "message": "Name?", "requestedSchema": {"type": "object", "properties": {}}}),
-        on.Failed(jsonrpc.Error(-32042, "URL required")),
-    ],
-)
-def test_a_malformed_url_error_is_an_internal_error(event: on.Failed) -> None:
-    assert waiting(FIRST) >> event << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
-
-
-def test_a_url_error_that_cannot_be_a_round_keeps_its_code_and_data() -> None:
-    failed, _ = waiting(FIRST).exchange.handle(url_required(elicitations="all"))
-    assert isinstance(failed, do.Fail)
-    assert isinstance(failed.error.data, Raw)
-    assert json.loads(bytes(failed.error.data)) == {"upstreamCode": -32042, "elicitations": "all"}
 
 
 def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> None:
@@ -679,50 +481,9 @@ def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> Non
     assert play << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
-def test_a_session_with_unanswered_questions_is_not_clean_after_a_malformed_url_error() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required()
-    assert play << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
-
-
-def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:
-    play = parked(FIRST) >> url_required(url()) << do.Arm(Timer.TTL)
-    assert play.state is State.REFERRED
-    play = (
-        play
-        >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
-        << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
-    )
-    assert play << do.Arm(Timer.TTL) >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << do.SendCall()
-
-
-def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
-    play = detached(FIRST, SECOND) >> url_required(url()) << do.Arm(Timer.TTL)
-    assert (
-        play
-        >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-        << ask(THIRD, 2, "elicitation-2", state=State.REFERRED)
-        << ANY
-    )
-
-
 def test_urls_that_came_while_detached_are_for_whoever_gave_the_answers_before() -> None:
     play = detached(FIRST, SECOND) >> url_required(url()) << ANY
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
-
-
-def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_same() -> None:
-    play = resumed(FIRST, SECOND) >> url_required(url()) << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
-    assert (
-        play
-        >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-        << ask(THIRD, 2, "elicitation-2", state=State.REFERRED)
-        << ANY
-    )
-    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
-
-
-def test_a_question_after_the_url_error_is_unsolicited() -> None:
-    assert referred(FIRST) >> asked(5) << do.Respond(raw(5), error(mcp.INVALID_PARAMS))
 
 
 # -- the client leaves ----------------------------------------------------------------------------------------------
@@ -746,26 +507,10 @@ def test_leaving_in_a_retry_waits_for_the_grace_period() -> None:
     play.refuses(answered(THIRD, 1, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
-def test_a_repeat_within_the_grace_period_waits_on_and_sends_nothing_twice() -> None:
-    play = detached(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
-
-
-def test_a_repeat_with_other_answers_within_the_grace_period_is_refused() -> None:
-    detached(FIRST, SECOND).refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
-
-
 def test_a_question_asked_within_the_grace_period_is_asked_to_the_repeat() -> None:
     play = detached(FIRST, SECOND) >> asked(1)
     play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
     assert play >> on.QuietPassed() << ask(THIRD, 2, "elicitation-2")
-
-
-def test_a_result_within_the_grace_period_is_kept_for_the_linger_time() -> None:
-    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << do.ReleaseSession(clean=True)
-    assert play.state is State.FINISHED
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-    assert play << do.Reply((THIRD,), RESULT) << do.Arm(Timer.LINGER)
 
 
 def test_a_kept_result_is_not_given_for_other_answers() -> None:
@@ -801,24 +546,7 @@ def test_one_of_two_retries_leaving_changes_nothing_for_the_other() -> None:
     assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
 
 
-def test_a_second_retry_with_other_answers_is_refused() -> None:
-    resumed(FIRST, SECOND).refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
-
-
 # -- repeats and stale rounds -----------------------------------------------------------------------------------------
-
-
-def test_a_repeat_after_the_end_gets_the_same_result_for_the_same_answers_only() -> None:
-    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Reply((THIRD,), RESULT)
-    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
-    play.refuses(answered(THIRD, 1), InvalidState)
-
-
-def test_a_repeat_of_an_earlier_round_while_parked_gets_the_present_questions() -> None:
-    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 2, "elicitation-2") << ANY
-    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
 @pytest.mark.parametrize("round_", [0, 2, -1])
@@ -847,16 +575,6 @@ def test_urls_that_are_not_visited_in_time_free_the_session() -> None:
     assert play.state is State.ENDED
 
 
-def test_the_linger_time_ending_does_nothing_more() -> None:
-    assert resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired()
-
-
-def test_a_long_leg_ends_early_with_a_round_that_asks_nothing() -> None:
-    play = waiting(FIRST) >> on.LegLimitPassed() << ask(FIRST, 1)
-    play = play >> answered(SECOND, 1)
-    assert play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=True)
-
-
 def test_after_its_limit_of_such_rounds_a_leg_is_kept_open() -> None:
     play, last = waiting(FIRST, policy=Policy(shed_rounds=2)), FIRST
     for round_ in (1, 2):
@@ -873,12 +591,6 @@ def test_a_leg_whose_call_finds_no_place_is_kept_open_until_there_is_one() -> No
         play = play >> on.LegLimitPassed(has_place=False) << do.Arm(Timer.LEG)
         assert play.state is State.RUNNING
     assert play >> on.LegLimitPassed() << ask(FIRST, 1)
-
-
-def test_a_question_that_comes_in_a_round_that_asks_nothing_is_asked_at_once() -> None:
-    play = waiting(FIRST) >> on.LegLimitPassed() << ask(FIRST, 1) >> asked(0)
-    play = play >> answered(SECOND, 1) << ask(SECOND, 1, "elicitation-1") << do.Arm(Timer.TTL)
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
 
 
 def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> None:
@@ -1054,13 +766,6 @@ def test_the_tables_that_are_printed_for_readers_have_every_cell() -> None:
             if handler
         }
     assert cells == {(state, kind.__name__): handler.__name__[1:] for (state, kind), handler in TRANSITIONS.items()}
-
-
-def test_a_raw_answer_is_compared_as_bytes() -> None:
-    play = parked(FIRST) >> answered(
-        SECOND, 1, **{"elicitation-1": Raw(b'{ "action" : "accept" , "content" : null }')}
-    )
-    assert play << send(("elicitation-1", 0, Raw(b'{"action":"accept"}')))
 
 
 def test_a_question_keeps_no_more_of_its_message_than_it_needs() -> None:

@@ -14,7 +14,7 @@ from gateway.exchange import input_requests as inputs
 from gateway.exchange.commands import Timer
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Policy, Snapshot, State
-from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS, Recorded
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
 from tests.support.playbook import (
@@ -37,7 +37,6 @@ from tests.support.playbook import (
     raw,
     referred,
     resumed,
-    same,
     send,
     url,
     url_required,
@@ -128,22 +127,6 @@ def restored(
 # -- what is on record -----------------------------------------------------------------------------------------------
 
 
-def test_every_answer_that_went_upstream_is_on_record_in_its_order() -> None:
-    play = talked((1, 2), (3,))
-    assert on_record(play) == [entry(1, 1), entry(2, 1), entry(3, 2)]
-
-
-def test_only_answers_of_the_client_are_on_record() -> None:
-    play = waiting(FIRST) >> asked(0) << ANY >> on.QuietPassed() << ANY
-    assert on_record(play >> answered(SECOND, 1) << ANY << ANY) == []
-
-
-def test_an_answer_is_on_record_as_it_goes_upstream() -> None:
-    sent = Raw(b'{ "action" : "accept" , "content" : null }')
-    play = parked(FIRST) >> answered(SECOND, 1, **{"elicitation-1": sent}) << ANY
-    assert on_record(play) == [("elicitation-1", 1, b'{"action":"accept"}')]
-
-
 def test_answers_given_in_advance_are_on_record_with_those_of_the_round_they_spared() -> None:
     play = waiting(FIRST, given={"elicitation-1": reply(1)}) >> question(1) << send((key(1), 1, reply(1)))
     play = round_of(play, FIRST, 1, (2,)) >> question(3)
@@ -172,13 +155,6 @@ def test_a_record_that_grew_too_large_is_given_up_for_good() -> None:
     assert play >> BROKE << do.Fail((FOURTH,), LOST) << do.ReleaseSession(clean=False)
 
 
-def test_many_answers_are_too_large_together() -> None:
-    half = raw({"action": "accept", "content": {"name": "x" * (MAX_RECORD_BYTES // 2)}})
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2))
-    play = play >> answered(SECOND, 1, **{key(1): half, key(2): half}) << ANY
-    assert on_record(play) is None
-
-
 # -- the call is lost while a leg waits ------------------------------------------------------------------------------
 
 
@@ -201,37 +177,6 @@ def test_the_questions_of_one_round_may_come_in_another_order() -> None:
     for number in (3, 1, 2, 4):
         play = play >> question(number, f"again-{number}") << send((ANY, f"again-{number}", reply(number)))
     assert play
-
-
-def test_the_questions_of_two_rounds_may_not_come_in_another_order() -> None:
-    play = rerun(talked((1,), (2,)) >> BROKE)
-    play = play >> question(2, "b") << do.Arm(Timer.QUIET)
-    assert play >> question(1, "a") << do.Arm(Timer.QUIET)
-    assert on_record(play) == []
-
-
-def test_a_question_of_the_next_round_before_this_one_is_answered_whole_is_asked() -> None:
-    play = rerun(talked((1, 2), (3,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(3, "c") << do.Arm(Timer.QUIET) >> question(2, "b") << do.Arm(Timer.QUIET)
-
-
-def test_one_question_asked_twice_gets_both_its_answers_in_their_order() -> None:
-    play = waiting(FIRST) >> question(1) << ANY >> question(1, "same") << ANY
-    play = play >> on.QuietPassed() << ask(FIRST, 1, key(1), key(2))
-    play = play >> answered(SECOND, 1, **{key(1): reply(1), key(2): reply(2)}) << ANY
-    play = rerun(play >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(1, "b") << send((key(2), "b", reply(2)))
-    assert play >> question(1, "c") << do.Arm(Timer.QUIET)
-
-
-def test_the_first_question_that_is_new_parts_the_runs() -> None:
-    play = rerun(talked((1,), (2,), (3,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    play = play >> question(9, "x") << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << ask(FOURTH, 4, key(2))
-    play = play >> answered(FIRST, 4, **{key(2): reply(9)}) << send((key(2), "x", reply(9)))
-    # What the earlier run had answered is not used any more, though it would fit.
-    play = play >> question(2, "b") << do.Arm(Timer.QUIET)
-    assert on_record(play) == [entry(1, 1), (key(2), 4, bytes(reply(9)))]
 
 
 @pytest.mark.parametrize(
@@ -257,63 +202,10 @@ def test_a_question_is_the_same_with_another_id_another_spelling_or_removed_para
     assert play >> on.Nested(raw("other"), mcp.ELICIT, Raw(spelled)) << send((key(1), "other", reply(1)))
 
 
-def test_answers_used_again_are_on_record_by_the_keys_of_the_run_that_used_them() -> None:
-    play = rerun(talked((1, 2)) >> BROKE)
-    play = play >> question(2, "b") << send((key(1), "b", reply(2)))
-    play = play >> question(1, "a") << send((key(2), "a", reply(1)))
-    assert on_record(play) == [(key(1), 1, bytes(reply(2))), (key(2), 1, bytes(reply(1)))]
-
-
-def test_answers_used_again_are_on_record_for_a_third_run() -> None:
-    play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << ANY >> question(2, "b") << ANY
-    play = answer_all(round_of(play, THIRD, 3, (3,)), FOURTH, 3, (3,))
-    play = rerun(play >> BROKE)
-    for number in (1, 2, 3):
-        play = play >> question(number, f"third-{number}") << send((key(number), f"third-{number}", reply(number)))
-    assert on_record(play) == [entry(1, 1), entry(2, 2), entry(3, 3)]
-
-
-def test_answers_that_the_second_run_did_not_come_to_are_there_for_the_third() -> None:
-    play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << ANY
-    play = rerun(play >> BROKE) >> question(1, "b") << send((key(1), "b", reply(1)))
-    assert play >> question(2, "c") << send((key(2), "c", reply(2)))
-
-
-def test_answers_that_the_second_run_did_not_come_to_are_in_the_state() -> None:
-    play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << ANY
-    assert on_record(play) == [entry(1, 1), entry(2, 2)]
-    play = play >> question(3, "b") << do.Arm(Timer.QUIET)
-    assert on_record(play) == [entry(1, 1)], "the runs have parted"
-
-
 def test_answers_given_in_advance_are_used_by_the_next_run_too() -> None:
     play = waiting(FIRST, given={"elicitation-1": reply(1)}) >> question(1) << send((key(1), 1, reply(1)))
     play = rerun(play >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
     assert play.counts == ["given", "replayed"]
-
-
-def test_an_answer_given_in_advance_beside_an_asked_one_does_not_part_the_runs() -> None:
-    play = waiting(FIRST, given={"elicitation-2": reply(2)}) >> question(1) << do.Arm(Timer.QUIET)
-    play = play >> question(2) << send((key(2), 2, reply(2)))
-    play = play >> on.QuietPassed() << ask(FIRST, 1, key(1))
-    play = rerun(answer_all(play, SECOND, 1, (1,)) >> BROKE)
-    play = play >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
-def test_an_undeclared_question_is_refused_in_the_second_run_as_in_the_first() -> None:
-    assert (
-        rerun(talked((1,), policy=Policy(refuse_undeclared=True)) >> BROKE)
-        >> on.Nested(raw("a"), "ping", raw({}))
-        << do.Respond(raw("a"), error(mcp.METHOD_NOT_FOUND))
-        >> question(1, "b")
-        << send((key(1), "b", reply(1)))
-    )
-
-
-def test_ids_of_the_lost_run_are_free_for_the_next() -> None:
-    play = rerun(talked((1,)) >> BROKE) >> question(1, 1) << send((key(1), 1, reply(1)))
-    assert play.counts[-1] == "replayed"
 
 
 def test_questions_that_were_gathering_are_dropped_and_their_keys_are_free() -> None:
@@ -339,34 +231,6 @@ def test_a_call_lost_within_the_grace_period_runs_again_in_case_its_client_retur
     assert play << do.ReleaseSession(clean=False)
 
 
-def test_two_legs_that_wait_both_get_the_result_of_the_second_run() -> None:
-    play = rerun(resumed(FIRST, SECOND) >> answered(THIRD, 1, **{key(1): ACCEPT}) >> BROKE)
-    assert play >> on.Resulted(RESULT) << do.Reply((SECOND, THIRD), RESULT) << ANY
-
-
-def test_the_rounds_go_on_and_old_ones_keep_their_answers() -> None:
-    play = rerun(talked((1,)) >> BROKE) >> question(9, "x") << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << ask(SECOND, 2, key(1))
-    play.refuses(answered(THIRD, 1, **{key(1): DECLINE}), InvalidState)
-    assert play >> answered(THIRD, 1, **{key(1): reply(1)}) << ask(THIRD, 2, key(1)) << do.Arm(Timer.TTL)
-
-
-@pytest.mark.parametrize("arrive", [resumed, detached])
-def test_a_lost_call_that_may_not_run_again_ends_as_before(arrive: Any) -> None:
-    play = arrive(FIRST, SECOND) >> on.Broke(LOST)
-    if arrive is resumed:
-        play = play << do.Fail((SECOND,), LOST)
-    assert play << do.ReleaseSession(clean=False)
-
-
-def test_a_call_is_run_again_only_so_often() -> None:
-    play = resumed(FIRST, SECOND)
-    assert MAX_RUNS == 3
-    for number in range(MAX_RUNS):
-        play = rerun(play >> BROKE) >> asked(number) << send((key(1), number, ACCEPT))
-    assert play >> BROKE << do.Fail((SECOND,), LOST) << do.ReleaseSession(clean=False)
-
-
 # -- answers that do not arrive --------------------------------------------------------------------------------------
 
 
@@ -390,11 +254,6 @@ def test_answers_for_a_lost_session_while_the_next_question_is_with_the_client()
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
 
-def test_undeliverable_answers_end_the_exchange_where_the_call_may_not_run_again() -> None:
-    play = undelivered(talked((1,)), 1) << do.CancelCall(ANY) << do.Fail((SECOND,), LOST)
-    assert play << do.ReleaseSession(clean=False)
-
-
 @pytest.mark.parametrize("replayable", [True, False])
 def test_a_call_goes_on_without_an_answer_whose_question_is_withdrawn(replayable: bool) -> None:  # noqa: FBT001
     play = talked((1, 2)) >> on.Withdrawn(raw(1), replayable=replayable)
@@ -407,46 +266,6 @@ def test_undeliverable_answers_end_the_exchange_where_the_record_is_lost() -> No
     play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> answered(SECOND, 1, **{key(1): HUGE}) << ANY
     play = undelivered(play, 1, replayable=True) << do.CancelCall(ANY) << do.Fail((SECOND,), LOST)
     assert play << do.ReleaseSession(clean=False)
-
-
-def test_an_answer_whose_credentials_were_refused_is_off_the_record() -> None:
-    play = undelivered(talked((1, 2)), 2, retryable=True) << ANY << ANY
-    assert play.state is State.PARKED
-    assert on_record(play) == [entry(1, 1)]
-
-
-def test_after_refused_credentials_the_next_run_gets_the_answer_that_was_taken() -> None:
-    play = undelivered(talked((1,)), 1, retryable=True) << ANY << ANY
-    play = play >> answered(THIRD, 1, **{key(1): DECLINE}) << send((key(1), 1, DECLINE))
-    play = rerun(play >> BROKE)
-    assert play >> question(1, "a") << send((key(1), "a", DECLINE))
-
-
-def test_refused_credentials_in_a_second_run_put_the_replayed_question_to_the_client() -> None:
-    play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    left = replace(opened(1), upstream_id=b'"a"', digest=None)
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True)
-    play = play << do.Fail((THIRD,), UNAUTHORISED) << do.Arm(Timer.TTL)
-    assert on_record(play) == [entry(2, 2)]
-    play = play >> answered(THIRD, 2, **{key(2): reply(2)}) << ask(THIRD, 2, key(1)) << do.Arm(Timer.TTL)
-    play = play >> answered(FOURTH, 2, **{key(1): HUGE}) << send((key(1), "a", HUGE))
-    # The record is too large from here on, and what follows does not bring a part of it back.
-    play = play >> question(2, "b") << send((key(2), "b", reply(2)))
-    assert on_record(play) is None
-
-
-def test_the_record_stays_bounded_when_a_replayed_question_is_answered_anew_in_the_middle_of_a_replay() -> None:
-    large = raw({"action": "accept", "content": {"name": "x" * (MAX_RECORD_BYTES * 2 // 3)}})
-    small = raw({"action": "accept", "content": {"name": "x" * (MAX_RECORD_BYTES // 4)}})
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2))
-    play = play >> answered(SECOND, 1, **{key(1): small, key(2): large}) << ANY
-    play = rerun(play >> BROKE) >> question(1) << send((key(1), 1, small))
-    play = undelivered(play, 1, retryable=True) << ANY << ANY
-    play = play >> answered(THIRD, 1) << ask(THIRD, 1, key(1)) << ANY
-    play = play >> answered(FOURTH, 1, **{key(1): large}) << send((key(1), 1, large))
-    assert play >> question(2) << send((key(2), 2, large))
-    assert on_record(play) is None
-    assert play >> BROKE << do.Fail((FOURTH,), LOST) << do.ReleaseSession(clean=False)
 
 
 # -- the call is lost while the client thinks ------------------------------------------------------------------------
@@ -465,59 +284,6 @@ def test_a_call_lost_while_parked_is_run_again_when_the_answers_come() -> None:
     play = play >> question(1, "a") << send((key(1), "a", reply(1)))
     play = play >> question(2, "b") << send((key(2), "b", reply(2)))
     assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
-
-
-def test_a_call_lost_while_parked_that_may_not_run_again_is_lost() -> None:
-    play = parked(FIRST) >> on.Broke(LOST) << do.ReleaseSession(clean=False)
-    assert play.state is State.FINISHED
-    assert play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Fail((SECOND,), LOST) << ANY
-
-
-def test_a_wrong_answer_to_a_broken_exchange_changes_nothing() -> None:
-    play = broken(FIRST)
-    play.refuses(answered(SECOND, 1, **{key(1): raw({"action": "maybe"})}), InvalidParams, key(1))
-    assert rerun(play >> answered(SECOND, 1, **{key(1): ACCEPT}))
-
-
-def test_some_answers_to_a_broken_exchange_are_enough_to_run_again() -> None:
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> BROKE << ANY
-    play = rerun(play >> answered(SECOND, 1, **{key(2): reply(2)}))
-    play = play >> question(1, "a") << do.Arm(Timer.QUIET)
-    # The answered one comes second this time: what is asked first is not on record, and the runs part.
-    assert play >> question(2, "b") << do.Arm(Timer.QUIET)
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> BROKE << ANY
-    play = rerun(play >> answered(SECOND, 1, **{key(1): reply(1)}))
-    play = play >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(2, "b") << do.Arm(Timer.QUIET)
-
-
-def test_no_answers_to_a_broken_exchange_are_asked_for_again() -> None:
-    play = broken(FIRST) >> answered(SECOND, 1) << ask(SECOND, 1, key(1), state=State.BROKEN) << do.Arm(Timer.TTL)
-    assert play.state is State.BROKEN
-    assert rerun(play >> answered(THIRD, 1, **{key(1): ACCEPT}))
-
-
-def test_a_broken_exchange_that_asked_nothing_runs_again_when_its_client_comes() -> None:
-    play = talked((1,)) >> on.LegLimitPassed() << ask(SECOND, 2)
-    play = play >> BROKE << do.ReleaseSession(clean=False)
-    play = rerun(play >> answered(THIRD, 2))
-    assert play >> question(1, "a") << send((key(1), "a", reply(1)))
-
-
-def test_a_repeat_of_an_older_round_of_a_broken_exchange_gets_its_questions() -> None:
-    play = round_of(talked((1,)), SECOND, 2, (2,)) >> BROKE << ANY
-    play = play >> answered(THIRD, 1, **{key(1): reply(1)}) << ask(THIRD, 2, key(2), state=State.BROKEN)
-    assert play << do.Arm(Timer.TTL)
-    assert play.state is State.BROKEN
-    play.refuses(answered(THIRD, 1, **{key(1): DECLINE}), InvalidState)
-    play.refuses(answered(THIRD, 3, **{key(2): reply(2)}), InvalidState)
-
-
-def test_a_retry_that_ran_the_call_again_may_come_twice() -> None:
-    play = rerun(broken(FIRST) >> answered(SECOND, 1, **{key(1): ACCEPT}))
-    play.refuses(answered(THIRD, 1, **{key(1): DECLINE}), InvalidState)
-    assert play >> answered(THIRD, 1, **{key(1): ACCEPT})
-    assert play.exchange.legs == (SECOND, THIRD)
 
 
 def test_answers_too_large_for_the_record_end_a_broken_exchange() -> None:
@@ -540,15 +306,6 @@ def test_stopping_a_broken_exchange_leaves_the_error_and_settles_nothing_upstrea
     play = broken(FIRST) >> on.Stopped(STOPPING) << do.ReleaseSession(clean=False)
     assert play.state is State.FINISHED
     assert play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Fail((SECOND,), STOPPING) << ANY
-
-
-def test_a_broken_exchange_is_not_broken_again_after_as_many_runs_as_it_has() -> None:
-    play = resumed(FIRST, SECOND)
-    for _ in range(MAX_RUNS):
-        play = rerun(play >> BROKE)
-    play = play >> question(9) << ANY >> on.QuietPassed() << ANY
-    play = play >> BROKE << do.ReleaseSession(clean=False)
-    assert play.state is State.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -619,35 +376,10 @@ def test_the_session_of_a_run_that_is_over_is_not_clean_while_a_question_is_open
     assert rerun(play >> on.Resulted(LATE_FAILURE), clean=False)
 
 
-def test_answers_to_open_and_to_withdrawn_questions_go_their_ways() -> None:
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> on.Withdrawn(raw(1), replayable=True)
-    play = play >> answered(SECOND, 1, **{key(1): reply(1), key(2): reply(2)})
-    play = rerun(play << send((key(2), 2, reply(2))) >> on.Resulted(LATE_FAILURE), clean=True)
-    play = play >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
 def test_only_a_withdrawn_question_answered_the_open_one_is_asked_again() -> None:
     play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> on.Withdrawn(raw(1), replayable=True)
     play = play >> answered(SECOND, 1, **{key(1): reply(1)})
     assert play >> on.QuietPassed() << ask(SECOND, 2, key(2))
-
-
-def test_the_failure_comes_while_the_next_question_is_with_the_client() -> None:
-    play = withdrawn() >> answered(SECOND, 1, **{key(1): ACCEPT})
-    play = play >> question(2) << ANY >> on.QuietPassed() << ask(SECOND, 2, key(2))
-    play = play >> on.Resulted(LATE_FAILURE) << do.ReleaseSession(clean=False)
-    assert play.state is State.BROKEN
-    play = rerun(play >> answered(THIRD, 2, **{key(2): reply(2)}))
-    play = play >> asked("a") << send((key(1), "a", ACCEPT))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
-def test_the_failure_comes_within_a_round_that_asks_nothing() -> None:
-    play = withdrawn() >> answered(SECOND, 1, **{key(1): ACCEPT}) >> on.LegLimitPassed()
-    play = play << ask(SECOND, 2) >> on.Failed(jsonrpc.Error(1)) << do.ReleaseSession(clean=True)
-    play = rerun(play >> answered(THIRD, 2))
-    assert play >> asked("a") << send((key(1), "a", ACCEPT))
 
 
 def test_the_failure_comes_within_the_grace_period() -> None:
@@ -655,19 +387,6 @@ def test_the_failure_comes_within_the_grace_period() -> None:
     play = rerun(play >> on.Resulted(LATE_FAILURE), clean=True)
     assert play.state is State.DETACHED
     assert play >> answered(THIRD, 1, **{key(1): ACCEPT})
-
-
-def test_a_wrong_answer_to_a_withdrawn_question_changes_nothing() -> None:
-    withdrawn().refuses(answered(SECOND, 1, **{key(1): raw({"action": 1})}), InvalidParams)
-    play = withdrawn() >> on.Resulted(LATE_FAILURE) << ANY
-    play.refuses(answered(SECOND, 1, **{key(1): raw({"action": 1})}), InvalidParams)
-
-
-def test_without_an_answer_the_failure_is_given() -> None:
-    play = withdrawn() >> on.Resulted(LATE_FAILURE) << ANY
-    assert play >> answered(SECOND, 1) << do.Reply((SECOND,), LATE_FAILURE) << do.Arm(Timer.LINGER)
-    play = withdrawn() >> answered(SECOND, 1) >> on.Resulted(LATE_FAILURE)
-    assert play << do.Reply((SECOND,), LATE_FAILURE) << do.ReleaseSession(clean=True)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -705,14 +424,6 @@ def test_a_huge_answer_to_a_withdrawn_question_that_no_run_can_use_costs_the_rec
     assert [recorded.answer for recorded in play.exchange.record or ()] == [bytes(reply(2))]
 
 
-def test_an_answer_to_a_withdrawn_question_counts_as_long_as_its_round_is_the_newest() -> None:
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> on.Withdrawn(raw(1), replayable=True)
-    play = play >> answered(SECOND, 1) << ask(SECOND, 1, key(2)) << do.Arm(Timer.TTL)
-    play = play >> answered(THIRD, 1, **{key(1): reply(1), key(2): reply(2)}) << ANY
-    play = rerun(play >> on.Resulted(LATE_FAILURE), clean=True)
-    assert play >> question(1, "a") << send((key(1), "a", reply(1)))
-
-
 def test_a_question_withdrawn_while_its_answer_is_under_way_is_answered_late_when_the_answer_was_refused() -> None:
     play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0), replayable=True)
     left = replace(opened(1), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
@@ -722,24 +433,6 @@ def test_a_question_withdrawn_while_its_answer_is_under_way_is_answered_late_whe
     play = play >> answered(THIRD, 1, **{key(1): ACCEPT})
     play = rerun(play >> on.Resulted(LATE_FAILURE), clean=True)
     assert play >> asked("again") << send((key(1), "again", ACCEPT))
-
-
-def test_a_question_withdrawn_in_an_earlier_run_may_be_asked_with_the_same_id_in_the_next() -> None:
-    play = rerun(resumed(FIRST, SECOND) >> on.Withdrawn(raw(0), replayable=True) >> BROKE)
-    play = play >> asked(0) << send((key(1), 0, ACCEPT))
-    left = replace(opened(1), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
-    assert list(play.questions) == [key(1)]
-
-
-def test_a_question_withdrawn_before_the_urls_may_be_asked_with_the_same_id_after_them() -> None:
-    play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0)) >> url_required(url()) << ANY
-    play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << do.SendCall()
-    play = play >> asked(0) << ANY >> on.QuietPassed() << ask(THIRD, 3, key(3))
-    play = play >> answered(FOURTH, 3, **{key(3): ACCEPT}) << send((key(3), 0, ACCEPT))
-    left = replace(opened(3), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
-    assert list(play.questions) == [key(3)]
 
 
 def test_a_question_that_no_client_was_shown_is_not_answered_late() -> None:
@@ -752,27 +445,9 @@ def test_a_question_that_no_client_was_shown_is_not_answered_late() -> None:
     assert play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT) << ANY
 
 
-def test_a_question_withdrawn_from_an_earlier_run_is_not_answered_in_this_one() -> None:
-    play = round_of(waiting(FIRST, given={"name": ACCEPT}), FIRST, 1, (1,)) >> on.Withdrawn(raw(1), replayable=True)
-    play = rerun(play >> BROKE << ANY >> answered(SECOND, 1))
-    play = play >> asked(5, title="name") << send(("name", 5, ACCEPT))
-    left = Question("name", mcp.ELICIT, b"5", params=bytes(raw(FORM)))
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
-    assert play >> answered(THIRD, 1, **{key(1): reply(1)}) << ask(THIRD, 1, "name") << do.Arm(Timer.TTL)
-    assert on_record(play) == []
-
-
 def test_a_call_that_was_lost_for_good_is_not_run_again_for_a_late_answer() -> None:
     play = withdrawn() >> on.Broke(LOST) << do.ReleaseSession(clean=False)
     assert play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
-
-
-def test_a_question_withdrawn_while_a_leg_waits_is_never_asked() -> None:
-    play = waiting(FIRST) >> question(1) << ANY >> question(2) << ANY >> on.Withdrawn(raw(1), replayable=True)
-    play = play >> on.QuietPassed() << ask(FIRST, 1, key(2))
-    play = play >> answered(SECOND, 1, **{key(1): reply(1), key(2): reply(2)})
-    play = play << send((key(2), 2, reply(2))) >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT)
-    assert play << do.ReleaseSession(clean=True)
 
 
 def test_a_late_answer_too_large_for_the_record_is_ignored() -> None:
@@ -781,55 +456,6 @@ def test_a_late_answer_too_large_for_the_record_is_ignored() -> None:
     assert play << do.Arm(Timer.LINGER)
     play = withdrawn() >> answered(SECOND, 1, **{key(1): HUGE}) >> on.Resulted(LATE_FAILURE)
     assert play << do.Reply((SECOND,), LATE_FAILURE) << do.ReleaseSession(clean=True)
-
-
-def test_a_late_answer_after_the_last_run_is_ignored() -> None:
-    play = resumed(FIRST, SECOND)
-    for _ in range(MAX_RUNS):
-        play = rerun(play >> BROKE)
-    play = play >> question(9) << ANY >> on.QuietPassed() << ANY >> on.Withdrawn(raw(9), replayable=True)
-    play = play >> answered(THIRD, 2, **{key(1): ACCEPT})
-    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
-
-
-def test_a_late_answer_after_the_failure_of_the_last_run_is_ignored_too() -> None:
-    play = resumed(FIRST, SECOND)
-    for _ in range(MAX_RUNS):
-        play = rerun(play >> BROKE)
-    play = play >> question(9) << ANY >> on.QuietPassed() << ANY >> on.Withdrawn(raw(9), replayable=True)
-    play = play >> on.Resulted(LATE_FAILURE) << ANY
-    assert play >> answered(THIRD, 2, **{key(1): ACCEPT}) << do.Reply((THIRD,), LATE_FAILURE) << ANY
-
-
-def test_a_late_answer_is_owed_over_the_rounds_that_follow() -> None:
-    play = withdrawn() >> answered(SECOND, 1, **{key(1): ACCEPT})
-    play = answer_all(round_of(play, SECOND, 2, (2,)), THIRD, 2, (2,))
-    play = rerun(play >> on.Resulted(LATE_FAILURE), clean=True) >> asked("a") << send((key(1), "a", ACCEPT))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
-def test_an_answer_to_a_question_withdrawn_before_the_call_broke_is_used() -> None:
-    play = withdrawn() >> BROKE << do.ReleaseSession(clean=False)
-    assert play.state is State.BROKEN
-    play = rerun(play >> answered(SECOND, 1, **{key(1): ACCEPT}))
-    assert play >> asked("a") << send((key(1), "a", ACCEPT))
-
-
-def test_an_answer_given_twice_after_refused_credentials_is_the_second() -> None:
-    play = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> on.Withdrawn(raw(1), replayable=True)
-    play = play >> answered(SECOND, 1, **{key(1): reply(1), key(2): reply(2)}) << ANY
-    play = undelivered(play, 2, retryable=True) << ANY << ANY
-    play = play >> answered(THIRD, 1, **{key(1): DECLINE, key(2): reply(2)}) << ANY
-    play = rerun(play >> on.Resulted(LATE_FAILURE), clean=True)
-    play = play >> question(1, "a") << send((key(1), "a", DECLINE))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
-def test_a_url_error_cancels_a_run_that_was_owed() -> None:
-    play = withdrawn() >> answered(SECOND, 1, **{key(1): ACCEPT}) >> url_required(url())
-    play = play << ask(SECOND, 2, key(2), state=State.REFERRED)
-    play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << do.SendCall()
-    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
 
 
 def test_a_url_error_makes_late_answers_to_withdrawn_questions_useless() -> None:
@@ -869,13 +495,6 @@ def test_a_session_that_was_left_dirty_is_not_clean_after_a_run_either() -> None
     assert play >> on.Resulted(RESULT) << ANY << do.ReleaseSession(clean=True)
 
 
-def test_the_failure_of_a_run_is_not_kept_once_the_next_has_begun() -> None:
-    play = withdrawn() >> on.Resulted(LATE_FAILURE) << ANY
-    play = play >> answered(SECOND, 1, **{key(1): ACCEPT})
-    play = rerun(play, clean=True) >> on.Left(SECOND) >> on.GracePassed() << ANY << ANY
-    play.refuses(answered(THIRD, 1, **{key(1): ACCEPT}), InvalidState)
-
-
 def test_an_exchange_that_was_given_up_is_not_begun_anew() -> None:
     play = withdrawn() >> on.Stopped(STOPPING) << do.CancelCall(ANY) << ANY
     assert play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Fail((SECOND,), STOPPING) << ANY
@@ -884,27 +503,11 @@ def test_an_exchange_that_was_given_up_is_not_begun_anew() -> None:
 # -- urls ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_after_its_urls_begins_with_no_record() -> None:
-    play = talked((1,)) >> url_required(url()) << ask(SECOND, 2, key(2), state=State.REFERRED)
-    assert on_record(play) == []
-    play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << do.SendCall()
-    assert on_record(play) == []
-    play = rerun(play >> BROKE)
-    assert play >> question(1, "a") << do.Arm(Timer.QUIET)
-
-
 def test_a_call_after_its_urls_is_not_answered_from_the_record_of_the_one_before() -> None:
     play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
     play = play >> url_required(url()) << ask(THIRD, 3, key(2), state=State.REFERRED)
     play = play >> answered(FOURTH, 3, **{key(2): ACCEPT}) << do.SendCall()
     assert play >> question(2, "b") << do.Arm(Timer.QUIET)
-
-
-def test_a_call_after_its_urls_may_ask_with_the_ids_of_the_one_before() -> None:
-    play = talked((1,)) >> url_required(url()) << ANY
-    play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << do.SendCall()
-    assert play >> question(1) << do.Arm(Timer.QUIET)
-    assert list(play.questions) == [key(3)]
 
 
 # -- another process goes on -----------------------------------------------------------------------------------------
@@ -924,13 +527,6 @@ def test_a_parked_call_goes_on_in_another_process() -> None:
     assert play >> answered(SECOND, 3, **{key(3): reply(3)}) << send((key(3), 3, reply(3)))
 
 
-def test_a_parked_call_that_cannot_be_resumed_is_run_again() -> None:
-    play = restored(State.PARKED, record=(recorded(1, 1), recorded(2, 2)), round_=2)
-    play = rerun(play >> answered(FIRST, 2) >> BROKE)
-    play = play >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
 def test_a_run_that_another_process_continues_gets_the_earlier_answers_that_it_has_still_to_get() -> None:
     play = rerun(talked((1,), (2,)) >> BROKE)
     play = play >> question(1, "a") << send((key(1), "a", reply(1)))
@@ -941,19 +537,6 @@ def test_a_run_that_another_process_continues_gets_the_earlier_answers_that_it_h
     play = rerun(play >> BROKE)
     play = play >> question(1, "c") << send((key(1), "c", reply(1)))
     assert play >> question(2, "d") << send((key(2), "d", reply(2)))
-
-
-def test_the_answer_to_a_question_without_words_is_on_record_by_its_digest() -> None:
-    play = restored(State.PARKED, opened(2, words=False), record=(recorded(1, 1),), round_=2)
-    play = play >> answered(FIRST, 2, **{key(2): reply(2)}) << ANY
-    assert same(play.exchange.record, (recorded(1, 1), recorded(2, 2)))
-
-
-def test_a_parked_call_whose_record_was_lost_is_not_run_again() -> None:
-    play = restored(State.PARKED, opened(2), record=None, round_=2)
-    play = play >> answered(FIRST, 2, **{key(2): reply(2)}) << ANY
-    assert on_record(play) is None
-    assert play >> BROKE << do.Fail((FIRST,), LOST) << ANY
 
 
 @pytest.mark.parametrize("state", [State.PARKED, State.REFERRED])
@@ -986,57 +569,14 @@ def test_a_declined_url_without_words_ends_the_exchange_without_the_others() -> 
     assert play << do.Reply((FIRST,), ANY) << ANY
 
 
-def test_a_broken_exchange_runs_again_in_another_process() -> None:
-    play = restored(State.BROKEN, opened(2, words=False), record=(recorded(1, 1),), round_=2)
-    assert not play.exchange.calling
-    play = rerun(play >> answered(FIRST, 2, **{key(2): reply(2)}))
-    play = play >> question(1, 1) << send((key(1), 1, reply(1))) >> question(2, 2) << send((key(2), 2, reply(2)))
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
-
-
 def test_a_broken_exchange_whose_record_was_lost_is_not_run_without_it() -> None:
     play = restored(State.BROKEN, opened(1), record=None) >> answered(FIRST, 1, **{key(1): ACCEPT})
     assert play << do.Fail((FIRST,), ANY) << ANY
 
 
-def test_visited_urls_send_the_call_from_another_process() -> None:
-    play = restored(State.REFERRED, replace(opened(), upstream_id=None))
-    assert not play.exchange.calling
-    play = play >> answered(FIRST, 1, **{key(1): ACCEPT}) << do.SendCall()
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
-
-
-def test_the_answers_of_a_retry_are_not_given_in_advance() -> None:
-    given = {key(1): reply(1), key(2): DECLINE}
-    play = restored(State.BROKEN, opened(1), given=given) >> answered(FIRST, 1, **given)
-    # The second run asks something else first: the answer to the other question is no answer to this one.
-    assert rerun(play) >> question(9, "x") << do.Arm(Timer.QUIET) >> question(8, "y") << do.Arm(Timer.QUIET)
-    play = restored(State.PARKED, opened(1), given=given) >> answered(FIRST, 1, **given) << ANY
-    assert play >> question(9) << do.Arm(Timer.QUIET)
-
-
-def test_keys_that_another_process_gave_are_not_given_again() -> None:
-    play = restored(State.PARKED, opened(3), record=(recorded(1, 1), recorded(2, 2)), round_=3)
-    play = play >> answered(FIRST, 3, **{key(3): reply(3)}) << ANY
-    assert play >> question(9) << do.Arm(Timer.QUIET)
-    assert list(play.questions) == [key(4)]
-
-
-def test_a_question_that_comes_again_in_the_resumed_stream_is_not_asked_again() -> None:
-    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1, **{key(1): reply(1)}) << ANY
-    play = play >> question(1)
-    assert play.counts == ["answered", "duplicate"]
-    assert play.state is State.RUNNING
-
-
 def test_an_older_round_is_not_known_in_another_process() -> None:
     for state in (State.PARKED, State.BROKEN, State.REFERRED):
         restored(state, opened(1), round_=2).refuses(answered(FIRST, 1, **{key(1): ACCEPT}), InvalidState)
-
-
-def test_a_wrong_answer_in_another_process_changes_nothing() -> None:
-    for state in (State.PARKED, State.BROKEN, State.REFERRED):
-        restored(state, opened(1)).refuses(answered(FIRST, 1, **{key(1): raw(1)}), InvalidParams)
 
 
 def test_the_rounds_that_only_shed_load_are_counted_over_all_processes() -> None:
@@ -1095,13 +635,6 @@ def test_a_call_that_is_only_asked_again_is_given_up(event: on.Event) -> None:
 # -- what was not asked cannot be answered ---------------------------------------------------------------------------
 
 
-def test_an_answer_to_a_question_that_the_client_was_not_shown_is_not_used() -> None:
-    play = parked(FIRST) >> question(2)
-    play = play >> answered(SECOND, 1, **{key(1): ACCEPT, key(2): ACCEPT}) << send((key(1), 0, ACCEPT))
-    play = play >> on.QuietPassed() << ask(SECOND, 2, key(2))
-    assert play >> answered(THIRD, 2, **{key(2): DECLINE}) << send((key(2), 2, DECLINE))
-
-
 def test_a_repeated_retry_is_no_consent_to_a_url_that_came_since_with_the_same_key() -> None:
     play = rerun(detached(FIRST, SECOND) >> BROKE) >> url_required(url()) << do.Arm(Timer.TTL)
     assert list(play.questions) == [key(1)]
@@ -1110,38 +643,13 @@ def test_a_repeated_retry_is_no_consent_to_a_url_that_came_since_with_the_same_k
     assert play << do.Arm(Timer.TTL) >> answered(FOURTH, 2, **{key(1): ACCEPT}) << do.SendCall()
 
 
-def test_a_repeated_retry_is_no_answer_to_a_question_of_another_run_with_the_same_key() -> None:
-    play = rerun(talked((1,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    left = replace(opened(1), upstream_id=b'"a"')
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
-    assert play >> answered(THIRD, 1, **{key(1): DECLINE}) << ask(THIRD, 1, key(1)) << do.Arm(Timer.TTL)
-
-
 def test_a_question_that_came_and_went_while_parked_cannot_be_answered_late() -> None:
     play = parked(FIRST) >> question(2) >> on.Withdrawn(raw(2), replayable=True) >> on.Resulted(RESULT)
     play = play << do.ReleaseSession(clean=False)
     assert play >> answered(SECOND, 1, **{key(2): reply(2)}) << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
 
 
-def test_another_process_accepts_answers_only_to_the_questions_of_the_round() -> None:
-    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1, **{key(1): ACCEPT}) << ANY
-    play = play >> on.Undelivered((opened(1),), UNAUTHORISED, retryable=True) << ANY << ANY >> question(2)
-    assert play >> answered(FIRST, 1, **{key(1): reply(1), key(2): reply(2)}) << send((key(1), 1, reply(1)))
-
-
 # -- a route that holds nothing --------------------------------------------------------------------------------------
-
-
-def test_a_route_that_holds_nothing_gives_the_call_up_when_it_asks() -> None:
-    play = waiting(FIRST, policy=REPLAY) >> asked(0) << do.Arm(Timer.QUIET)
-    play = play >> asked(1, message="Age?") << do.Arm(Timer.QUIET) >> on.QuietPassed()
-    play = play << ask(FIRST, 1, key(1), key(2), state=State.BROKEN, held=False)
-    play = play << do.Respond(raw(0), CANCEL) << do.Respond(raw(1), CANCEL) << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-    assert not play.exchange.calling
-    assert play.questions == {}
-    play.refuses(answered(SECOND, 1, **{key(1): ACCEPT}), InvalidState)
 
 
 def test_a_route_that_holds_nothing_runs_the_call_again_and_gives_it_up_again() -> None:
@@ -1151,13 +659,6 @@ def test_a_route_that_holds_nothing_runs_the_call_again_and_gives_it_up_again() 
     play = play >> on.QuietPassed() << ask(FIRST, 2, key(2), state=State.BROKEN, held=False)
     assert on_record(play) == [entry(1, 1)]
     assert play << do.Respond(raw(2), CANCEL) << do.CancelCall(ANY) << ANY
-
-
-def test_a_route_that_holds_nothing_keeps_no_session_for_urls() -> None:
-    play = waiting(FIRST, policy=REPLAY) >> url_required(url())
-    play = play << ask(FIRST, 1, key(1), state=State.REFERRED, held=False)
-    assert play << do.ReleaseSession(clean=True)
-    assert play.state is State.ENDED
 
 
 def test_a_session_that_was_left_dirty_is_not_clean_after_the_urls_either() -> None:
@@ -1201,10 +702,6 @@ def test_refused_credentials_leave_nothing_behind_where_nothing_is_held() -> Non
     play = undelivered(play, 1, retryable=True) << do.Fail((FIRST,), UNAUTHORISED)
     assert play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
-
-
-def test_a_lost_call_is_run_again_where_nothing_is_held_as_elsewhere() -> None:
-    assert rerun(waiting(FIRST, policy=REPLAY) >> BROKE)
 
 
 # -- this process goes away ------------------------------------------------------------------------------------------

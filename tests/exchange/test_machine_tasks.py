@@ -8,10 +8,10 @@ from msgspec import Raw
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
-from gateway.exchange.input_requests import MAX_QUESTIONS, Question, question_digest
+from gateway.exchange.input_requests import Question, question_digest
 from gateway.exchange.machine import Snapshot, State
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import InvalidParams, InvalidState, Stopping, TaskCancelled
+from gateway.protocol.errors import InvalidState, Stopping, TaskCancelled
 from gateway.protocol.request_meta import Capabilities
 from tests.support.playbook import (
     ACCEPT,
@@ -148,34 +148,12 @@ def test_a_question_with_the_id_of_a_withdrawn_one_is_open_again_if_its_answer_w
     assert list(play.questions.values()) == [again]
 
 
-def test_an_answer_of_the_wrong_kind_closes_nothing() -> None:
-    play = owned(FIRST) >> asked(1) >> asked(2)
-    wrong = updated((question(play, 1), ACCEPT), (question(play, 2), Raw(b'{"roots":[]}')))
-    assert play.refuses(wrong, InvalidParams)
-    assert len(play.questions) == 2
-
-
 def test_what_its_client_cannot_answer_is_refused_and_the_task_goes_on() -> None:
     play = Playbook(Capabilities(form=True)) >> on.Called(FIRST) << ANY >> on.Became() << ANY
     assert play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), error(mcp.METHOD_NOT_FOUND))
     assert play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
     assert play.counts == ["refused", "undeclared"]
     assert play.state is State.OWNED
-
-
-def test_a_task_has_room_for_so_many_questions() -> None:
-    play = owned(FIRST)
-    for number in range(MAX_QUESTIONS):
-        play >> asked(number)
-    assert play >> asked(999) << do.Respond(raw(999), error(mcp.INVALID_REQUEST))
-
-
-def test_a_withdrawn_question_takes_no_answer() -> None:
-    play = owned(FIRST) >> asked(1)
-    known = question(play, 1)
-    assert play >> on.Withdrawn(raw(1), replayable=True) >> on.Withdrawn(raw(7)) >> updated((known, ACCEPT))
-    assert not play.questions
-    assert play.counts == ["asked", "withdrawn"]
 
 
 def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
@@ -185,15 +163,6 @@ def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
     assert play >> on.Undelivered((first, second), LOST, retryable=True)
     assert list(play.questions.values()) == [first], "the other one was withdrawn meanwhile"
     assert play >> updated((first, DECLINE)) << do.SendAnswers(((first, DECLINE),))
-
-
-def test_a_question_that_was_withdrawn_before_there_was_a_task_stays_closed() -> None:
-    play = parked(FIRST)
-    answer = dict.fromkeys(play.questions, ACCEPT)
-    questions = tuple(play.questions.values())
-    play >> answered(SECOND, 1, **answer) << ANY >> on.Withdrawn(raw(0)) >> on.Became() << ANY
-    assert play >> on.Undelivered(questions, LOST, retryable=True)
-    assert not play.questions
 
 
 def test_the_questions_that_another_replica_asked_are_answered_once() -> None:
