@@ -25,7 +25,6 @@ class Listening:
         self._id = id_
         self._request_id = request_id
         self._queue = ChangeQueue(live.deadlines.silence)
-        self._is_over = False
 
     async def serve(self, server: ServerClient, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:
         """Write the changes of a server until its client leaves, or the stream is ended."""
@@ -35,7 +34,6 @@ class Listening:
         try:
             return await reply.finish(await reply.deliver(self._queue))
         finally:
-            self._is_over = True
             _ = hearing.cancel()
             _ = streams.pop(self, None)
 
@@ -45,7 +43,7 @@ class Listening:
 
     def _hear(self, data: bytes) -> None:
         message = jsonrpc.message(data)
-        if self._is_over:
+        if self._queue.final is not None:
             return
         if message.method == mcp.ACKNOWLEDGED:
             self._queue.send(sse.encode(jsonrpc.notification(LISTENING)))
@@ -65,6 +63,5 @@ class Listening:
         self._finish(FinalMessage(jsonrpc.result(self._id, b"{}")))
 
     def _finish(self, final: FinalMessage) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if self._queue.final is None:
             self._queue.finish(final)
