@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
+from multidict import CIMultiDict
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange
 from gateway.mirror.mirrored_call import MirroredCall
-from gateway.protocol import mcp
+from gateway.protocol import mcp, request
 from gateway.tasks.live_task import LiveTask
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
 from tests.support.replicas import later
@@ -236,7 +237,8 @@ async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_en
     leg = ResponseQueue(Raw(b"2"), driver.live.deadlines.silence)
     for _ in range(3):
         leg.send(b"x" * 10)
-    driver.answer(leg, driver._context.request, 1, {})
+    headers, body = client.build("tools/call", {"name": "tool"})
+    driver.answer(leg, request.check(request.read(body), CIMultiDict(headers).getall), 1, {})
     assert stand.metric("mcp_gateway_notifications_total", kind="other", outcome="dropped") == 2
     assert json.loads((await client.answer(asked)).text) == ACCEPT
 

@@ -24,6 +24,7 @@ from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Ide
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.noted_connections import NotedConnection
+from tests.support.noted_timers import Timers
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
     Cluster,
@@ -270,19 +271,9 @@ async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> P
 
 @pytest.mark.usefixtures("_patient")
 async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
-    upstream: FakeUpstream,
-    cluster: Cluster,
-    accepted: list[NotedConnection],
-    monkeypatch: pytest.MonkeyPatch,
+    upstream: FakeUpstream, cluster: Cluster, accepted: list[NotedConnection], timers: Timers
 ) -> None:
     """It is accepted when nothing can be written any more, and a moment before the connection counts as lost."""
-    replies = list[PeerReply]()
-
-    def made(*each: Any, **more: Any) -> PeerReply:
-        replies.append(PeerReply(*each, **more))
-        return replies[-1]
-
-    monkeypatch.setattr(peer_listener, "PeerReply", made)
     (one,) = await cluster.begin("gw-1")
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
@@ -291,7 +282,7 @@ async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
         await in_time(gate.answered.wait())
         (driver,) = one.gateway.downstream.legs.relayed
         accepted[0].wire.end()
-        replies[-1]._accept_late()
+        timers.ring(1000.0)
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
         assert driver.glance(0.0).state == DETACHED, "the leg has ended"
     gate.go.set()

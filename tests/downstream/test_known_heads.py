@@ -13,6 +13,7 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.noted_connections import NotedConnection
+from tests.support.noted_timers import Timers
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import ask
 from tests.support.stand import Start
@@ -274,20 +275,19 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
     assert gate.ended == [True] * 3
 
 
-async def test_a_connection_that_waits_for_a_body_is_not_idle(
-    stand: Stand, gate: Gate, accepted: list[NotedConnection]
-) -> None:
+IDLE_SECONDS = 75.0
+
+
+async def test_a_connection_that_waits_for_a_body_is_not_idle(timers: Timers, stand: Stand, gate: Gate) -> None:
     head, end, body = request(stand).partition(b"\r\n\r\n")
     async with raw_connection(stand) as raw:
         await known(stand, raw, head + end + body)
         await raw.send(head + end)
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
-        held = accepted[-1]
-        held._idle_until = 0.0
-        held._check_idle()
+        timers.ring(IDLE_SECONDS)
         await raw.send(body)
         assert b" 200 OK" in (await reply(raw))[0]
-        assert held._idle_timer is not None, "its idle time begins anew"
+        assert [each.cancelled() for each in timers.of(IDLE_SECONDS)] == [True, False], "its idle time begins anew"
 
 
 async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
@@ -360,22 +360,17 @@ async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
         await draining
 
 
-async def test_a_long_call_outlives_the_time_of_an_idle_connection(
-    stand: Stand, gate: Gate, accepted: list[NotedConnection]
-) -> None:
+async def test_a_long_call_outlives_the_time_of_an_idle_connection(timers: Timers, stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         await gate.catch(stand, raw, sent)
-        held = accepted[-1]
-        held._idle_until = 0.0
-        held._check_idle()
+        timers.ring(IDLE_SECONDS)
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
         await raw.send(sent)
         assert b" 200 OK" in (await reply(raw))[0]
-        held._idle_until = 0.0
-        held._check_idle()
+        timers.ring(IDLE_SECONDS)
         assert await raw.rest() == b"", "an idle connection ends with its time"
 
 

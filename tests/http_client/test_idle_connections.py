@@ -8,6 +8,7 @@ from gateway.http_client.connection import Connection
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, UNSEEN_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.runtime.tasks import Tasks
+from tests.support.noted_timers import Timers
 from tests.support.workbench import eventually
 
 HERE = Origin("127.0.0.1", 1)
@@ -75,7 +76,11 @@ SAFE = [
 
 @pytest.mark.parametrize(("seen", "safe"), SAFE)
 async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_be_closed_soon(
-    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch, seen: list[tuple[float, str]], safe: float
+    timers: Timers,
+    idle: IdleConnections,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: list[tuple[float, str]],
+    safe: float,
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
@@ -90,7 +95,7 @@ async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_
                 assert idle.take(HERE) is None
                 assert idle.take(HERE, is_repeatable=True) is connection
             case _:
-                idle._sweep(now[0])
+                timers.ring(KEEP_ALIVE_SECONDS)
         assert len(idle) == 0
     early, late = fake(), fake()
     idle.put(early)

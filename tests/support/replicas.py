@@ -119,16 +119,14 @@ async def crash(stand: Stand) -> None:
         return over
 
     gateway.tasks.start = never  # type: ignore[method-assign,assignment]
-    for task in gateway.tasks._running:
-        task.cancel()
+    closing = [asyncio.ensure_future(listener.close()) for listener in gateway.listeners]
     for held in gateway.downstream._legacy.mirror._shared.running.values():
         held._link._is_released = True
     for listener in gateway.listeners:
         for connection in list(listener._service.connections):
             connection.wire.abort()
-    for listener in gateway.listeners:
-        await listener.close()
     await gateway.tasks.close()
+    await asyncio.gather(*closing)
     for live in gateway.routes.live.values():
         live.upstream.client.close()
     gateway._peer_connections.close()

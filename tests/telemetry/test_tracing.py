@@ -338,9 +338,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.parametrize("name", [None, "front"])
 async def test_spans_arrive_at_a_receiver_when_the_gateway_stops(
-    upstream: FakeUpstream, begin: Start, environment: pytest.MonkeyPatch
+    upstream: FakeUpstream, begin: Start, environment: pytest.MonkeyPatch, name: str | None
 ) -> None:
+    """What the environment says of the service wins."""
+    if name is not None:
+        environment.setenv("OTEL_SERVICE_NAME", name)
+    environment.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     async with FakeOtlp() as receiver:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         environment.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc")
@@ -351,21 +356,13 @@ async def test_spans_arrive_at_a_receiver_when_the_gateway_stops(
         assert sorted(span.name for span in receiver.spans) == ["tools/call weather"] * 2
         assert receiver.keys == ["abc"]
         resource = receiver.resource
-        assert {name: resource[name] for name in ("service.name", "service.version", "service.instance.id")} == {
-            "service.name": "mrtr-gateway",
+        wanted = {
+            "service.name": name or "mrtr-gateway",
             "service.version": "1.2.3",
             "service.instance.id": "gw-1",
+            "deployment.environment.name": "test",
         }
-
-
-def test_what_the_environment_says_of_the_service_wins(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("OTEL_SERVICE_NAME", "front")
-    environment.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    opened = open_traces("1", "gw-1")
-    assert isinstance(opened, Traces)
-    found = opened._provider.resource.attributes
-    assert (found["service.name"], found["deployment.environment.name"]) == ("front", "test")
-    opened.close(1)
+        assert {name: resource[name] for name in wanted} == wanted
 
 
 async def test_a_receiver_that_hangs_does_not_keep_the_gateway_from_ending(

@@ -14,8 +14,8 @@ from msgspec import structs
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.upstream.channel import NO_HEADERS
-from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
+from tests.support.noted_timers import Timers
 from tests.support.stand import Start
 from tests.support.upstream_side import INFO, KEY, UpstreamSide
 from tests.support.workbench import SHORT_TIMES, eventually
@@ -645,20 +645,12 @@ async def test_pauses_grow_until_something_new_is_heard(
         here.pool.release(session, clean=True)
 
 
-async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream) -> None:
-    deadlines: list[float | None] = []
+async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream, timers: Timers) -> None:
     upstream.on("resume", saying(("e2", progress(1)), ("e3", progress(2)), ("e4", RESULT)))
     async with replica(upstream) as here:
         session = await here.adopt()
-
-        def note() -> None:
-            channel = session.channel
-            assert isinstance(channel, StreamableChannel)
-            assert channel._request is not None
-            assert channel._request.silence is not None
-            deadlines.append(channel._request.silence.when())
-
-        here.ear.cursor = note
         await here.resume(session)
-        assert len(set(deadlines)) == 3
+        deadlines = [timer.cancelled() for timer in timers.of(here.times.silence_seconds[0])]
+        assert deadlines == [True] * len(deadlines)
+        assert len(deadlines) > 3, "it began anew with each message"
         here.pool.release(session, clean=True)
