@@ -95,20 +95,6 @@ class HttpSseChannel(Channel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Open the stream, wait for its endpoint, send `initialize`. Also raises WrongTransport."""
-        await self.connect(headers)
-        where = self._endpoint.where
-        answer = InitializeAnswer(self._endpoint, message)
-        try:
-            refused = await self.request(message, headers, answer.receive)
-        except SessionLost as exc:
-            raise Unreachable(
-                f"{where} opened a stream, but the address that it named for messages does not know the session; "
-                "several replicas of an HTTP+SSE server need a sticky load balancer"
-            ) from exc
-        return answer.result(refused)
-
-    async def connect(self, headers: Headers) -> None:
-        """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
         where, seconds = self._endpoint.where, self._times.endpoint_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -123,6 +109,15 @@ class HttpSseChannel(Channel):
             raise WrongTransport(
                 f"{where} did not name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE"
             ) from exc
+        answer = InitializeAnswer(self._endpoint, message)
+        try:
+            refused = await self.request(message, headers, answer.receive)
+        except SessionLost as exc:
+            raise Unreachable(
+                f"{where} opened a stream, but the address that it named for messages does not know the session; "
+                "several replicas of an HTTP+SSE server need a sticky load balancer"
+            ) from exc
+        return answer.result(refused)
 
     async def _open_stream(self, headers: Headers) -> None:
         """GET the stream, following one redirect. Raises WrongTransport, Unreachable, CallLost or Refused."""
@@ -200,7 +195,7 @@ class HttpSseChannel(Channel):
         stream = self._stream
         assert stream is not None, "it was not closed"
         if self._messages is None:
-            return  # `connect` waits for it
+            return  # `initialize` waits for it
         self._end(self._loss(stream))
         if stream.failure is not None and not isinstance(stream.failure, _FAILURES):
             raise stream.failure  # a bug

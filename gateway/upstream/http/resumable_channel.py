@@ -293,7 +293,18 @@ class ResumableChannel(Channel):
             cut = exc
         finally:
             reply.message, reply.parts = b"", None  # the session keeps its newest request for as long as it is idle
-        await self._pick_up(cut, reply, receive)
+        place = reply.place
+        if place is None or place.cursor is None:  # only an event id shows that the server stores events
+            raise cut
+        place.start(place.cursor)
+        await asyncio.sleep(asked_seconds(cut.retry_ms))
+        try:
+            await self._resume(reply, receive, None)
+        except Refused as exc:
+            # The server did accept the call, so this must not read as if it had not.
+            raise CallLost(
+                f"{exc.message} when the call's stream was picked up again; the call may have had effects"
+            ) from exc
         return None
 
     def forget(self) -> None:
@@ -301,21 +312,6 @@ class ResumableChannel(Channel):
         self.forgotten = True
 
     # -- broken streams -----------------------------------------------------------------------------------------
-
-    async def _pick_up(self, cut: StreamCut, request: CallReply, receive: Receive) -> None:
-        """Resume the stream of a request; raises the cut if the server does not store events."""
-        place = request.place
-        if place is None or place.cursor is None:  # only an event id on this stream shows that it does
-            raise cut
-        place.start(place.cursor)
-        await asyncio.sleep(asked_seconds(cut.retry_ms))
-        try:
-            await self._resume(request, receive, None)
-        except Refused as exc:
-            # The server did accept the call, so this must not read as if it had not.
-            raise CallLost(
-                f"{exc.message} when the call's stream was picked up again; the call may have had effects"
-            ) from exc
 
     def give_up(self) -> None:
         """See `Channel.give_up`."""
