@@ -8,7 +8,7 @@ from gateway.telemetry.metrics.labels import TOOL_ERROR
 
 OTHER: Final = "other"
 NESTED_METHODS: Final = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
-_METHODS: Final = frozenset(
+METHODS: Final = frozenset(
     {
         *mcp.METHODS,
         *mcp.FIRST_FORM_METHODS,
@@ -20,8 +20,8 @@ _METHODS: Final = frozenset(
         mcp.UNSUBSCRIBE,
     }
 )
-_VERSIONS: Final = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
-_NOTIFICATIONS: Final = frozenset(
+VERSIONS: Final = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
+NOTIFICATIONS: Final = frozenset(
     {
         mcp.CANCELLED,
         mcp.PROGRESS,
@@ -46,21 +46,6 @@ _ODD_CODES: Final = (0, -32000, -32001)
 """Codes outside the specification that legacy SDKs answer with: any exception, a lost connection, a timeout."""
 ERROR_TYPES: Final = frozenset({"", TOOL_ERROR, *map(str, _CODES + _ODD_CODES)})
 """The values of `error_type` besides OTHER_ERROR: for MCP, OpenTelemetry's `error.type` is the JSON-RPC code."""
-
-
-def bounded_method(method: str) -> str:
-    """Return a method of the specification unchanged, any other as `other`."""
-    return method if method in _METHODS else OTHER
-
-
-def bounded_version(version: str) -> str:
-    """Return a published protocol version unchanged, any other as `other`."""
-    return version if version in _VERSIONS else OTHER
-
-
-def bounded_kind(method: str) -> str:
-    """Return the kind of a notification (`progress`, `message`, ...), or `other`."""
-    return method.removeprefix("notifications/") if method in _NOTIFICATIONS else OTHER
 
 
 def bounded(reason: str, known: Container[str]) -> str:

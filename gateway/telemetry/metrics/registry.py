@@ -13,12 +13,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from gateway import world
 from gateway.telemetry.metrics.label_values import (
     ERROR_TYPES,
+    METHODS,
     NESTED_METHODS,
+    NOTIFICATIONS,
     OTHER,
+    VERSIONS,
     bounded,
-    bounded_kind,
-    bounded_method,
-    bounded_version,
 )
 from gateway.telemetry.metrics.labels import (
     OTHER_ERROR,
@@ -235,7 +235,7 @@ class Metrics:
         times = self._operations.get((route, method, version, outcome, error))
         if times is None:
             error = error if error in ERROR_TYPES else OTHER_ERROR
-            times = self._operations[route, bounded_method(method), bounded_version(version), outcome, error]
+            times = self._operations[route, bounded(method, METHODS), bounded(version, VERSIONS), outcome, error]
         times.observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:
@@ -250,11 +250,12 @@ class Metrics:
 
     def nested_request(self, route: str, method: str, outcome: NestedOutcome) -> None:
         """Count a step in the life of a nested request."""
-        self._nested[route, method if method in NESTED_METHODS else OTHER, outcome].inc()
+        self._nested[route, bounded(method, NESTED_METHODS), outcome].inc()
 
     def notification(self, route: str, method: str, *, forwarded: bool) -> None:
         """Count an upstream notification, by its method."""
-        self._notifications[route, bounded_kind(method), "forwarded" if forwarded else "dropped"].inc()
+        kind = bounded(method, NOTIFICATIONS).removeprefix("notifications/")
+        self._notifications[route, kind, "forwarded" if forwarded else "dropped"].inc()
 
     def notifications_dropped(self, route: str, number: int) -> None:
         """Count notifications that were dropped because the client read too slowly."""
@@ -293,7 +294,7 @@ class Metrics:
         times = self._calls.get((route, method, error))
         if times is None:
             error = error if error in ERROR_TYPES else OTHER_ERROR
-            times = self._calls[route, bounded_method(method), error]
+            times = self._calls[route, bounded(method, METHODS), error]
         times.observe(seconds)
 
     def upstream_failed(self, route: str, kind: str) -> None:
