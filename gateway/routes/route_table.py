@@ -19,7 +19,6 @@ from gateway.routes.deadlines import Deadlines
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool.pool import Pool
-from gateway.telemetry import NestedOutcome
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -138,8 +137,7 @@ class RouteTable:
 
         malformed = partial(metrics.upstream_failed, route.path, "malformed")
         launcher = ChildLauncher(route, client, tasks, started, malformed)
-        refused = partial(metrics.nested_request, route.path, outcome=NestedOutcome.UNSOLICITED)
-        modern = ModernStdio(launcher, refused, has_one_client=self._shares_children)
+        modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
         era = StdioEra(launcher, modern, tasks, metrics, route.path)
         connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
 

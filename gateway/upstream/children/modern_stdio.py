@@ -18,6 +18,7 @@ from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
+from gateway.telemetry import Metrics, NestedOutcome
 from gateway.upstream.stdio import is_message
 
 Take = Callable[[bytes], None]
@@ -42,13 +43,10 @@ class _InFlight(msgspec.Struct, eq=False):
 class ModernStdio:
     """One modern server as a child; it is started when a request needs it, and again after it has ended."""
 
-    def __init__(
-        self, launcher: ChildLauncher, refused: Callable[[str], None], *, has_one_client: bool = False
-    ) -> None:
-        """`refused` is called for each request of the server, with its method: a modern server sends none."""
+    def __init__(self, launcher: ChildLauncher, metrics: Metrics, route: str, *, has_one_client: bool = False) -> None:
         self._launcher = launcher
+        self._metrics, self._route = metrics, route
         self._has_one_client = has_one_client
-        self._refused = refused
         self.child: Child | None = None
         """The process that serves requests now, if there is one."""
         self._is_retired = False
@@ -143,7 +141,8 @@ class ModernStdio:
             if message.method is None:
                 self._respond(message)
             elif isinstance(message.id, Raw):
-                self._refused(message.method)
+                # A modern server sends none.
+                self._metrics.nested_request(self._route, message.method, NestedOutcome.UNSOLICITED)
             else:
                 self._notify(message.method, message.params)
         except ValueError:

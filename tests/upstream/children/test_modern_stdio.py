@@ -46,7 +46,7 @@ def child_of(idle_seconds: float = 60.0, ended: Mock | None = None) -> tuple[Fak
     client = SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds))
     launcher: Any = SimpleNamespace(client=client, end=ended or Mock())
     child: Any = FakeChild()
-    modern = ModernStdio(launcher, Mock())
+    modern = ModernStdio(launcher, Mock(), "/mcp")
     modern.use(child)
     return child, modern
 
@@ -93,7 +93,7 @@ async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_r
 
     timeouts = Timeouts(handshake_seconds=0.02)
     launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=timeouts), take=never, where="The fake")
-    modern = ModernStdio(launcher, Mock())
+    modern = ModernStdio(launcher, Mock(), "/mcp")
     requests = [modern.request(CALL, Mock()) for _ in range(3)]
     for found in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(found, Unreachable)

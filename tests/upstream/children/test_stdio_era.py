@@ -101,8 +101,9 @@ class Bench:
     def __init__(self, tasks: Tasks, **answers: Any) -> None:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
         self.launcher: Any = FakeLauncher(given)
-        self.modern = ModernStdio(self.launcher, lambda _: None)
-        self.era = StdioEra(self.launcher, self.modern, tasks, Metrics("test", ["/mcp"]), "/mcp")
+        metrics = Metrics("test", ["/mcp"])
+        self.modern = ModernStdio(self.launcher, metrics, "/mcp")
+        self.era = StdioEra(self.launcher, self.modern, tasks, metrics, "/mcp")
 
 
 @pytest.fixture
