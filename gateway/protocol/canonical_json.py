@@ -38,14 +38,14 @@ def canonical_members(members: Mapping[str, Raw]) -> bytes:
     A value only loses its white space if it has more than MAX_MEMBERS values in it, or a number that Python cannot
     hold: a client that sends it again writes it the same way.
     """
-    written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
-    return b"{%b}" % b",".join(written)
+    try:
+        return canonical({key: jsonrpc.value(raw) for key, raw in members.items()})
+    except ValueError:  # one of them is such a value
+        written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
+        return b"{%b}" % b",".join(written)
 
 
 def _canonical(raw: Raw) -> bytes:
-    data = bytes(raw)
-    if data[:1] == b'"' and data.isascii() and data.find(b"\\") < 0 and data.decode().isprintable():
-        return data  # `canonical` escapes all other characters
     try:
         return canonical(jsonrpc.value(raw))
     except ValueError:
