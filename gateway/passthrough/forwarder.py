@@ -55,7 +55,10 @@ class Passthrough:
             said = await passage.open(*self._request(passage))
             if withheld and said.status in withheld:
                 return await passage.refusal()
-            return await passage.relay(self._endpoints.first_event(incoming, passage.probe.endpoint))
+            is_stream = incoming.method == "GET"
+            return await passage.relay(
+                self._endpoints.first_event(incoming, passage.probe.endpoint) if is_stream else None
+            )
 
     async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Return whether a server that refused a legacy request is modern."""
@@ -81,7 +84,7 @@ class Passthrough:
             size = said.head.content_length
             if said.status in eras.REFUTING and size is not None and size <= REFUSAL_BYTES:
                 return await self._refused(passage)
-            return await passage.relay(self._endpoints.first_event(incoming, passage.probe.endpoint))
+            return await passage.relay(None)
 
     def _request(self, passage: HttpPassage) -> tuple[URL | None, HeaderLines]:
         """Return where a request goes, as `HttpPassage.open` takes it, with its headers."""

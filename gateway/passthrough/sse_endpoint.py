@@ -50,8 +50,8 @@ class EndpointRewriter:
         return target
 
     def first_event(self, incoming: Incoming, endpoint: Endpoint) -> "FirstEventRewriter | None":
-        """Return a rewriter for the reply to a request that may open such a stream; None for any other request."""
-        if incoming.method != "GET" or mcp.SESSION_ID in incoming.headers or mcp.LAST_EVENT_ID in incoming.headers:
+        """Return a rewriter for the reply to a GET that may open such a stream; None for any other one."""
+        if mcp.SESSION_ID in incoming.headers or mcp.LAST_EVENT_ID in incoming.headers:
             return None
         return FirstEventRewriter(self._keyring.value, incoming.path, incoming.url.raw_path, endpoint)
 
