@@ -348,40 +348,6 @@ async def test_messages_that_one_caller_does_not_read_end_no_session_of_another(
 
 
 @pytest.mark.usefixtures("nothing_to_replay")
-async def test_a_response_that_cannot_be_held_becomes_an_error(begin: Start, sse_server: FakeSse) -> None:
-    """One that is as large as the budget, so that no room is left for what an event costs besides."""
-    limits = {"event_bytes": 9_000, "body_bytes": 9_000}
-    sse_server.tool = silent
-    stand = await begin(**before(sse_server, limits=limits))
-    client = await LegacyClient(stand).initialize()
-    call = later(client.post(client.call_message()))
-    await sse_server.heard(mcp.TOOLS_CALL)
-    sse_server.streams[0].say(id=1, result={"x": "x" * 8_900})
-    assert [(each["id"], each["error"]["data"]["reason"]) for each in (await call)[2]] == [(1, "call_lost")]
-    await eventually(lambda: stand.metric(SESSIONS) == 0)
-
-
-async def test_notifications_that_no_client_reads_make_room_for_newer_ones(
-    begin: Start, sse_server: FakeSse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 1000)
-    stand = await begin(**before(sse_server))
-    client = await LegacyClient(stand).initialize()
-    for number in range(20):
-        params = {"level": "info", "data": f"{number:0500}"}
-        sse_server.streams[0].say(method=mcp.LOG, params=params)
-    ask(sse_server)
-    (session,) = stand.gateway.downstream.front.sessions._sessions.values()
-    await eventually(lambda: session.standalone.last == 21, "all of it waits")
-    stream = await client.listen()
-    found = [await stream.message()]
-    while found[-1].get("id") != "q":
-        found.append(await stream.message())
-    assert [int(each["params"]["data"]) for each in found[:-1]] == [19]
-    assert await client.end() == 200
-
-
-@pytest.mark.usefixtures("nothing_to_replay")
 async def test_what_was_delivered_is_forgotten_before_any_session_ends(begin: Start, sse_server: FakeSse) -> None:
     limits = {"event_bytes": 20_000, "body_bytes": 20_000}
     stand = await begin(**before(sse_server, limits=limits))
