@@ -20,49 +20,9 @@ from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt
 
-BOM = b"\xef\xbb\xbf"
-
 
 def body(turn: Turn, result: object, **more: object) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": turn.id, "result": result, **more}, ensure_ascii=False).encode()
-
-
-async def lf(turn: Turn) -> None:
-    await turn.raw(b"data: " + body(turn, text("é")) + b"\n\n")
-
-
-async def bom(turn: Turn) -> None:
-    await turn.raw(BOM + b"data: " + body(turn, text("é")) + b"\n\n")
-
-
-async def cr(turn: Turn) -> None:
-    await turn.raw(b"event: message\rdata: " + body(turn, text("é")) + b"\r\r")
-
-
-async def crlf(turn: Turn) -> None:
-    await turn.raw(b"id: 1\r\ndata:\r\n\r\n: ping\r\n\r\ndata: " + body(turn, text("é")) + b"\r\n\r\n")
-
-
-async def every_byte(turn: Turn) -> None:
-    for byte in b"data: " + body(turn, text("é")) + b"\r\n\r\n":
-        await turn.raw(bytes([byte]))
-
-
-async def many_lines(turn: Turn) -> None:
-    lines = json.dumps({"jsonrpc": "2.0", "id": turn.id, "result": text("é")}, indent=1).splitlines()
-    await turn.raw(b"".join(b"data: %b\n" % line.encode() for line in lines) + b"\n")
-
-
-async def unknown_fields(turn: Turn) -> None:
-    await turn.raw(b"retry: 5\nfoo: bar\nid\ndata\n\n: c\ndata:" + body(turn, text("é")) + b"\n\n")
-
-
-@pytest.mark.parametrize("script", [lf, bom, cr, crlf, every_byte, many_lines, unknown_fields])
-async def test_odd_streams_that_are_valid_are_understood(
-    upstream: FakeUpstream, client: Client, script: Script
-) -> None:
-    upstream.tool(script)
-    assert (await client.call()).text == "é"
 
 
 async def bad_json(turn: Turn) -> None:
