@@ -1,12 +1,11 @@
 """One process of the cluster: its id, its unix sockets, the secret that it shares with its siblings."""
 
 import hashlib
-from collections.abc import Callable
 
 import msgspec
 
 from gateway import world
-from gateway.config import Config, Replica
+from gateway.config import Replica
 
 Address = str
 """host:port, or unix:/path of a worker of this host."""
@@ -16,14 +15,13 @@ class Worker(msgspec.Struct, frozen=True):
     """One of several processes that share `listen`, as its supervisor describes it.
 
     `directory` (mode 0700) holds the unix sockets `peer-<number>.sock` and `admin-<number>.sock`; `key` seals states
-    if the configuration has no keys. `read` reads the configuration file again, for SIGHUP.
+    if the configuration has no keys.
     """
 
     number: int
     count: int
     directory: str
     key: bytes
-    read: Callable[[], Config] | None = None
 
     @property
     def mark(self) -> bytes:

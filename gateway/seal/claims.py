@@ -68,7 +68,7 @@ class Claims(Generic[T]):
         """
         self._ring = ring(keys, purpose, opens_former=opens_former)
         self._most, self._fits = most, fits or InForce(most)
-        self._decode = msgspec.msgpack.Decoder(content).decode
+        self._decoder = msgspec.msgpack.Decoder(content)
 
     def fitting(self, content: T) -> str | None:
         """The claim; None if it does not fit."""
@@ -87,7 +87,7 @@ class Claims(Generic[T]):
         """The content of a claim, whosever it is; raises InvalidState, whose reason is for metrics and logs only."""
         if len(sealed) > self._most:
             raise InvalidState("too_large")
-        return decode_content(self._decode, self._ring.value.open(sealed))
+        return decode_content(self._decoder, self._ring.value.open(sealed))
 
     def opens(self, sealed: str | None) -> bool:
         """Whether this is such a claim, whosever it is."""

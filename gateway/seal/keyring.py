@@ -11,7 +11,7 @@ then remove the old key.
 
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
@@ -138,10 +138,10 @@ def room(characters: int) -> int:
     return (characters - len(PREFIX) - _KEY_ID_CHARACTERS - 2) * 3 // 4 - _OVERHEAD_BYTES
 
 
-def decode_content(decode: Callable[[bytes], T], plaintext: bytes) -> T:
+def decode_content(decoder: msgspec.msgpack.Decoder[T], plaintext: bytes) -> T:
     """What was sealed; raises InvalidState if another version wrote it in another form."""
     try:
-        return decode(plaintext)
+        return decoder.decode(plaintext)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidState("version") from exc
 

@@ -123,8 +123,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
 Frame = Head | Data | End | Whole | Gone | Identity | Told
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_request = msgspec.msgpack.Decoder(PeerRequest).decode
-_decode_frame = msgspec.msgpack.Decoder(Frame).decode
+_request_decoder = msgspec.msgpack.Decoder(PeerRequest)
+_frame_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 
 class PeerSealer:
@@ -151,7 +151,7 @@ class PeerSealer:
         One from the future is new only once too: its sender has done the work elsewhere when its time has come. So one
         that seemed to have expired, because the clock was ahead, stays so.
         """
-        request = decode_content(_decode_request, self._keyring.value.open_bytes(sealed, b"request"))
+        request = decode_content(_request_decoder, self._keyring.value.open_bytes(sealed, b"request"))
         if request.issued < now - SKEW_SECONDS:
             self._newest_expired = max(self._newest_expired, request.issued)
         if request.issued <= self._newest_expired:
@@ -203,8 +203,7 @@ class Frames:
         return frames
 
     def _open(self, sealed: bytes) -> Frame:
-        frame: Frame = decode_content(_decode_frame, self._keyring.open_bytes(sealed, self._place()))
-        return frame
+        return decode_content(_frame_decoder, self._keyring.open_bytes(sealed, self._place()))
 
     def _place(self) -> bytes:
         number, self._number = self._number, self._number + 1

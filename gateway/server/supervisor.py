@@ -174,8 +174,8 @@ class Supervisor:
 
     def _start(self, number: int) -> "_Life":
         config = self._in_force.value
-        worker = Worker(number, config.workers, self._directory, self._key, self._read)
-        life = self._lives[number] = _Life(config, worker)
+        worker = Worker(number, config.workers, self._directory, self._key)
+        life = self._lives[number] = _Life(config, worker, self._read)
         self._overview.born(number, worker.socket("admin"))
         log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
         if number not in self._overview.proven:
@@ -220,10 +220,10 @@ class Supervisor:
 class _Life:
     """One process of a worker, from its start to its end."""
 
-    def __init__(self, config: Config, worker: Worker) -> None:
+    def __init__(self, config: Config, worker: Worker, read: Read | None) -> None:
         self._error, error = _SPAWN.Pipe(duplex=False)
         # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
-        self._process = _SPAWN.Process(target=_work, args=(config, worker, error), daemon=True)
+        self._process = _SPAWN.Process(target=_work, args=(config, worker, read, error), daemon=True)
         with _blocked_signals():
             self._process.start()
         error.close()
@@ -282,13 +282,13 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(config: Config, worker: Worker, error: "Connection[Any, Any]") -> None:
+def _work(config: Config, worker: Worker, read: Read | None, error: "Connection[Any, Any]") -> None:
     """Run a worker in its own process."""
     _die_with_supervisor()
     os.setsid()
     configure_logging(config.log.level, config.log.format)
     try:
-        event_loop.run(_serve(config, worker))
+        event_loop.run(_serve(config, worker, read))
     except OSError as exc:
         error.send(exc.args)
         sys.exit(1)
@@ -303,9 +303,9 @@ def _die_with_supervisor() -> None:
         sys.exit(1)
 
 
-async def _serve(config: Config, worker: Worker) -> None:
+async def _serve(config: Config, worker: Worker, read: Read | None) -> None:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(serve(config, worker, worker.read))
+    serving = loop.create_task(serve(config, worker, read))
     # `serve` sets its handlers in its first step, which runs before this callback.
     loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
     await serving
