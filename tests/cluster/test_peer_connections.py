@@ -19,9 +19,9 @@ from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keys
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
+from tests.support.fake_http import fake_wire
 from tests.support.fake_peer import Asked, Proxy
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.fake_wire import fake_wire
 from tests.support.replicas import (
     STALLED,
     TWICE,

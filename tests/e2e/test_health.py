@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from gateway import container_health
 from gateway.config import Config, parse
 from tests.parts.launch import free_port
+from tests.support.fake_http import FakeHttp, Wire, says
 from tests.support.gateway_process import gateway
 
 ROOT = Path(__file__).parent.parent
@@ -42,28 +41,12 @@ def file(folder: Path, text: str) -> str:
     return str(path)
 
 
-@asynccontextmanager
-async def fake_listener(reply: bytes, *, drips: bool = False) -> AsyncIterator[str]:
-    """Another program on the port: sends `reply` to each client, once or endlessly."""
-
-    writers: list[asyncio.StreamWriter] = []
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        await reader.readuntil(b"\r\n\r\n")  # closing a connection with unread bytes resets it
-        writer.write(reply)
-        while drips and not writer.is_closing():
-            writer.write(b"x")
-            await asyncio.sleep(0.02)
-        writer.close()
-
-    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        try:
-            yield f"{host}:{port}"
-        finally:
-            for writer in writers:
-                writer.transport.abort()
+async def drips(wire: Wire) -> None:
+    _ = await wire.head()
+    await wire.say(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        await wire.say(b"x")
+        await asyncio.sleep(0.02)
 
 
 # --- a real gateway ---
@@ -121,16 +104,16 @@ async def test_a_gateway_that_hangs_is_not_healthy() -> None:
     ids=["nothing", "ssh", "another server", "terminal codes", "a flood"],
 )
 async def test_another_answer_than_200_is_not_healthy(reply: bytes, said: str) -> None:
-    async with fake_listener(reply) as address:
-        code, text = await ask("--admin", address)
+    async with FakeHttp(says(reply)) as fake:
+        code, text = await ask("--admin", f"127.0.0.1:{fake.port}")
     assert code == 1
     assert said in text
     assert len(text) < 250
 
 
 async def test_a_reply_that_drips_does_not_outlast_the_timeout() -> None:
-    async with fake_listener(b"HTTP/1.1 200 OK\r\n\r\n", drips=True) as address, asyncio.timeout(30):
-        code, text = await ask("--admin", address, "--timeout", "0.3")
+    async with FakeHttp(drips) as fake, asyncio.timeout(30):
+        code, text = await ask("--admin", f"127.0.0.1:{fake.port}", "--timeout", "0.3")
     assert (code, text.partition(" from ")[0]) == (1, "not healthy: no answer")
 
 

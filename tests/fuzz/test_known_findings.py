@@ -14,7 +14,7 @@ from gateway.seal.peer_messages import PeerRequest
 from tests.fuzz.black_box import SECRET, Attack, Campaign, framed, modern
 from tests.fuzz.mutator import Mutator
 from tests.parts.launch import free_port
-from tests.support.fake_wire import fake_wire
+from tests.support.fake_http import fake_wire
 from tests.support.gateway_process import STATE_KEY, gateway
 
 pytestmark = pytest.mark.processes

@@ -17,8 +17,8 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from gateway.upstream.http import era_probe
 from gateway.upstream.http.http_upstream import StreamTimes
+from tests.support.fake_http import fake_wire
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.state_keeper import CAPABILITY

@@ -2,14 +2,17 @@
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from itertools import repeat
 from types import TracebackType
 from typing import Self
 
+_ID = re.compile(rb'"id":("[^"]*")')
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -124,6 +127,29 @@ class FakeHttp:
             writer.transport.abort()
         finally:
             self._running.discard(task)
+
+
+@asynccontextmanager
+async def fake_wire(
+    said: bytes | Callable[[bytes], bytes], *, times: int | None = 1, stays: bool = False
+) -> AsyncIterator[str]:
+    """Run a server that sends each connection these bytes, `times` times or endlessly (None); return its URL.
+
+    A function is given the JSON of the request's id.
+    """
+
+    async def script(wire: Wire) -> None:
+        heard = await wire.reader.read(1 if isinstance(said, bytes) else 65_536)
+        if not heard:
+            raise Gone
+        sent = said if isinstance(said, bytes) else said(_ID.findall(heard)[0])
+        for _ in repeat(None) if times is None else repeat(None, times):
+            await wire.say(sent)
+        if stays:
+            _ = await wire.gone()
+
+    async with FakeHttp(script) as fake:
+        yield fake.url
 
 
 def says(*parts: bytes) -> Script:

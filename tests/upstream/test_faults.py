@@ -14,8 +14,8 @@ from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
+from tests.support.fake_http import fake_wire
 from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
-from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt

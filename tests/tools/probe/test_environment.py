@@ -15,8 +15,8 @@ from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.environment import look_around
 from tests.parts.launch import free_port
+from tests.support.fake_http import fake_wire
 from tests.support.fake_upstream import FakeUpstream, Turn
-from tests.support.fake_wire import fake_wire
 from tests.support.gateway_process import gateway
 from tests.tools.probe.test_command import run
 

@@ -22,9 +22,9 @@ from gateway.tools.probe.steps import requests
 from tests.parts.launch import free_port
 from tests.support.authority import Authority
 from tests.support.black_hole import black_hole
+from tests.support.fake_http import fake_wire
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.fake_wire import fake_wire
 from tests.support.probing import answers, check, everything_in, look, states, subject
 from tests.support.workbench import eventually
 
