@@ -118,14 +118,6 @@ def test_a_url_question_gets_an_id_of_its_own() -> None:
     assert len(ids) == 8
 
 
-def test_an_older_client_is_not_told_the_mode_of_a_form() -> None:
-    old, new = call(version="2025-06-18").received(required(a=FORM)), call().received(required(a=FORM))
-    assert isinstance(old, on.Asked)
-    assert isinstance(new, on.Asked)
-    assert "mode" not in json.loads(bytes(old.questions[0].params or b""))
-    assert json.loads(bytes(new.questions[0].params or b"")) == FORM["params"]
-
-
 def test_a_server_that_asks_for_ever_is_stopped() -> None:
     it = call()
     for _ in range(MAX_ROUNDS - 1):

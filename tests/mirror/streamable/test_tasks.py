@@ -79,13 +79,6 @@ async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient
     assert (job.made, job.cancelled) == (1, False)
 
 
-async def test_other_tools_hear_nothing_of_tasks(client: LegacyClient, server: FakeModern) -> None:
-    _ = Job(server)
-    server.tools["echo"] = lambda call: call.text(list(call.meta[mcp.META_CAPABILITIES]))
-    async with client.call("echo") as stream:
-        assert text(await stream.message()) == ["elicitation", "sampling", "roots"]
-
-
 async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> None:
     stand = await begin(route={"tasks": {"undeclared": "refuse"}})
     client = await session(stand)
