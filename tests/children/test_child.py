@@ -93,7 +93,6 @@ ROUTES: Final = {
     "/silent": upstream("--silent", warm=0),
     "/one": upstream(max_children=1),
     "/wrapped": wrapped("--stubborn"),
-    "/slow": upstream(max_children=3, warm=0, new_children_per_second=0.001),
 }
 
 
@@ -276,21 +275,6 @@ async def test_there_are_never_more_children_than_allowed(client: Client, gw: Ga
     assert (await at.call("ask", state=first.state, answers={"Name": ACCEPT})).text == "Ann"
     assert (await other.call("pid")).text
     assert await gw.metric(CHILDREN, route="/one") == 1
-
-
-async def test_invented_callers_start_few_children(client: Client, gw: Gateway) -> None:
-    at = client.on(gw.base + "/slow")
-    pids = set[str]()
-    errors = set[str]()
-    for number in range(20):
-        reply = await at.on(Authorization=f"Bearer invented {number}").call("pid")
-        if "error" in reply.final:
-            errors.add(reply.error["message"])
-        else:
-            pids.add(reply.text)
-    assert len(pids) == 3
-    (error,) = errors
-    assert "upstream.new_children_per_second" in error
 
 
 async def test_a_killed_gateway_leaves_no_process() -> None:
