@@ -17,6 +17,7 @@ from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Silent, tells
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.noted_connections import NotedConnection
 from tests.support.replicas import Cluster, ask, drop, in_time
 from tests.support.status import fetch, process, status_of
 from tests.support.workbench import Stand, eventually
@@ -181,7 +182,7 @@ async def test_hostile_texts_of_another_replica_stay_text(cluster: Cluster) -> N
         assert html.count("&lt;script") >= 3
 
 
-async def test_views_at_the_same_time_ask_once(cluster: Cluster) -> None:
+async def test_views_at_the_same_time_ask_once(cluster: Cluster, accepted: list[NotedConnection]) -> None:
     go = asyncio.Event()
 
     async def answer(asked: Asked) -> None:
@@ -191,14 +192,14 @@ async def test_views_at_the_same_time_ask_once(cluster: Cluster) -> None:
 
     other = await cluster.fake(FakePeer(answer))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
-    view = one.gateway._cluster_view
-    first = asyncio.get_running_loop().create_task(view.others())
+    first = asyncio.get_running_loop().create_task(seen(one))
     await eventually(lambda: other.kinds == ["status"])
-    second = asyncio.get_running_loop().create_task(view.others())
+    second = asyncio.get_running_loop().create_task(seen(one))
+    await eventually(lambda: len(accepted) == 2 and accepted[1].is_serving, "the second view is asked for")
     go.set()
-    assert (await in_time(first)) == (await in_time(second))
+    assert states(await in_time(first)) == states(await in_time(second))
     assert other.kinds == ["status"]
-    _ = await view.others()
+    _ = await seen(one)
     assert other.kinds == ["status", "status"], "a later view asks anew"
 
 

@@ -10,14 +10,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from gateway.bridge.call_report import Report
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
 from gateway.telemetry.otel import Traces
 from tests.support.fake_upstream import FakeUpstream, Turn, one_question, text
 from tests.support.logs import Lines
-from tests.support.replicas import later, opened, steps
+from tests.support.replicas import later, steps
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
 
@@ -145,18 +144,6 @@ async def test_the_status_page_names_no_expiry_while_a_client_waits(
     assert driver.glance(time.monotonic()).expires_in_seconds is None
     go.set()
     assert (await answer).text == "ok"
-
-
-async def test_a_takeover_is_logged_with_the_owner_and_what_can_be_resumed(
-    log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    upstream.tool(one_question)
-    asked = await client.call()
-    (driver,) = stand.gateway.lot
-    Report(driver._context).taken_over(opened(asked.state), owner_is_dead=True)
-    (line,) = log_lines(Event.CALL_TAKEN_OVER)
-    assert (line["owner"], line["owner_is_dead"], line["round"], line["resumable"]) == ("gw-1", True, 1, False)
-    _ = await client.answer(asked)
 
 
 async def _traced(begin: Start) -> tuple[Stand, InMemorySpanExporter]:

@@ -68,7 +68,7 @@ def become(request: dict[str, Any]) -> list[str]:
     os.setsid()
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != request["stem"]:
-        os._exit(1)  # it died before we asked to die with it
+        sys.exit(1)  # it died before we asked to die with it
     for fd, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
@@ -111,7 +111,7 @@ def serve() -> str:
         while b"\n" not in given:
             more = os.read(0, 65536)
             if not more:
-                os._exit(0)
+                sys.exit(0)
             given += more
         line, _, given = given.partition(b"\n")
         request = json.loads(line)

@@ -3,8 +3,10 @@
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -562,7 +564,7 @@ async def test_a_caller_that_a_modern_upstream_accepts_waits_for_its_turn_to_pro
 
 
 async def test_a_caller_that_waits_for_its_turn_to_probe_comes_before_others_until_it_leaves(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand = await begin(stream_times=paused(1000))
     upstream.on("server/discover", lambda turn: _refuse(turn, 401))
@@ -571,7 +573,8 @@ async def test_a_caller_that_waits_for_its_turn_to_probe_comes_before_others_unt
     assert not await era.is_modern({"Authorization": "Bearer one"})
     waiting = asyncio.get_running_loop().create_task(era.is_modern({"Authorization": "Bearer good"}, waits=True))
     await asyncio.sleep(0)
-    era._next_start = float("-inf")  # the time is over, but the task has not run yet
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
+    monkeypatch.setattr("gateway.upstream.http.era_probe.world", later)  # but the task has not run yet
     assert not await era.is_modern({"Authorization": "Bearer two"})
     assert len(upstream.probes) == 1
     waiting.cancel()

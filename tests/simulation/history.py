@@ -414,12 +414,12 @@ def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
     gauges = {
         "held": metrics.held_calls,
         "cold": metrics.cold_calls,
-        "sessions": metrics._sessions,
         "legacy": metrics.client_sessions,
         "subscriptions": metrics.subscriptions,
     }
     return {
         **{f"gauge {name}": sum(count.value for count in gauge.values()) for name, gauge in gauges.items()},
+        "gauge sessions": sum(sum(metrics.sessions(path).values()) for path in gateway.routes.live),
         **{f"budget {name}": status.used for name, status in metrics.budgets().items()},
         "calls": len(gateway.lot),
         "cold": len(gateway.lot.cold),

@@ -304,11 +304,11 @@ _FIN: Final = b""
 class Way:
     """What one end sends to the other."""
 
-    __slots__ = ("_is_resent", "_last", "_network", "_sender", "_stuck", "count", "is_dropped", "receiver", "room")
+    __slots__ = ("_is_resent", "_network", "_sender", "_stuck", "count", "is_dropped", "last", "receiver", "room")
 
     def __init__(self, network: Network, sender: "End", receiver: "End") -> None:
         self._network, self._sender, self.receiver = network, sender, receiver
-        self._last = 0.0
+        self.last = 0.0
         self._stuck: list[bytes | None] = []
         """What a link that is down holds back: bytes, an end, None for a reset; and what comes after it, in order."""
         self._is_resent = False
@@ -325,8 +325,8 @@ class Way:
         kernel = network.kernel
         for part in self._parts(data) if network.cut_segments else (data,):
             at = kernel.now + network.delay()
-            self._last = max(self._last, at)
-            kernel.call_at(self._last, self._arrive, part)
+            self.last = max(self.last, at)
+            kernel.call_at(self.last, self._arrive, part)
 
     def _parts(self, data: bytes | None) -> list[bytes | None]:
         network, random = self._network, self._network.kernel.random
@@ -352,8 +352,8 @@ class Way:
         if self._stuck and not (self._is_resent or self._is_blocked()):
             self._is_resent = True
             kernel = self._network.kernel
-            self._last = max(self._last, kernel.now + 0.2 + kernel.random.random())
-            kernel.call_at(self._last, self._arrive_again)
+            self.last = max(self.last, kernel.now + 0.2 + kernel.random.random())
+            kernel.call_at(self.last, self._arrive_again)
 
     def _arrive_again(self) -> None:
         self._is_resent = False

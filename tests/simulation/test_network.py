@@ -13,7 +13,7 @@ def test_bytes_that_are_sent_again_are_not_overtaken() -> None:
     way.push(b"first")
     kernel.run(kernel.now + 0.1)
     network.extra_seconds = 1000.0
-    while way._last < kernel.now + 0.1:
+    while way.last < kernel.now + 0.1:
         way.push(b"second")
     network.unblock(one.host, other.host)
     kernel.run(kernel.now + 2000.0)

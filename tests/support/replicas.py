@@ -120,8 +120,6 @@ async def crash(stand: Stand) -> None:
 
     gateway.tasks.start = never  # type: ignore[method-assign,assignment]
     closing = [asyncio.ensure_future(listener.close()) for listener in gateway.listeners]
-    for held in gateway.downstream._legacy.mirror._shared.running.values():
-        held._link._is_released = True
     for listener in gateway.listeners:
         for connection in list(listener._service.connections):
             connection.wire.abort()
@@ -129,7 +127,6 @@ async def crash(stand: Stand) -> None:
     await asyncio.gather(*closing)
     for live in gateway.routes.live.values():
         live.upstream.client.close()
-    gateway._peer_connections.close()
 
 
 class Cluster:

@@ -662,7 +662,7 @@ def of_a_dead_process(state: str, session: str, cursor: str) -> str:
 
 @pytest.mark.parametrize("rounds", [0, 4])
 async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_silent(
-    upstream: FakeUpstream, begin: Start, rounds: int
+    log_lines: Lines, upstream: FakeUpstream, begin: Start, rounds: int
 ) -> None:
     stand = await begin(timeouts={"idle_seconds": 0.1}, legs={"rounds": rounds, "limit_seconds": 0.05})
     client = stand.client()
@@ -684,6 +684,8 @@ async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_sile
     assert reply.outcome == (200, -32603, "call_lost")
     assert "timeouts.idle_seconds" in reply.error["message"]
     assert upstream.of("resume")[0].headers["Last-Event-ID"] == "e1"
+    line = log_lines("call.taken_over")[0]
+    assert (line["owner"], line["owner_is_dead"], line["round"], line["resumable"]) == ("gw-1", True, 1, True)
 
 
 async def test_a_call_that_waits_for_its_client_is_not_silent(upstream: FakeUpstream, begin: Start) -> None:

@@ -337,34 +337,33 @@ class Unsearched(Groups):
     searches = 0
 
     def __iter__(self) -> Iterator[PoolKey]:
-        self.searches += 1
+        Unsearched.searches += 1
         return super().__iter__()
 
     def items(self) -> Any:
-        self.searches += 1
+        Unsearched.searches += 1
         return super().items()
 
     def values(self) -> Any:
-        self.searches += 1
+        Unsearched.searches += 1
         return super().values()
 
 
-async def test_a_release_does_not_search_the_groups() -> None:
+async def test_a_release_does_not_search_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "Groups", Unsearched)
+    monkeypatch.setattr(pools, "_SWEEP_SECONDS", 1000.0)
     before, bench = alive(Quota), Bench(sessions={"max": 40, "max_per_principal": 1})
-    bench.pool._alarm.stop()
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
     waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit
     waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
     await turns()
-    groups = Unsearched(is_affine=False)
-    groups.update(bench.pool._groups)
-    bench.pool._groups = groups
+    Unsearched.searches = 0
     while waiting:
         bench.pool.release(held.pop(0), clean=True)  # idle, and closed for room at once
         served, waiting = await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert served
         held += [each.result() for each in served]
-    assert groups.searches == 0
+    assert Unsearched.searches == 0
     for session in held:
         bench.pool.release(session, clean=True)
     await bench.close()
