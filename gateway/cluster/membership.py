@@ -119,25 +119,20 @@ class Membership:
 
     # -- addresses ----------------------------------------------------------------------------------------------
 
-    def known_address(self, member: str) -> Address | None:
-        """The address of a member, as far as it takes no lookup."""
-        host, _, number = member.partition("#")
-        if host == self.host:
-            worker = self._worker
-            exists = worker is not None and number.isdecimal() and int(number) < worker.count
-            return worker.socket("peer", int(number)) if worker is not None and exists else None
-        return self.discovery.address(host)
-
     async def address(self, member: str) -> Address | None:
         """The address of a member; None if it belongs to this host and does not exist.
 
         Raises OwnerSilent if no address is known: a member that is not listed may still be alive.
         """
-        address, host = self.known_address(member), member.partition("#")[0]
-        if address is not None or host == self.host:
-            return address
-        await self.discovery.look()
-        address = self.discovery.address(host) or self.discovery.last_address(host)
+        host, _, number = member.partition("#")
+        if host == self.host:
+            worker = self._worker
+            exists = worker is not None and number.isdecimal() and int(number) < worker.count
+            return worker.socket("peer", int(number)) if worker is not None and exists else None
+        address = self.discovery.address(host)
+        if address is None:
+            await self.discovery.look()
+            address = self.discovery.address(host) or self.discovery.last_address(host)
         if address is None:
             raise self._not_found(member)
         return address
