@@ -68,14 +68,8 @@ async def test_removed_and_unknown_methods_are_404(client: Client, method: str) 
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (b"", -32700),
         (b"{", -32700),
-        (b"\xff", -32700),
         (b"[]", -32600),
-        (b"5", -32600),
-        (b"{}", -32600),
-        (b'{"jsonrpc":"2.0","id":null,"method":"x"}', -32600),
-        (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"x"}', -32600),
         (b'{"jsonrpc":"2.0","id":1,"result":{}}', -32600),
         (b"[" * 100_000, -32700),
     ],
