@@ -137,18 +137,6 @@ async def test_answers_of_a_modern_child_come_in_its_own_order(new: Host) -> Non
     assert await new.text(call("echo", 3)) == "{}"
 
 
-async def test_changes_of_a_modern_child_reach_the_subscription_of_the_host(new: Host) -> None:
-    listen = modern("subscriptions/listen", 9, notifications={"toolsListChanged": True})
-    new.write(listen)
-    acknowledged = await new.until(method="notifications/subscriptions/acknowledged")
-    assert acknowledged["params"]["_meta"] == {META + "subscriptionId": 9}
-    new.write(call("change", 1))
-    changed = await new.until(method="notifications/tools/list_changed")
-    assert changed["params"]["_meta"] == {META + "subscriptionId": 9}
-    new.write(call("tear_down", 2))
-    assert (await new.until(id=9))["result"]["_meta"] == {META + "subscriptionId": 9}
-
-
 async def test_a_host_is_told_of_a_server_that_knows_no_version_of_it() -> None:
     async with host(fake("fake_modern_stdio.py", "--refuse")) as running:
         answer = await running.ask(modern("server/discover"))
