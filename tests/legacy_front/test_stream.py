@@ -1,6 +1,7 @@
 """The messages of one stream, without a connection."""
 
 import asyncio
+from collections.abc import Callable
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -34,14 +35,20 @@ class Bench:
         self.overflowed: list[int] = []
         self._number = 0
 
-    def stream(self, *, is_resumable: bool = True, principal: bytes = b"p") -> Stream:
+    def stream(
+        self,
+        *,
+        is_resumable: bool = True,
+        principal: bytes = b"p",
+        overflowed: Callable[[CallLost], None] | None = None,
+    ) -> Stream:
         number, self._number = self._number, self._number + 1
 
-        def overflowed(_: CallLost) -> None:
+        def noted(_: CallLost) -> None:
             self.overflowed.append(number)
 
         silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-        stream = Stream(number, b"7", self.budget, principal, silence, overflowed)
+        stream = Stream(number, b"7", self.budget, principal, silence, overflowed or noted)
         stream.is_resumable = is_resumable
         return stream
 
@@ -50,7 +57,7 @@ async def read(stream: Stream, position: int | None = None, *, count: int = 1000
     """Write what comes behind a position, or behind what was written before, as a reader that leaves after that."""
     found = []
     with stream.read_by(read, stream.delivered if position is None else position):
-        while len(found) < count and stream._messages:
+        while len(found) < count and stream.is_ready:
             item = await stream.next(read)
             assert isinstance(item, bytes)
             found.append(item)
@@ -191,10 +198,10 @@ async def test_what_waits_moves_with_its_order_and_its_rank() -> None:
 
 async def test_what_moves_into_a_stream_that_has_to_give_way_is_lost_with_it() -> None:
     bench = Bench(limit=2 * (EVENT + 100))
-    old, new = bench.stream(), bench.stream()
+    new = bench.stream()
+    old = bench.stream(overflowed=lambda _: new.finish(ENDED))  # their session ends
     for _ in range(2):
         old.ask(b"x" * 100)
-    old._overflowed = lambda _: new.finish(ENDED)  # their session ends
     old.move_to(new)
     assert new.final is ENDED
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.call_runner import Runner
+from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.server_client import _ModernReply
 from gateway.protocol import mcp
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
@@ -170,13 +170,13 @@ async def test_a_flood_of_log_messages_lets_others_run(
         return call.text("done")
 
     server.tools["flood"] = flood
-    turns, hear = Turns(), Runner._hear
+    turns, received = Turns(), Rounds.received
 
-    def noted(runner: Runner, data: bytes) -> object:
+    def noted(rounds: Rounds, data: bytes) -> object:
         turns.note()
-        return hear(runner, data)
+        return received(rounds, data)
 
-    monkeypatch.setattr(Runner, "_hear", noted)
+    monkeypatch.setattr(Rounds, "received", noted)
     with turns:
         async with client.call("flood") as stream:
             while "result" not in await stream.message():

@@ -1,6 +1,7 @@
 """The deadline of one wait: it ends that wait alone, and a cancellation from elsewhere stays one."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -8,6 +9,7 @@ from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from tests.support.noted_timers import Timers
 
 
 @pytest.fixture
@@ -49,10 +51,15 @@ async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(timer: Co
     assert len(timer) == 0
 
 
-async def test_a_task_that_is_cancelled_by_both_stays_cancelled(timer: CoarseTimer) -> None:
+async def test_a_task_that_is_cancelled_by_both_stays_cancelled(
+    timer: CoarseTimer, timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def wait() -> None:
-        with CoarseTimeout(timer) as deadline:
-            deadline._expire()
+        with CoarseTimeout(timer):
+            monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + 0.1)
+            for seconds, _ in list(timers.all):
+                timers.ring(seconds)
+            assert task.cancelling() == 1, "the time is over"
             task.cancel()
             await asyncio.Event().wait()
 

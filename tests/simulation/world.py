@@ -1,7 +1,8 @@
 """One simulated world: its clock, its randomness, its network, its processes; all of it follows from one seed."""
 
 import asyncio
-from asyncio import events, tasks
+from asyncio import tasks
+from asyncio.events import _get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -84,7 +85,7 @@ class Simulation:
         return BEGAN + self.kernel.now + offset
 
     def running(self) -> Process | None:
-        loop = events._get_running_loop()
+        loop = _get_running_loop()
         return loop.process if isinstance(loop, Loop) else None
 
     def _random(self) -> Random:
