@@ -28,6 +28,7 @@ from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
+from tests.support.served import Served
 from tests.support.signer import ISSUER, jwks, private, public_jwk, token
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, eventually
@@ -40,8 +41,10 @@ NO_KEYS = (503, -32603, "no_keys")
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class Endpoint:
+class Endpoint(Served):
     """The issuer's JWKS, over HTTP; `answer` may be changed at any time."""
+
+    path = "/jwks"
 
     def __init__(self) -> None:
         self.asked = 0
@@ -56,17 +59,6 @@ class Endpoint:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.asked += 1
         return await self.answer(http)
-
-    async def start(self, tls: Any = None) -> None:
-        self.runner = web.ServerRunner(
-            web.Server(self.handle, handler_cancellation=True, access_log=None), shutdown_timeout=0.1
-        )
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=tls).start()
-        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.runner.addresses[0][1]}/jwks"
-
-    async def close(self) -> None:
-        await self.runner.cleanup()
 
 
 @pytest.fixture
@@ -424,7 +416,7 @@ async def test_the_endpoint_may_have_an_authority_of_its_own(
 ) -> None:
     upstream.tool(lambda turn: turn.result(text("done")))
     ca, endpoint = Authority(tmp_path), Endpoint()
-    await endpoint.start(server_context(ca.sign("issuer")))
+    await endpoint.start(tls=server_context(ca.sign("issuer")))
     try:
         stand = await begin(principal=verified(endpoint, jwks_ca_file=str(ca.file)))
         assert (await stand.client(bearer()).call()).text == "done"

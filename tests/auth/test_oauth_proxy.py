@@ -13,26 +13,21 @@ from multidict import CIMultiDict
 from gateway.auth import oauth_proxy
 from gateway.identity import oauth_metadata
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.served import Served
 from tests.support.workbench import Stand, eventually
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class FakeIssuer:
+class FakeIssuer(Served):
     """A FAKE upstream origin with metadata; what has no handler is 404, and all that comes is recorded."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
         self.handlers: dict[str, Handler] = {}
-        self.origin = ""
 
-    async def start(self) -> None:
-        self._server = web.Server(self._handle)
-        runner = self._runner = web.ServerRunner(self._server)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.origin = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async def start(self, *where: Any) -> None:
+        await super().start(*where)
         self.says(
             oauth_metadata.RESOURCE + "/mcp", resource=f"{self.origin}/mcp", authorization_servers=[f"{self.origin}/"]
         )
@@ -43,10 +38,7 @@ class FakeIssuer:
             token_endpoint=f"{self.origin}/sso/token",
         )
 
-    async def close(self) -> None:
-        await self._runner.cleanup()
-
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.seen.append((http.method, http.path_qs, dict(http.headers), await http.read()))
         handler = self.handlers.get(http.path)
         return await handler(http) if handler is not None else web.Response(status=404)

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from tests.support.fake_modern import FakeModern
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.served import Served
 
 TOKEN = "DPoP token-of-ann"
 CHALLENGE = 'DPoP algs="ES256", error="use_dpop_nonce"'
@@ -50,8 +51,8 @@ def _claims(headers: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-class FakeDpopUpstream(FakeUpstream):
-    """A FAKE legacy server that serves no request without a proof for the URL that its clients know."""
+class DemandsProofs(Served):
+    """Makes a FAKE server serve no request without a proof for the URL that its clients know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,22 +64,17 @@ class FakeDpopUpstream(FakeUpstream):
         headers = refusal(http.headers, self.public_url, self.nonce)
         return await super().handle(http) if headers is None else web.Response(status=401, headers=headers)
 
+
+class FakeDpopUpstream(DemandsProofs, FakeUpstream):
+    """A FAKE legacy server."""
+
     def legs(self) -> list[tuple[str, str]]:
         """What it was sent, with the leg whose proof came with it."""
         return [(seen.word, leg_of(seen.headers)) for seen in self.seen]
 
 
-class FakeDpopModern(FakeModern):
-    """A FAKE modern server that serves no request without a proof, as FakeDpopUpstream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.public_url = ""
-        self.nonce: str | None = None
-
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        headers = refusal(http.headers, self.public_url, self.nonce)
-        return await super().handle(http) if headers is None else web.Response(status=401, headers=headers)
+class FakeDpopModern(DemandsProofs, FakeModern):
+    """A FAKE modern server."""
 
     def legs(self, method: str) -> list[str]:
         """The legs whose proofs came with the requests of this method."""

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.protocol import mcp
+from tests.support.served import Served
 
 Json = dict[str, Any]
 FORM: Json = {
@@ -58,7 +59,7 @@ class Call:
 Tool = Callable[[Call], Json | Awaitable[Json]]
 
 
-class FakeModern:
+class FakeModern(Served):
     """One server; `requests` has what it got, the oldest first."""
 
     def __init__(self) -> None:
@@ -86,21 +87,6 @@ class FakeModern:
         """The path to which it redirects every other one, by a reply that never ends."""
         self.left = 0
         """Requests whose client went away."""
-        self._runner: web.ServerRunner | None = None
-        self.url = ""
-
-    async def start(self) -> None:
-        server = web.Server(self.handle, handler_cancellation=True, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/mcp"
-
-    async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
 
     def of(self, method: str) -> list[Json]:
         return [body for body in self.requests if body["method"] == method]

@@ -12,12 +12,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span  # noqa: TC002  (one import style)
 
+from tests.support.served import Served
 
-class FakeOtlp:
+
+class FakeOtlp(Served):
     """An OTLP receiver over HTTP on loopback."""
 
+    path = ""
+
     def __init__(self, *, hangs: bool = False) -> None:
-        self.url = ""
         self.spans: list[Span] = []
         self.resource: dict[str, str] = {}
         self.keys: list[str] = []
@@ -26,21 +29,18 @@ class FakeOtlp:
         """Requests without an answer."""
         self._hangs = hangs
         self._over = asyncio.Event()
-        self._runner = web.ServerRunner(web.Server(self._handle))
 
     async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
-        await self._runner.cleanup()
+        await self.close()
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         assert (http.method, http.path) == ("POST", "/v1/traces")
         data = await http.read()
         if data[:2] == b"\x1f\x8b":

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.support.fake_upstream import DEADLINE, SSE, event
+from tests.support.served import Served
 
 Message = dict[str, Any]
 Script = Callable[["FakeSse", "Stream", Message], Awaitable[None]]
@@ -38,8 +39,10 @@ class Stream:
         self.out.put_nowait(None)
 
 
-class FakeSse:
-    """The server, on a free port of the test's own event loop."""
+class FakeSse(Served):
+    """The server."""
+
+    path = "/sse"
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -58,22 +61,6 @@ class FakeSse:
         self.instead: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None = None
         """If set, serves every request: another server at the same URL."""
         self._numbers = itertools.count()
-        self._runner: web.ServerRunner | None = None
-        self.url = self.origin = ""
-
-    async def start(self) -> None:
-        server = web.Server(self.handle, handler_cancellation=True, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.origin = f"http://{host}:{port}"
-        self.url = f"{self.origin}/sse"
-
-    async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
 
     async def heard(self, method: str, count: int = 1) -> list[Message]:
         """Wait until that many messages of the method were accepted; "answer" is a response."""

@@ -9,12 +9,13 @@ Scripts wait on events that the test sets, never on time.
 import asyncio
 import itertools
 import json
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.served import Served
 
 DEADLINE = 5.0
 FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
@@ -172,8 +173,8 @@ async def one_question(turn: Turn) -> None:
     await turn.result(text(json.dumps(answer)))
 
 
-class FakeUpstream:
-    """The server, on a free port of the test's own event loop."""
+class FakeUpstream(Served):
+    """The server."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -191,8 +192,6 @@ class FakeUpstream:
         self._answers: dict[tuple[str | None, str], asyncio.Future[Any]] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._opened = itertools.count(1)
-        self._runner: web.ServerRunner | None = None
-        self.url = ""
 
     # -- scripts of the tests ---------------------------------------------------------------------------------------
 
@@ -260,19 +259,6 @@ class FakeUpstream:
 
     # -- the server ---------------------------------------------------------------------------------------------
 
-    async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
-        server = web.Server(self.handle, handler_cancellation=True, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await self._listen(port, tls)
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"{'http' if tls is None else 'https'}://{host}:{port}/mcp"
-
-    async def _listen(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        assert self._runner is not None
-        self._site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
-        await self._site.start()
-
     @asynccontextmanager
     async def refusing_connections(self) -> AsyncIterator[None]:
         """Refuse new connections; those that are open stay open."""
@@ -280,12 +266,7 @@ class FakeUpstream:
         port = self._runner.addresses[0][1]
         await self._site.stop()
         yield
-        await self._listen(port)
-
-    async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._accept(self._runner, port)
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         data = await http.read()
