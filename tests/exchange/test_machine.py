@@ -320,6 +320,13 @@ def test_a_question_with_a_number_beyond_all_ranges_is_asked_recorded_and_recogn
     assert play >> on.Nested(raw(9), mcp.ELICIT, params) << send(("elicitation-1", 9, ACCEPT))
 
 
+def test_answers_given_in_advance_are_used_when_their_question_comes() -> None:
+    play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << send(("elicitation-1", 0, ACCEPT))
+    assert play.state is State.RUNNING
+    assert play.counts == ["given"]
+    assert play >> asked(1) << do.Arm(Timer.QUIET)
+
+
 # -- answers that do not arrive -----------------------------------------------------------------------------------
 
 
@@ -378,6 +385,12 @@ def test_of_two_questions_one_withdrawn_the_other_is_asked() -> None:
     assert play >> on.QuietPassed() << ask(FIRST, 1, "elicitation-2")
 
 
+def test_withdrawing_a_question_that_is_not_open_does_nothing() -> None:
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw("0"))
+    assert play
+    assert len(play.questions) == 1
+
+
 # -- the upstream ends while nobody waits ---------------------------------------------------------------------------
 
 
@@ -405,16 +418,6 @@ def test_the_error_of_a_call_is_the_answer_to_a_later_round_of_another_process()
     assert play << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
     assert play >> answered(THIRD, 3, **{"elicitation-3": ACCEPT}) << do.Fail((THIRD,), LOST)
     assert play >> answered(FOURTH, 0) << do.Fail((FOURTH,), LOST)
-
-
-def test_the_error_of_a_call_is_the_answer_to_other_answers_too() -> None:
-    """Another process may have asked again in the round that led to the error here."""
-    play = resumed(FIRST, SECOND) >> on.Broke(LOST) << do.Fail((SECOND,), LOST) << ANY
-    assert play >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Fail((THIRD,), LOST)
-    left = detached(FIRST, SECOND) >> on.Broke(LOST) << ANY
-    assert left.state is State.FINISHED
-    left = left >> answered(THIRD, 1, **{"elicitation-2": ACCEPT})
-    assert left << do.Fail((THIRD,), LOST) << do.Arm(Timer.LINGER)
 
 
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:
@@ -476,6 +479,13 @@ def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
     assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=True)
 
 
+def test_a_url_error_that_cannot_be_a_round_keeps_its_code_and_data() -> None:
+    failed, _ = waiting(FIRST).exchange.handle(url_required(elicitations="all"))
+    assert isinstance(failed, do.Fail)
+    assert isinstance(failed.error.data, Raw)
+    assert json.loads(bytes(failed.error.data)) == {"upstreamCode": -32042, "elicitations": "all"}
+
+
 def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> None:
     play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall() >> url_required(url())
     assert play << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
@@ -484,6 +494,10 @@ def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> Non
 def test_urls_that_came_while_detached_are_for_whoever_gave_the_answers_before() -> None:
     play = detached(FIRST, SECOND) >> url_required(url()) << ANY
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
+
+
+def test_a_question_after_the_url_error_is_unsolicited() -> None:
+    assert referred(FIRST) >> asked(5) << do.Respond(raw(5), error(mcp.INVALID_PARAMS))
 
 
 # -- the client leaves ----------------------------------------------------------------------------------------------
@@ -601,16 +615,6 @@ def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> 
 
 
 # -- stop -------------------------------------------------------------------------------------------------------------
-
-
-def test_stopping_cancels_a_call_and_fails_its_waiting_legs() -> None:
-    play = waiting(FIRST) >> on.Stopped(STOPPING) << do.CancelCall("stopping")
-    assert play << do.Fail((FIRST,), STOPPING) << do.ReleaseSession(clean=False)
-
-
-def test_stopping_settles_the_questions_of_a_parked_call() -> None:
-    play = parked(FIRST) >> on.Stopped(STOPPING) << do.Respond(raw(0), CANCEL) << do.CancelCall("stopping")
-    assert play << do.ReleaseSession(clean=False)
 
 
 def test_stopping_while_referred_or_detached_frees_the_session() -> None:

@@ -87,11 +87,6 @@ def test_the_call_of_an_older_client_ends_when_it_would_have_to_ask() -> None:
     assert play.state is State.ENDED
 
 
-def test_what_an_older_client_did_not_get_is_not_kept() -> None:
-    play = opened(FIRST, returns=False) >> on.Left(FIRST) >> on.Resulted(RESULT) << do.Reply((), RESULT) << RELEASED
-    assert (play.state, play.exchange.timers) == (State.ENDED, ())
-
-
 def test_a_client_may_hang_up_whenever_it_likes() -> None:
     for play, legs in ((asked(), (FIRST,)), (away(), ())):
         assert play >> on.Cancelled() << do.CancelCall(ANY) << DROPPED << do.Close(legs)

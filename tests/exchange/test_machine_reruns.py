@@ -16,7 +16,7 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Policy, Snapshot, State
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
+from gateway.protocol.errors import InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping
 from tests.support.playbook import (
     ACCEPT,
     CANCEL,
@@ -202,20 +202,6 @@ def test_a_question_is_the_same_with_another_id_another_spelling_or_removed_para
     assert play >> on.Nested(raw("other"), mcp.ELICIT, Raw(spelled)) << send((key(1), "other", reply(1)))
 
 
-def test_answers_given_in_advance_are_used_by_the_next_run_too() -> None:
-    play = waiting(FIRST, given={"elicitation-1": reply(1)}) >> question(1) << send((key(1), 1, reply(1)))
-    play = rerun(play >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play.counts == ["given", "replayed"]
-
-
-def test_questions_that_were_gathering_are_dropped_and_their_keys_are_free() -> None:
-    play = rerun(talked((1,)) >> question(2) << do.Arm(Timer.QUIET) >> BROKE)
-    assert play.state is State.RUNNING
-    assert play.questions == {}
-    play = play >> question(1, "a") << send((key(1), "a", reply(1))) >> question(2, "b") << do.Arm(Timer.QUIET)
-    assert play >> on.QuietPassed() << ask(SECOND, 2, key(2))
-
-
 def test_an_open_question_of_the_lost_run_makes_its_session_unclean_only_there() -> None:
     play = rerun(talked((1,)) >> question(2) << ANY >> BROKE) >> on.Resulted(RESULT) << ANY
     assert play << do.ReleaseSession(clean=True)
@@ -241,15 +227,6 @@ def undelivered(play: Playbook, *numbers: int, retryable: bool = False, replayab
 
 def test_answers_for_a_lost_session_are_given_to_the_next_run() -> None:
     play = rerun(undelivered(talked((1,), (2,)), 2, replayable=True))
-    play = play >> question(1, "a") << send((key(1), "a", reply(1)))
-    assert play >> question(2, "b") << send((key(2), "b", reply(2)))
-
-
-def test_answers_for_a_lost_session_while_the_next_question_is_with_the_client() -> None:
-    play = undelivered(round_of(talked((1,)), SECOND, 2, (2,)), 1, replayable=True) << do.ReleaseSession(clean=False)
-    assert play.state is State.BROKEN
-    play = play >> answered(THIRD, 2, **{key(2): reply(2)})
-    assert on_record(rerun(play)) == [entry(1, 1), entry(2, 2)]
     play = play >> question(1, "a") << send((key(1), "a", reply(1)))
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
@@ -286,26 +263,12 @@ def test_a_call_lost_while_parked_is_run_again_when_the_answers_come() -> None:
     assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
 
 
-def test_answers_too_large_for_the_record_end_a_broken_exchange() -> None:
-    play = broken(FIRST) >> answered(SECOND, 1, **{key(1): HUGE})
-    (fail,) = [command for command in play.pending if isinstance(command, do.Fail)]
-    assert isinstance(fail.error, CallLost)
-    assert play << do.Fail((SECOND,), ANY) << do.ReleaseSession(clean=False)
-    assert play >> answered(THIRD, 1, **{key(1): HUGE}) << do.Fail((THIRD,), ANY)
-
-
 def test_a_broken_exchange_whose_client_does_not_return_is_dropped() -> None:
     play = broken(FIRST) >> on.Expired()
     assert play
     assert play.state is State.ENDED
     assert play.questions == {}
     play.refuses(answered(SECOND, 1, **{key(1): ACCEPT}), InvalidState)
-
-
-def test_stopping_a_broken_exchange_leaves_the_error_and_settles_nothing_upstream() -> None:
-    play = broken(FIRST) >> on.Stopped(STOPPING) << do.ReleaseSession(clean=False)
-    assert play.state is State.FINISHED
-    assert play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Fail((SECOND,), STOPPING) << ANY
 
 
 @pytest.mark.parametrize(
@@ -389,17 +352,6 @@ def test_the_failure_comes_within_the_grace_period() -> None:
     assert play >> answered(THIRD, 1, **{key(1): ACCEPT})
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_call_that_may_not_run_again_fails_as_its_server_says(when: str) -> None:
-    play, retry = withdrawn(replayable=False), answered(SECOND, 1, **{key(1): ACCEPT})
-    if when == "before":
-        play = play >> retry >> on.Resulted(LATE_FAILURE) << do.Reply((SECOND,), LATE_FAILURE)
-        assert play << do.ReleaseSession(clean=True)
-        return
-    play = play >> on.Resulted(LATE_FAILURE) << ANY
-    assert play >> retry << do.Reply((SECOND,), LATE_FAILURE) << do.Arm(Timer.LINGER)
-
-
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 def test_an_answer_to_a_question_that_an_earlier_round_showed_is_not_an_answer_of_this_round(
     ended: bool,  # noqa: FBT001
@@ -422,17 +374,6 @@ def test_a_huge_answer_to_a_withdrawn_question_that_no_run_can_use_costs_the_rec
     play = rerun(play >> answered(SECOND, 1, **{key(1): HUGE, key(2): reply(2)}))
     assert play >> question(2, "b") << send((ANY, "b", reply(2)))
     assert [recorded.answer for recorded in play.exchange.record or ()] == [bytes(reply(2))]
-
-
-def test_a_question_withdrawn_while_its_answer_is_under_way_is_answered_late_when_the_answer_was_refused() -> None:
-    play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0), replayable=True)
-    left = replace(opened(1), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
-    assert play.questions == {}
-    assert on_record(play) == []
-    play = play >> answered(THIRD, 1, **{key(1): ACCEPT})
-    play = rerun(play >> on.Resulted(LATE_FAILURE), clean=True)
-    assert play >> asked("again") << send((key(1), "again", ACCEPT))
 
 
 def test_a_question_that_no_client_was_shown_is_not_answered_late() -> None:
@@ -473,19 +414,6 @@ def test_two_withdrawn_questions_are_both_answered_late() -> None:
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
 
-def test_withdrawn_questions_are_forgotten_with_their_call() -> None:
-    # The key of a question of an earlier call, or of one that was withdrawn from a leg, is an unknown key.
-    referral = withdrawn() >> url_required(url()) << ANY
-    referral = referral >> answered(SECOND, 1) << ask(SECOND, 2, key(2), state=State.REFERRED) << ANY
-    referral = referral >> answered(SECOND, 2, **{key(2): ACCEPT}) << do.SendCall()
-    second_run = rerun(withdrawn() >> BROKE << ANY >> answered(SECOND, 1))
-    from_a_leg = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> answered(SECOND, 1, **{key(2): reply(2)})
-    from_a_leg = from_a_leg << ANY >> on.Withdrawn(raw(1), replayable=True)
-    for begun, round_ in ((referral, 3), (second_run, 2), (from_a_leg, 2)):
-        play = begun >> on.LegLimitPassed() << ask(SECOND, round_) >> on.Resulted(RESULT) << ANY
-        assert play >> answered(THIRD, round_, **{key(1): ACCEPT}) << do.Reply((THIRD,), RESULT) << ANY
-
-
 def test_a_session_that_was_left_dirty_is_not_clean_after_a_run_either() -> None:
     play = waiting(FIRST) >> question(1) << ANY >> url_required(url()) << ANY
     play = play >> answered(SECOND, 1, **{key(2): ACCEPT}) << do.SendCall()
@@ -500,31 +428,11 @@ def test_an_exchange_that_was_given_up_is_not_begun_anew() -> None:
     assert play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Fail((SECOND,), STOPPING) << ANY
 
 
-# -- urls ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_call_after_its_urls_is_not_answered_from_the_record_of_the_one_before() -> None:
-    play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    play = play >> url_required(url()) << ask(THIRD, 3, key(2), state=State.REFERRED)
-    play = play >> answered(FOURTH, 3, **{key(2): ACCEPT}) << do.SendCall()
-    assert play >> question(2, "b") << do.Arm(Timer.QUIET)
-
-
 # -- another process goes on -----------------------------------------------------------------------------------------
 
 
 def recorded(number: int, round_: int) -> Recorded:
     return Recorded(key(number), inputs.question_digest(opened(number)), round_, bytes(reply(number)))
-
-
-def test_a_parked_call_goes_on_in_another_process() -> None:
-    play = restored(State.PARKED, opened(2), record=(recorded(1, 1),), round_=2)
-    assert play.exchange.calling
-    play = play >> answered(FIRST, 2, **{key(2): reply(2)}) << send((key(2), 2, reply(2)))
-    assert play.state is State.RUNNING
-    assert on_record(play) == [entry(1, 1), entry(2, 2)]
-    play = round_of(play, FIRST, 3, (3,))
-    assert play >> answered(SECOND, 3, **{key(3): reply(3)}) << send((key(3), 3, reply(3)))
 
 
 def test_a_run_that_another_process_continues_gets_the_earlier_answers_that_it_has_still_to_get() -> None:
@@ -579,28 +487,12 @@ def test_an_older_round_is_not_known_in_another_process() -> None:
         restored(state, opened(1), round_=2).refuses(answered(FIRST, 1, **{key(1): ACCEPT}), InvalidState)
 
 
-def test_the_rounds_that_only_shed_load_are_counted_over_all_processes() -> None:
-    play = Playbook(policy=Policy(shed_rounds=1))
-    play.exchange.restore(Snapshot(State.PARKED, 1, {}, (), sheds=1))
-    play = play >> answered(FIRST, 1)
-    assert play >> on.LegLimitPassed()
-    assert play.exchange.sheds == 1
-
-
 def test_only_a_new_exchange_can_be_restored() -> None:
     play = parked(FIRST)
     before = attributes(play.exchange)
     with pytest.raises(LocalProtocolError, match="parked"):
         play.exchange.restore(Snapshot(State.BROKEN, 2, {}, (), sheds=0))
     assert attributes(play.exchange) == before
-
-
-def test_refused_credentials_in_another_process_leave_the_call_parked() -> None:
-    play = restored(State.PARKED, opened(1, words=False)) >> answered(FIRST, 1, **{key(1): ACCEPT}) << ANY
-    left = opened(1, words=False)
-    play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << do.Fail((FIRST,), ANY) << ANY
-    play.refuses(answered(SECOND, 1), InvalidParams, key(1))
-    assert play >> answered(SECOND, 1, **{key(1): DECLINE}) << send((key(1), 1, DECLINE))
 
 
 def test_refused_credentials_for_an_earlier_round_of_another_process_can_be_made_good_by_name() -> None:
@@ -650,20 +542,6 @@ def test_a_question_that_came_and_went_while_parked_cannot_be_answered_late() ->
 
 
 # -- a route that holds nothing --------------------------------------------------------------------------------------
-
-
-def test_a_route_that_holds_nothing_runs_the_call_again_and_gives_it_up_again() -> None:
-    play = restored(State.BROKEN, opened(1), policy=REPLAY)
-    play = rerun(play >> answered(FIRST, 1, **{key(1): reply(1)}))
-    play = play >> question(1) << send((key(1), 1, reply(1))) >> question(2) << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << ask(FIRST, 2, key(2), state=State.BROKEN, held=False)
-    assert on_record(play) == [entry(1, 1)]
-    assert play << do.Respond(raw(2), CANCEL) << do.CancelCall(ANY) << ANY
-
-
-def test_a_session_that_was_left_dirty_is_not_clean_after_the_urls_either() -> None:
-    play = waiting(FIRST, policy=REPLAY) >> asked(0) << ANY >> url_required(url())
-    assert play << ask(FIRST, 1, key(2), state=State.REFERRED, held=False) << do.ReleaseSession(clean=False)
 
 
 def test_a_route_that_holds_nothing_asks_again_without_holding() -> None:
@@ -861,11 +739,3 @@ def test_a_run_that_could_not_begin_while_no_client_waited_is_begun_by_its_next_
     play = play >> on.Broke(LOST, not_begun=True) << do.ReleaseSession(clean=False) << do.Arm(Timer.TTL)
     assert play.state is State.BROKEN
     assert rerun(play >> answered(SECOND, 1))
-
-
-def test_a_run_that_could_not_begin_after_its_client_had_left_is_begun_by_its_next_retry() -> None:
-    play = talked((1,)) >> on.Broke(LOST, replayable=True) << ANY << do.RunAgain()
-    play = play >> on.Left(SECOND)
-    play = play >> on.Broke(LOST, not_begun=True) << do.ReleaseSession(clean=False) << do.Arm(Timer.TTL)
-    assert play.state is State.BROKEN
-    assert rerun(play >> answered(THIRD, 1, **{key(1): reply(1)}))

@@ -98,19 +98,6 @@ def test_a_client_that_was_away_gets_the_handle_when_it_comes_back(*, is_parked:
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-def test_a_question_is_open_until_its_answer_is_given_and_is_asked_once() -> None:
-    play = owned(FIRST) >> asked(1) >> asked(2) >> asked(1)
-    assert play.counts == ["asked", "asked", "duplicate"]
-    first = question(play, 1)
-    assert play >> updated((first, ACCEPT)) << do.SendAnswers(((first, ACCEPT),))
-    assert [each.upstream_id for each in play.questions.values()] == [b"2"]
-    assert play >> updated((first, DECLINE))
-    assert play.counts[-1] == "answered"
-    assert play >> asked(1)
-    assert play.counts[-1] == "asked", "the id is free again"
-    assert play >> updated((first, DECLINE)), "its old key does not answer it"
-
-
 def test_an_id_of_another_replicas_question_is_free_for_a_different_one() -> None:
     was = asked(2, title="Was")
     shown = owned(SECOND) >> was
@@ -156,15 +143,6 @@ def test_what_its_client_cannot_answer_is_refused_and_the_task_goes_on() -> None
     assert play.state is State.OWNED
 
 
-def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
-    play = owned(FIRST) >> asked(1) >> asked(2)
-    first, second = question(play, 1), question(play, 2)
-    play >> updated((first, ACCEPT), (second, ACCEPT)) << ANY >> on.Withdrawn(raw(2))
-    assert play >> on.Undelivered((first, second), LOST, retryable=True)
-    assert list(play.questions.values()) == [first], "the other one was withdrawn meanwhile"
-    assert play >> updated((first, DECLINE)) << do.SendAnswers(((first, DECLINE),))
-
-
 def test_the_questions_that_another_replica_asked_are_answered_once() -> None:
     play = adopted() >> asked(1)
     own = question(play, 1)
@@ -202,12 +180,6 @@ def test_a_task_that_breaks_is_neither_run_again_nor_cancelled(*, replayable: bo
     assert play.state is State.SETTLED
 
 
-def test_answers_to_a_withdrawn_question_of_the_call_do_not_run_the_task_again() -> None:
-    play = parked(FIRST) >> on.Withdrawn(raw(0), replayable=True)
-    play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) >> on.Became() << ANY
-    assert play >> on.Resulted(RESULT) << do.Keep(do.Reply((), RESULT)) << do.ReleaseSession(clean=True)
-
-
 def test_a_task_that_its_client_cancels_is_over_at_once() -> None:
     play = owned(FIRST) >> asked(1)
     kept = do.Keep(do.Fail((), TaskCancelled()))
@@ -233,8 +205,3 @@ def test_a_task_keeps_what_is_open_and_nothing_of_its_call() -> None:
     assert play.exchange.kept_bytes == len(bytes(question(play, 1).params or b""))
     assert play >> on.Resulted(RESULT) << ANY << ANY
     assert play.exchange.kept_bytes == 0
-
-
-def test_an_adopted_task_is_followed_like_any_other() -> None:
-    assert adopted().exchange.timers == (Timer.TTL,)
-    assert adopted() >> on.Resulted(RESULT) << do.Keep(ANY) << do.ReleaseSession(clean=True)

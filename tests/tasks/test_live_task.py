@@ -482,23 +482,6 @@ async def test_a_key_of_an_earlier_version_answers_the_open_question_with_its_id
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
 
 
-async def test_two_open_questions_with_one_id_are_refused(
-    server: TaskServer, begin: Start, upstream: FakeUpstream
-) -> None:
-    async def asking(turn: Turn) -> None:
-        for title in ("first", "second"):
-            schema = {"type": "object", "title": title, "properties": {}}
-            await turn.say({"id": 1, "method": mcp.ELICIT, "params": {**FORM, "requestedSchema": schema}})
-        await server.hold(turn)
-
-    upstream.on(mcp.TASKS_RESULT, asking)
-    stand = await begin()
-    task = await make(stand)
-    (refused,) = await upstream.saw("answer")
-    assert (refused.body["id"], refused.body["error"]["code"]) == (1, mcp.INVALID_REQUEST)
-    assert (await task.get())["status"] == "working"
-
-
 async def test_a_question_that_another_replica_asked_is_answered_once(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:
