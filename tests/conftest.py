@@ -8,10 +8,11 @@ import importlib
 import logging
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
+import structlog
 
-from gateway.telemetry import get_logger
 from tests.parts.launch import ENVIRONMENTS, PARTS
 from tests.support import randomness
 
@@ -43,13 +44,17 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _logging_of_its_own() -> Iterator[None]:
-    """Reset the logging after each test."""
-    log, root = vars(get_logger()), logging.getLogger()
-    before, handlers, level = dict(log), root.handlers[:], root.level
+def _logging_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Reset the logging after each test; loggers are not cached, because a cached one would outlive the reset."""
+    configure, root = structlog.configure, logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def uncached(**options: Any) -> None:
+        configure(**{**options, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", uncached)
     yield
-    if log != before:
-        log.clear()
-        log.update(before)
+    if structlog.is_configured():
+        structlog.reset_defaults()
         logging.captureWarnings(capture=False)
         root.handlers[:], root.level = handlers, level

@@ -88,7 +88,7 @@ LIBRARIES: dict[str, set[str]] = {
     "http/server": {"httptools", "msgspec", "multidict", "yarl"},
     "runtime": {"uvloop"},
     "seal": {"cryptography", "msgspec"},
-    "telemetry": {"msgspec", "opentelemetry"},
+    "telemetry": {"msgspec", "opentelemetry", "structlog"},
     "telemetry/metrics": {"msgspec", "prometheus_client"},
     "config": {"cryptography", "msgspec"},
     "config/model": {"msgspec"},

@@ -53,7 +53,8 @@ class Spoken(msgspec.Struct, frozen=True):
         """A call of several rounds is over, or one without a result."""
         route = self.live.route
         self.live.process.metrics.rounds_per_exchange[route.path,].observe(rounds)
-        say = log.warning if isinstance(error, UpstreamError) else log.info
+        to = log.bind()  # the proxy would look each method up anew
+        say = to.warning if isinstance(error, UpstreamError) else to.info
         say(
             Event.EXCHANGE_FINISHED,
             route=route.path,

@@ -3,30 +3,27 @@
 A line holds ids, counts and durations. Anything that looks like a credential is masked, even where none is expected.
 A value may quote a client, an upstream or a library, so it is bounded, and without control characters: no stranger
 fills the disk, forges a line or commands the operator's terminal.
-
-It is written here and not by a library because each call that asks is logged: structlog took four times as long.
 """
 
 import json
 import logging
 import sys
-import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from math import inf
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from gateway import world
-from gateway.telemetry.redaction import REPEATED, plain
+from gateway.telemetry.redaction import REPEATED, plain, redact
 
-Fields = dict[str, object]
+Logger = FilteringBoundLogger
 _NUMBERS: Final = (int, float)
-_COLOURS: Final = {"debug": "2", "info": "32", "warning": "33"}
-_RED: Final = "31"
-_EVENT_WIDTH: Final = 30
 
 
 class Event(StrEnum):
@@ -68,102 +65,70 @@ class Event(StrEnum):
     BODY = "debug.body"
 
 
-def _at(level: str) -> Callable[..., None]:
-    number = logging.getLevelNamesMapping()[level.upper()]
-
-    def say(self: "Logger", event: str, **fields: object) -> None:
-        if self.least <= number:
-            self.write(level, event, fields)
-
-    return say
-
-
-class Logger:
-    """The log of this process, which all modules share."""
-
-    def __init__(self) -> None:
-        self.configure("info", "console", None)
-
-    def configure(self, level: str, format: str, stream: TextIO | None) -> None:  # noqa: A002
-        """See `configure_logging`."""
-        self.least = logging.getLevelNamesMapping()[level.upper()]
-        self.stream = stream
-        self.is_json = format == "json" or (format == "auto" and not (stream or sys.stderr).isatty())
-
-    debug, info, warning, error = map(_at, ("debug", "info", "warning", "error"))
-
-    def exception(self, event: str, **fields: object) -> None:
-        """Log an error with the exception that is being handled."""
-        self.error(event, exc_info=True, **fields)
-
-    def write(self, level: str, event: str, fields: Fields) -> None:
-        """Write one line, whatever its level."""
-        if "exc_info" in fields:
-            given = fields.pop("exc_info")
-            exc = given if isinstance(given, BaseException) else sys.exception()
-            if exc is not None:  # its message may quote what failed: `plain` masks it too
-                fields["exception"] = "".join(traceback.format_exception(exc)).rstrip()
-        stream = self.stream or sys.stderr
-        line = _json(level, event, fields) if self.is_json else _for_people(level, event, fields, stream.isatty())
-        _ = stream.write(f"{line}\n")
-        stream.flush()
-
-
-_LOG: Final = Logger()
-
-
-def get_logger() -> Logger:
-    """Return the logger."""
-    return _LOG
-
-
-class _Records(logging.Handler):
-    """Writes the records of libraries (aiohttp, asyncio, warnings) in the same way."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        fields: Fields = {"logger": record.name}
-        if record.exc_info:
-            fields["exc_info"] = record.exc_info[1]
-        _LOG.write(record.levelname.lower(), record.getMessage(), fields)
-
-
 def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word
     """Write our events and the standard library's records to `stream` (stderr), one line each.
 
-    `level`: debug, info, warning or error. `format`: json, console, or auto (console on a terminal).
+    `level`: debug, info, warning or error; fixed for the life of the process, because loggers are cached.
+    `format`: json, console, or auto (console on a terminal).
     """
-    _LOG.configure(level, format, stream)
-    logging.basicConfig(handlers=[_Records()], level=_LOG.least, force=True)
-    logging.captureWarnings(capture=True)
+    stream = stream or sys.stderr
+    ours: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
+    ]
+    render = _renderer(format, stream)
+    end: list[Processor] = [redact, _in_order, render]
+    least = logging.getLevelNamesMapping()[level.upper()]
+    logger: Any = type("JsonLogger", (_JsonLogger,), {name: _method(name, least) for name in _LEVELS})
+    structlog.configure(
+        processors=ours + end,
+        wrapper_class=logger if render is _json else structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    _route_stdlib(least, stream, [structlog.stdlib.add_logger_name, *ours], end)
 
 
-def _json(level: str, event: str, fields: Fields) -> str:
-    """Write a line that begins with its time, its level and its event, where a reader looks first."""
+def _in_order(_: object, __: str, line: EventDict) -> EventDict:
+    """Begin each line with its time, its level and its event, where a reader looks first."""
+    first = {key: line.pop(key) for key in ("level", "event") if key in line}
+    return {"timestamp": _now(), **first, **line}  # behind redact, which would search the time for secrets
+
+
+class _JsonLogger:
+    """Does all of that at once, because each call that asks is logged; structlog's own logger copies the fields."""
+
+    def __init__(self, logger: structlog.WriteLogger, **_: object) -> None:
+        self.write = logger.msg
+
+
+def _method(name: str, least: int) -> Callable[..., None]:
+    level = _LEVELS[name]
+
+    def say(self: _JsonLogger, event: str, **line: object) -> None:
+        if name == "exception":
+            _ = line.setdefault("exc_info", True)
+        self.write(_json_at_once(level, event, line))
+
+    return say if logging.getLevelNamesMapping()[level.upper()] >= least else lambda *_, **__: None
+
+
+def _json_at_once(level: str, event: str, line: EventDict) -> str:
+    if "exc_info" in line:
+        line = structlog.processors.format_exc_info(None, level, line)
+    first = _repeated("level", level), _repeated("event", event)
     written = [
         _repeated(key, value)
         if key in REPEATED and isinstance(value, str)
         else f"{_quoted(key)}{value!r}"
-        if type(value) in _NUMBERS and -inf < value < inf  # type: ignore[operator]
+        if type(value) in _NUMBERS and -inf < value < inf
         else _member(key, plain(key, value))
-        for key, value in fields.items()
+        for key, value in line.items()
     ]
-    first = _repeated("level", level), _repeated("event", event)
     return f'{{"timestamp": "{_now()}", {", ".join((*first, *written))}}}'
 
 
-def _for_people(level: str, event: str, fields: Fields, in_colour: bool) -> str:  # noqa: FBT001  (as `isatty` says)
-    shown = {key: plain(key, value) for key, value in fields.items()}
-    trace = shown.pop("exception", "")
-    texts = {
-        key: value if isinstance(value, str) and value and " " not in value else json.dumps(value, ensure_ascii=False)
-        for key, value in shown.items()
-    }
-    words = " ".join(f"{key}={text}" for key, text in texts.items())
-    mark = f"\033[{_COLOURS.get(level, _RED)}m{level:<8}\033[0m" if in_colour else f"{level:<8}"
-    line = f"{_now()} [{mark}] {plain('event', event):<{_EVENT_WIDTH}} {words}".rstrip()
-    return f"{line}\n{trace}" if trace else line
-
-
+_LEVELS: Final = {level: level for level in ("debug", "info", "warning", "error", "critical")} | {"exception": "error"}
 _second = (0, "")
 """The newest second of a line, and how it is written: that is most of the work."""
 
@@ -175,6 +140,18 @@ def _now() -> str:
     if second != _second[0]:
         _second = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
     return f"{_second[1]}.{nanoseconds // 1000:06d}Z"
+
+
+def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
+    if format == "console" or (format == "auto" and stream.isatty()):
+        plain = structlog.dev.plain_traceback  # rich prints the variables of every frame
+        return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
+    return _json
+
+
+def _json(_: object, __: str, line: EventDict) -> str:
+    """Write a line, which is plain JSON after `redact`."""
+    return f"{{{', '.join([_member(key, value) for key, value in line.items()])}}}"
 
 
 def _member(key: str, value: object) -> str:
@@ -189,3 +166,19 @@ def _repeated(key: str, value: str) -> str:
 @lru_cache(maxsize=256)
 def _quoted(key: str) -> str:
     return f"{encode_basestring_ascii(key)}: "
+
+
+def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:
+    """Format the records of libraries (aiohttp, asyncio, warnings) in the same way."""
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[remove_meta, *end])
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=least, force=True)
+    logging.captureWarnings(capture=True)
+
+
+def get_logger() -> Logger:
+    """Return a logger."""
+    logger: Logger = structlog.get_logger()
+    return logger

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from structlog.typing import EventDict, WrappedLogger
+
 from gateway.protocol.errors import clean
 
 MASK = "[hidden]"
@@ -95,11 +97,13 @@ def _is_secret(key: str) -> bool:
     return names_secret(key) or bool(_BODY_KEY.match(_snake(key)))
 
 
-def plain(key: str, value: object) -> Any:
-    """Return a JSON value, with secrets masked by key and by pattern at every depth.
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Mask secrets by key and by pattern, at every depth; the result is plain JSON."""
+    return {key: plain(key, value) for key, value in event.items()}
 
-    A number is never a secret, whatever its key: `keys=2` is a count.
-    """
+
+def plain(key: str, value: object) -> Any:
+    """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
     if value is None or (isinstance(value, _NUMBERS) and math.isfinite(value)):
         return value
     return MASK if _is_secret(key) else _plain_text(key, value)

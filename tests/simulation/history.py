@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import io
 import json
 import signal
 import warnings
@@ -13,13 +14,13 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
+import structlog
 from msgspec import structs
 
 from gateway.config import Config
 from gateway.config.parsing.yaml_tree import Document
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
-from gateway.telemetry import get_logger
 from tests.simulation import faults
 from tests.simulation.attacker import Attacker
 from tests.simulation.client import Client, Record
@@ -494,12 +495,19 @@ _current: list[History] = []
 def configure_log(history: History) -> None:
     """Have the log of all processes go to this history."""
     _current[:] = [history]
-    get_logger().write = _collect  # type: ignore[method-assign]
+    structlog.configure(
+        processors=[_collect],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.WriteLoggerFactory(io.StringIO()),
+        cache_logger_on_first_use=False,
+    )
 
 
-def _collect(level: str, event: str, fields: dict[str, Any]) -> None:
+def _collect(_: object, level: str, fields: Any) -> str:
     if not _current:
-        return
+        raise structlog.DropEvent
     history = _current[0]
     process = history.simulation.running()
-    history.note_line(Line(history.now, "" if process is None else process.name, level, str(event), dict(fields)))
+    event = str(fields.pop("event", ""))
+    history.note_line(Line(history.now, "" if process is None else process.name, level, event, dict(fields)))
+    raise structlog.DropEvent
