@@ -199,7 +199,7 @@ async def test_a_server_that_asks_for_a_token_is_explained() -> None:
         authorization = check(it, "authorization")
         assert (it.state, authorization.state) == ("failed", "failed")
         assert "HTTP 401, WWW-Authenticate: Bearer" in authorization.found
-        assert authorization.why == "The server requires a credential."
+        assert f"Tokens are issued by {server.url.removesuffix('mcp')}, scopes: user" in authorization.why
         refused = await look(server.url, {"Authorization": "Bearer not-the-right-one"})
         assert check(refused, "authorization").why.startswith("The server rejects the credential.")
         assert "right-one" not in repr(refused)
@@ -276,7 +276,7 @@ async def as_documented(server: OldServer) -> str:
     """The printed report on a server, with a fixed port and fixed times."""
     it = await look(server.url, seconds=10.0)
     text = "\n".join(lines(report("", (), (it,)), colour=False)).replace(str(server.port), "9000")
-    return re.sub(r"in \d+ ms", "in 3 ms", text)
+    return re.sub(r"in \d+ ms", "in 3 ms", re.sub(r"to within \d+ s", "to within 1 s", text))
 
 
 @pytest.mark.asyncio(loop_scope="module")

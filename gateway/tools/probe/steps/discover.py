@@ -1,21 +1,23 @@
 """Sends the first request, `server/discover`, to examine the reply below the MCP level.
 
-That covers the kind of answer (server, proxy or web page), redirects, authorization and the era.
+That covers the kind of answer (server, proxy or web page), redirects, the clock, authorization and the era.
 """
 
 import re
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import Unreachable, clean
 from gateway.tools.probe.steps import network
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
-from gateway.tools.probe.steps.requests import ProbeReply, ProbeRequest, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, ProbeReply, ProbeRequest, ask
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
 _LATER_SECONDS: Final = 0.2
@@ -26,7 +28,17 @@ _PROXY: Final = re.compile(
     re.IGNORECASE,
 )
 _PROXY_HEADERS: Final = ("Server", "Via", "X-Served-By", "X-Powered-By")
+_SKEW_SECONDS: Final = 60
 _HOST_WORDING: Final = re.compile(rb"\b(?:host|origin)\b", re.IGNORECASE)
+_METADATA: Final = re.compile(r'resource_metadata="(?P<url>[^"\s]{1,2000})"')
+_WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+
+
+class _Metadata(msgspec.Struct):
+    """RFC 9728, section 2."""
+
+    authorization_servers: list[str] = []
+    scopes_supported: list[str] = []
 
 
 class _Discovery(msgspec.Struct):
@@ -60,8 +72,9 @@ async def greet(exam: ProbeContext) -> bool | None:
     if exam.endpoint.url.scheme == "https":
         await network.look_at_certificate(exam)
     _who_answers(exam, reply)
+    _compare_clocks(exam, reply)
     if reply.status in (401, 403, 421):
-        raise _refused(exam, reply)
+        raise await _refused(exam, reply)
     # None if the reply does not tell.
     is_modern = era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
     if is_modern:
@@ -129,7 +142,23 @@ def website(exam: ProbeContext, found: str) -> ProbeStopped:
     )
 
 
-def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
+def _compare_clocks(exam: ProbeContext, reply: ProbeReply) -> None:
+    try:
+        skew = round(parsedate_to_datetime(reply.headers.get("Date", "")).timestamp() - world.wall())
+    except (ValueError, OverflowError):
+        return
+    if abs(skew) > _SKEW_SECONDS:
+        exam.warn(
+            "clock",
+            f"the server's clock is {abs(skew)} s {'ahead' if skew > 0 else 'behind'}",
+            "Certificates and tokens have validity times: one side accepts them, the other does not.",
+            "Synchronise the clocks of both machines (NTP).",
+        )
+    else:
+        exam.ok("clock", f"in sync, to within {max(1, abs(skew))} s")
+
+
+async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
     """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
@@ -150,7 +179,28 @@ def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
         why = "The server rejects the credential." if has_sent else "The server refuses requests without a credential."
         fix = "Pass a credential that is valid for this server and has not expired."
     shown = f", WWW-Authenticate: {clean(challenge, 200)}" if challenge else ""
-    return exam.failed("authorization", f"HTTP {reply.status}{shown}", why, fix)
+    return exam.failed("authorization", f"HTTP {reply.status}{shown}", why + await _wanted(exam, challenge), fix)
+
+
+async def _wanted(exam: ProbeContext, challenge: str) -> str:
+    """Return a sentence about the credential from OAuth metadata, which is fetched from the server's origin only."""
+    named = _METADATA.search(challenge)
+    address = named["url"] if named else _WELL_KNOWN + exam.endpoint.url.path
+    target = exam.endpoint.within(address)
+    if target is None:
+        return f" Its metadata is at {clean(address, 200)}."
+    try:
+        request = ProbeRequest("GET", target, {"Accept": "application/json"})
+        reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
+        found = msgspec.json.decode(reply.body, type=_Metadata)
+    except (*NO_REPLY, ValueError, RecursionError):
+        return f" Its metadata should be at {clean(str(target), 200)}, but is not." if named else ""
+    if reply.status != 200 or not found.authorization_servers:
+        return ""
+    servers = ", ".join(clean(each, 100) for each in found.authorization_servers[:3])
+    scopes = " ".join(clean(each, 40) for each in found.scopes_supported[:10])
+    of_scopes = f", scopes: {scopes}" if scopes else ""
+    return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
 
 
 def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:
