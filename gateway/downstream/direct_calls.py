@@ -140,7 +140,9 @@ class DirectCalls:
     def learn(self, round_: Round, group: Group[Session]) -> None:
         """Note the way of a plain call that has begun, for the next one with its head."""
         live, known = round_.live, round_.incoming.known
-        if known is None or known.call is None or known.call.said is not round_.request.said or live.route.dialects:
+        if known is None or known.caller is None or known.call is None or live.route.dialects:
+            return  # without a caller of its own, the head does not tell that its token still counts
+        if known.call.said is not round_.request.said:
             return
         known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools)
 

@@ -120,6 +120,9 @@ async def test_a_caller_is_verified_once_per_request(
     assert len(callers) == 1
     _ = await client.call(state=f"{PREFIX}.no-state")
     assert len(callers) == 2
+    for number in range(3, 9):  # that its head is known tells nothing of its token
+        assert (await client.call()).text == "done"
+        assert len(callers) == number
 
 
 def metadata_of(stand: Stand) -> str:
