@@ -189,9 +189,9 @@ class PeerConnections:
         number = cause.errno
         if address.startswith(_UNIX):
             is_proof = number in _UNUSED_SOCKET
-        elif parsed_address(split_address(address)[0]) is not None:
+        elif parsed_address(split_address(address)[0]) is not None and number != errno.ECONNRESET:
             is_proof = number == errno.ECONNREFUSED
-        else:
+        else:  # a process that ends resets what its kernel has accepted for it, and then its port refuses
             is_proof = await self._all_refuse(address)
         if is_proof:
             return PeerDead(member)
@@ -200,7 +200,7 @@ class PeerConnections:
         return OwnerSilent(member, why, is_local=number not in _REMOTE_CAUSES)
 
     async def _all_refuse(self, address: Address) -> bool:
-        """Whether each address of a name, resolved anew, refuses connections: the first one may have been outdated."""
+        """Whether each address, resolved anew, refuses connections now: the first one may have been outdated."""
         host, port = split_address(address)
         try:
             async with asyncio.timeout(self.timeouts.peer_connect_seconds):

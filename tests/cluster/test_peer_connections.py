@@ -1,6 +1,7 @@
 """Connections to other replicas are reused, and only a refused one proves a death."""
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import Callable
@@ -85,6 +86,28 @@ async def test_a_name_whose_addresses_all_refuse_proves_death(upstream: FakeUpst
     upstream.tool(ask)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == (200, -32603, "owner_lost")
+    assert asked_peers(one).keys() == {"dead"}
+
+
+async def test_a_port_that_resets_a_connection_and_then_refuses_proves_death(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel resets what it has accepted for a process that ends at this moment."""
+    port = free_port()
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{port}"})
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    loop, resets = asyncio.get_running_loop(), iter([ConnectionResetError(errno.ECONNRESET, "reset")])
+    connect = loop.sock_connect
+
+    async def reset_once(sock: socket.socket, address: Any) -> None:
+        if address[1] == port and (reset := next(resets, None)) is not None:
+            raise reset
+        await connect(sock, address)
+
+    monkeypatch.setattr(loop, "sock_connect", reset_once)
+    assert (await one.client().answer(asked)).outcome == (200, -32603, "owner_lost")
+    assert next(resets, None) is None
     assert asked_peers(one).keys() == {"dead"}
 
 
