@@ -164,6 +164,22 @@ async def test_what_a_head_decided_is_decided_anew_after_a_reload(
     assert gate.ended == [True] * 3
 
 
+async def test_a_request_that_waits_behind_another_one_is_decided_anew_after_a_reload(
+    upstream: FakeUpstream, stand: Stand, gate: Gate, accepted: list[NotedConnection]
+) -> None:
+    sent = request(stand, "Authorization: Bearer a")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await gate.catch(stand, raw, sent)
+        accepted[-1].data_received(sent)
+        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
+        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0], "it began before"
+        assert b" 403 " in (await reply(raw))[0]
+    assert gate.ended == [True] * 4
+
+
 async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:

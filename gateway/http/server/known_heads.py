@@ -28,6 +28,8 @@ class KnownHeads:
 
     def forget(self) -> None:
         """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
+        for head in self._heads.values():  # a request with it may still wait behind another one
+            head.values = None
         self._heads.clear()
 
     def learn(self, data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
@@ -45,7 +47,8 @@ class KnownHeads:
         if any(name in headers for name in _ODD) or not _is_head_of(data, message, fields):
             return
         message.values = KnownValues(partial(headers.getall, default=()))
-        _ = self._heads.keep(data.removesuffix(HEAD_END), message)
+        if (oldest := self._heads.keep(data.removesuffix(HEAD_END), message)) is not None:
+            oldest.values = None
 
 
 def _is_head_of(data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:
