@@ -46,7 +46,7 @@ class Upstream(Section, frozen=True, kw_only=True):
 
     url: Annotated[str | None, Meta(extra={"form": "url"})] = None
     """URL of the server's MCP endpoint."""
-    command: Annotated[tuple[Text, ...], Meta(min_length=1, extra={"program": True})] | None = None
+    command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     """Program and arguments of a stdio server, started without a shell."""
     env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = field(default_factory=dict)
     """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
