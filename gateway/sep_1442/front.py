@@ -69,7 +69,7 @@ class Stateless:
             return False
         if message.method is not None:
             return vocabulary.is_declared(message)
-        return isinstance(message.id, Raw) and self._shared.tokens.nested.opens(jsonrpc.text(message.id))
+        return isinstance(message.id, Raw) and self._shared.tokens.is_question(jsonrpc.text(message.id))
 
     async def serve(self, came: Arrival) -> Response:
         """Serve a request that `claims` is of the dialect; raises GatewayError."""

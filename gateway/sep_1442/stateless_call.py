@@ -16,7 +16,7 @@ from gateway.mirror.client_requests import Request
 from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall
-from gateway.mirror.streamable.tokens import NestedId, Session
+from gateway.mirror.streamable.tokens import CallPlace, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.own_ids import new_id
@@ -73,9 +73,9 @@ class StatelessCall(StreamedCall):
         for question in told:
             self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._link.headers)
 
-    def answer(self, nested: NestedId, message: jsonrpc.Message, at: MirrorArrival) -> None:
+    def answer(self, asked: CallPlace, message: jsonrpc.Message, at: MirrorArrival) -> None:
         """Take a response, which goes to a bridge with all headers of the client."""
-        super().answer(nested, message, at if self._bridge is None else replace(at, headers=at.incoming.headers))
+        super().answer(asked, message, at if self._bridge is None else replace(at, headers=at.incoming.headers))
 
     def _move(self) -> None:
         self._is_held = False

@@ -14,12 +14,13 @@ from multidict import CIMultiDict
 
 from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
+from gateway.exchange.input_requests import Question
 from gateway.identity import principal
 from gateway.identity.jwt_verification import BadToken, read_keys, verify
 from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import Profile, Request
 from gateway.mirror.streamable import tokens
-from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, NoSession, SealedQuestion, Session, Tokens
+from gateway.mirror.streamable.tokens import NoSession, CallPlace, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.claims import Bearer
@@ -47,20 +48,20 @@ STATES = Keyring([KEY], "state")
 PEERS = Keyring([KEY], "peer")
 TOKENS = Tokens(STATE_KEYS)
 SESSION = Session("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
-FOREIGN = replace(SESSION, key="t")
-PLACE = CallPlace("s", "x", "gw-1", "e", NOW)
 CALL = Request(b"1", "tools/call", b'{"name":"t"}')
 ROUND = Progress(1, b'"state"')
-NESTED = NestedId(PLACE, 1, "k", CALL, ROUND, ("k",), has_state=True)
-MARK = Mark(PLACE, 1, b"1", request=CALL, progress=ROUND, asking=(SealedQuestion("k", "roots/list", b"{}"),))
+ASKING = (Question("k", "roots/list", None, params=b"{}"),)
+PLACE = CallPlace(
+    "s", "x", "gw-1", "e", NOW, 1, b"1", key="k", has_state=True, request=CALL, progress=ROUND, asking=ASKING
+)
 _RINGS = {kind[7:8]: Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT)} | {
     "r": Keyring([KEY], tokens.STATE)
 }
 _MIRRORED = {
     "s": _RINGS["s"].seal(msgspec.msgpack.encode(SESSION)),
-    "n": json.loads(TOKENS.nested_id(NESTED)),
-    "e": TOKENS.event_id(MARK),
-    "r": TOKENS.state(NESTED),
+    "n": TOKENS.of_place(tokens.NESTED, PLACE),
+    "e": TOKENS.of_place(tokens.EVENT, PLACE),
+    "r": TOKENS.of_place(tokens.STATE, PLACE),
 }
 SEALER = states(STATE_KEYS, InForce(8192))
 HOP = PeerRequest(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
@@ -241,19 +242,15 @@ def mirror_token(data: bytes) -> None:
 def _opening(token: str) -> set[str]:
     """The kinds as which a token opens."""
     found = set()
-    for opens in (TOKENS.asked, TOKENS.mark):
+    kinds: dict[str, tokens.Kind] = {"n": tokens.NESTED, "e": tokens.EVENT, "r": tokens.STATE}
+    for name, kind in kinds.items():
         with suppress(InvalidState):
-            _ = opens(token, FOREIGN)
+            _ = TOKENS.place(kind, token, "another session")
             raise AssertionError("a token of another session opened")
-    for kind, opens in (("n", TOKENS.asked), ("e", TOKENS.mark), ("r", _echoed)):
         with suppress(InvalidState):
-            _ = opens(token, SESSION)
-            found.add(kind)
+            _ = TOKENS.place(kind, token, SESSION.key)
+            found.add(name)
     with suppress(NoSession):
         _ = TOKENS.session(token, BEARER, 600.0)
         found.add("s")
     return found
-
-
-def _echoed(state: str, _: Session) -> NestedId:
-    return TOKENS.echoed(state, NESTED)

@@ -12,14 +12,13 @@ from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.backend import cancelled
-from gateway.mirror.call_rounds import Progress
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
-from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQuestion, Session
+from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, Session
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerStalled, not_served
 from gateway.telemetry import Step
@@ -55,43 +54,43 @@ class CallContinuation:
         token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
         try:
             with at.counted():
-                nested = shared.tokens.asked(token or "", session)
+                asked = shared.tokens.place(NESTED, token or "", session.key)
         except InvalidState as exc:
             raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
-        is_echo = sep_1685_state.is_echo(nested, message)
+        is_echo = sep_1685_state.is_echo(asked, message)
         if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
-            nested, message = sep_1685_state.taken(nested, message, shared.tokens)
-        held = shared.lot.find(nested.place.exchange)
+            asked, message = sep_1685_state.taken(asked, message, shared.tokens)
+        held, is_own = shared.lot.find(asked.exchange), _is_own(at, asked)
         if held is not None:
             _continued(at, Step.HELD)
-        elif not _is_own(at, nested.place):
-            found = await self._route(at, nested.place)
+        elif not is_own:
+            found = await self._route(at, asked)
             if not isinstance(found, TakeOver):
                 return found
-            held = shared.lot.find(nested.place.exchange)
-            if held is None:
-                held = self._restored(at, session, nested, *nested.asking, is_proven=found.proven)
-                _continued(at, Step.LOST if held is None else Step.RESUMED)
-        if is_echo:
-            _check_open(at, held, nested)
+            held = shared.lot.find(asked.exchange) or self._restored(at, session, asked, is_proven=found.proven)
+            _continued(at, Step.LOST if held is None else Step.RESUMED)
+        if is_echo and held is None:
+            raise InvalidRequestState("expired" if not is_own and _is_old(at, asked) else "ended")
         if held is not None:
-            held.answer(nested, message, at)
+            if is_echo and not held.is_open(asked):
+                raise InvalidRequestState("answered")
+            held.answer(asked, message, at)
         return await at.accept()
 
     def _restored(
-        self, at: MirrorArrival, session: Session, left: NestedId | Mark, *asking: SealedQuestion, is_proven: bool
+        self, at: MirrorArrival, session: Session, left: CallPlace, *, is_proven: bool
     ) -> StreamedCall | None:
-        """The call of a replica that has died, as far as an id tells; None if it cannot go on.
+        """The call of a replica that has died, as far as a token tells; None if it cannot go on.
 
-        Its client has the questions `asking`; without any, the call runs from its beginning, or is a task.
+        Without questions, the call runs from its beginning, or is a task.
         """
-        request, place, progress = left.request, left.place, left.progress
-        if request is None or place.exchange in self._shared.ended or _is_old(at, place, progress):
+        request = left.request
+        if request is None or left.exchange in self._shared.ended or _is_old(at, left):
             return None
         level = self._homes.level(session)
-        held = StreamedCall(self._shared, at, session, place.exchange, request, level, progress)
-        held.restore(asking)
-        held.report.spoken.taken_over(place.owner, progress.round, owner_is_dead=is_proven)
+        held = StreamedCall(self._shared, at, session, left.exchange, request, level, left.progress)
+        held.restore(left)
+        held.report.spoken.taken_over(left.owner, left.progress.round, owner_is_dead=is_proven)
         return held
 
     # -- clients that come back ---------------------------------------------------------------------------------
@@ -100,42 +99,42 @@ class CallContinuation:
         """Go on with a stream that broke."""
         try:
             with at.counted():
-                mark = self._shared.tokens.mark(token, session)
+                left = self._shared.tokens.place(EVENT, token, session.key)
         except InvalidState as exc:
             raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
-        if mark.is_final:
+        if left.is_final:
             raise not_served("GET", "POST, DELETE")  # some clients ask for more after an error
-        is_own, is_proven, lot = _is_own(at, mark.place), True, self._shared.lot
-        if lot.find(mark.place.exchange) is None and not is_own:
-            found = await self._route(at, mark.place)
+        is_own, is_proven, lot = _is_own(at, left), True, self._shared.lot
+        if lot.find(left.exchange) is None and not is_own:
+            found = await self._route(at, left)
             if not isinstance(found, TakeOver):
                 return found
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(server_of(at.live), session.profile, at.headers)
-        may_go_on = not is_own and await self._may_go_on(at, session, mark, is_proven=is_proven)
-        held, step = lot.find(mark.place.exchange), Step.HELD
+        may_go_on = not is_own and await self._may_go_on(at, session, left, is_proven=is_proven)
+        held, step = lot.find(left.exchange), Step.HELD
         if held is None and may_go_on:
-            held = self._restored(at, session, mark, *mark.asking, is_proven=is_proven)
-            step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
-        if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
-            raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
+            held = self._restored(at, session, left, is_proven=is_proven)
+            step = Step.RESUMED if left.asking or left.progress.task is not None else Step.REPLAYED
+        if held is None and not is_proven and left.exchange not in self._shared.ended:
+            raise OwnerStalled(left.owner, "does not react, and may still run the call")
         _continued(at, Step.LOST if held is None else step)
         if held is None:
-            return await _lost(at, mark)
+            return await _lost(at, left)
         if not is_own:
-            held.continued(mark)
-        return await held.write(at, mark.number if is_own else 0)
+            held.continued(left)
+        return await held.write(at, left.number if is_own else 0)
 
-    async def _may_go_on(self, at: MirrorArrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
+    async def _may_go_on(self, at: MirrorArrival, session: Session, left: CallPlace, *, is_proven: bool) -> bool:
         """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
 
         A task has one driver, because the second one would cancel it when its client stays away.
         """
-        request, catalog = mark.request, self._shared.catalog
-        if request is None or mark.asking:
+        request, catalog = left.request, self._shared.catalog
+        if request is None or left.asking:
             return request is not None
-        if mark.progress.task is not None:
+        if left.progress.task is not None:
             return is_proven
         if allows_rerun(at.live.route, request.method, request.target):
             return True
@@ -153,27 +152,18 @@ def _is_own(at: MirrorArrival, place: CallPlace) -> bool:
     return at.live.process.is_own(place.owner, place.epoch)
 
 
-def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: NestedId) -> None:
-    """Check that a state counts now; raises InvalidRequestState."""
-    if held is None:
-        is_expired = not _is_own(at, nested.place) and _is_old(at, nested.place, nested.progress)
-        raise InvalidRequestState("expired" if is_expired else "ended")
-    if not held.is_open(nested):
-        raise InvalidRequestState("answered")
-
-
-def _is_old(at: MirrorArrival, place: CallPlace, progress: Progress) -> bool:
+def _is_old(at: MirrorArrival, place: CallPlace) -> bool:
     config = at.live.config
-    seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
+    seconds = config.state.ttl_seconds if place.progress.task is None else config.tasks.ttl_seconds
     return place.issued + seconds < world.wall()
 
 
-async def _lost(at: MirrorArrival, mark: Mark) -> Response:
+async def _lost(at: MirrorArrival, left: CallPlace) -> Response:
     """Tell the client that its call is lost with the replica that ran it, as the response to it."""
     error = CallLost(
-        f"The replica {mark.place.owner} ended while it ran this call; the call may have had effects: check them "
+        f"The replica {left.owner} ended while it ran this call; the call may have had effects: check them "
         "before calling again",
         data={"reason": "owner_lost"},
     )
     await at.reply.start()
-    return await at.reply.whole(FinalMessage(error_response(mark.rpc_id, error)))
+    return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))

@@ -10,7 +10,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.exchange.input_requests import Question
-from gateway.mirror.streamable.tokens import NestedId, Tokens
+from gateway.mirror.streamable.tokens import STATE, CallPlace, Tokens
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
 
@@ -39,25 +39,27 @@ def with_state(question: Question, state: str) -> Question:
     return replace(question, params=Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items())))
 
 
-def is_echo(nested: NestedId, message: jsonrpc.Message) -> bool:
+def is_echo(place: CallPlace, message: jsonrpc.Message) -> bool:
     """Whether a response must bring a state."""
-    return nested.has_state and not isinstance(message.error, Raw)
+    return place.has_state and not isinstance(message.error, Raw)
 
 
-def taken(nested: NestedId, message: jsonrpc.Message, tokens: Tokens) -> tuple[NestedId, jsonrpc.Message]:
+def taken(place: CallPlace, message: jsonrpc.Message, tokens: Tokens) -> tuple[CallPlace, jsonrpc.Message]:
     """What the state of a response says, and the response without it; raises InvalidRequestState."""
     result = jsonrpc.members(message.result)
     meta = jsonrpc.members(result.get("_meta"))
     raw = meta.pop(KEY, None)
     state = None if raw is None else jsonrpc.text(raw)
-    if not is_echo(nested, message):
+    if not is_echo(place, message):
         if raw is not None:
             raise InvalidRequestState("malformed")
-        return nested, message
+        return place, message
     if state is None:
         raise InvalidRequestState("malformed")
     try:
-        nested = tokens.echoed(state, nested)
+        found = tokens.place(STATE, state, place.session)
     except InvalidState as exc:
         raise InvalidRequestState(exc.reason) from exc
-    return nested, replace(message, result=Raw(jsonrpc.merge(jsonrpc.with_meta(result, meta).items())))
+    if found.brief != place.brief:
+        raise InvalidRequestState("other_target")
+    return found, replace(message, result=Raw(jsonrpc.merge(jsonrpc.with_meta(result, meta).items())))

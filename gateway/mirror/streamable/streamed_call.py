@@ -8,9 +8,8 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 """
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -33,7 +32,7 @@ from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import ServerClient, server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQuestion, Session, Tokens
+from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
@@ -101,7 +100,6 @@ class StreamedCall(MirroredCall):
         self.session = session
         self._shared = shared
         process = at.live.process
-        self._place = CallPlace(session.key, exchange, process.owner, process.epoch, world.wall())
         self._is_continued = progress is not None
         upstream = CallServer(at.live, server or server_of(at.live), shared.catalog, at.caller_key)
         profile, drives = session.profile, upstream.drives_tasks
@@ -122,7 +120,7 @@ class StreamedCall(MirroredCall):
             raise
         super().__init__(rounds, upstream, report, at.headers, Policy(may_ask=may_ask, returns=self._resumes))
         self._number = 0
-        self._mark_now = self._mark_running = self._mark()
+        self._now = self._running = self._place_running()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
@@ -138,10 +136,10 @@ class StreamedCall(MirroredCall):
     def _put(self, questions: tuple[Question, ...]) -> None:
         self.report.asked()
         self._number += 1
-        self._mark_now = self._mark_asking()
+        self._now = self._place_asking()
         events = [sse.encode(self._asking(question)) for question in questions]
         # One id, after the last question: a client that got only some of them has not reached this place.
-        events[-1] = self._with_id(events[-1], self._mark_now)
+        events[-1] = self._with_id(events[-1], self._now)
         self._asked.append((self._number, b"".join(events)))
         for leg in self._legs:
             leg.ask(self._asked[-1][1])
@@ -149,8 +147,8 @@ class StreamedCall(MirroredCall):
     def _move(self) -> None:
         """A round goes upstream, or the server has made a task of the call."""
         self._asked.clear()
-        self._tell_place(self._mark())
-        self._mark_running = self._mark_now
+        self._tell(self._place_running())
+        self._running = self._now
         self._weigh()
 
     # -- the exchange ---------------------------------------------------------------------------------------------
@@ -190,89 +188,87 @@ class StreamedCall(MirroredCall):
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    def _placed(self) -> CallPlace:
-        return replace(self._place, issued=world.wall())
+    def _place(self, **more: Any) -> CallPlace:
+        """A place in this call as it is now; its content is named in `CallPlace`."""
+        process = self.live.process
+        return CallPlace(self.session.key, self.id, process.owner, process.epoch, world.wall(), self._number, **more)
 
-    def _mark(self) -> Mark:
+    def _place_running(self) -> CallPlace:
         """The place of a call that runs upstream. A plain one can only begin again, but a task goes on."""
         rounds = self._rounds
         progress = rounds.progress if rounds.live_task is not None else Progress()
-        return Mark(self._placed(), self._number, rounds.request.id, request=rounds.request, progress=progress)
+        return self._place(rpc_id=rounds.request.id, request=rounds.request, progress=progress)
 
-    def _mark_asking(self) -> Mark:
+    def _place_asking(self) -> CallPlace:
         """The place of a call whose client is asked, with all questions of the round."""
-        progress, before, still_open = self._rounds.progress, self._mark_now, self._exchange.questions
+        progress, before, still_open = self._rounds.progress, self._now, self._exchange.questions
         is_same_round = before.progress.round == progress.round
-        asking = (before.asking if is_same_round else ()) or tuple(map(SealedQuestion.of, still_open.values()))
+        asking = (before.asking if is_same_round else ()) or tuple(still_open.values())
         answered = tuple(question.key for question in asking if question.key not in still_open)
-        return replace(self._mark(), progress=progress, asking=asking, answered=answered)
+        return replace(self._place_running(), progress=progress, asking=asking, answered=answered)
 
-    def _tell_place(self, mark: Mark) -> None:
+    def _tell(self, place: CallPlace) -> None:
         """Tell the client of a new place in the stream."""
         self._number += 1
-        self._mark_now = replace(mark, number=self._number)
+        self._now = replace(place, number=self._number)
         for leg in self._legs:
             if leg.reply.started and self._resumes:
-                leg.send(self._prime(self._mark_now))
+                leg.send(self._prime(self._now))
 
-    def _prime(self, mark: Mark) -> bytes:
+    def _prime(self, place: CallPlace) -> bytes:
         """An event that only marks a place."""
-        return self._with_id(b"data: \n\n", mark)
+        return self._with_id(b"data: \n\n", place)
 
-    def _with_id(self, event: bytes, mark: Mark) -> bytes:
+    def _with_id(self, event: bytes, place: CallPlace) -> bytes:
         if not self._resumes:
             return event
-        return b"id: %b\n%b" % (self._shared.tokens.event_id(mark).encode(), event)
+        return b"id: %b\n%b" % (self._shared.tokens.of_place(EVENT, place).encode(), event)
 
     def _asking(self, question: Question) -> bytes:
         """The nested request of a question."""
         rounds, tokens = self._rounds, self._shared.tokens
         has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self.live.route.dialects
-        nested = NestedId(
-            self._placed(),
-            rounds.progress.round,
-            question.key,
-            rounds.request,
-            rounds.progress,
-            tuple(self._exchange.questions),
-            has_state=has_state,
+        asking = tuple([replace(each, params=None) for each in self._exchange.questions.values()])
+        place = self._place(
+            key=question.key, has_state=has_state, request=rounds.request, progress=rounds.progress, asking=asking
         )
         if not self._resumes:  # nobody could continue the call
-            nested = nested.brief
+            place = place.brief
         if has_state:
-            question = sep_1685_state.with_state(question, tokens.state(nested))
-        return question.nested(tokens.nested_id(nested))
+            question = sep_1685_state.with_state(question, tokens.of_place(STATE, place))
+        return question.nested(jsonrpc.encode(tokens.of_place(NESTED, place)))
 
     # -- from the client ----------------------------------------------------------------------------------------
 
-    def is_open(self, nested: NestedId) -> bool:
+    def is_open(self, asked: CallPlace) -> bool:
         """Whether a nested request waits for its response."""
-        return nested.round == self._rounds.progress.round and nested.key in self._exchange.questions
+        return asked.progress.round == self._rounds.progress.round and asked.key in self._exchange.questions
 
-    def answer(self, nested: NestedId, message: jsonrpc.Message, at: MirrorArrival) -> None:
+    def answer(self, asked: CallPlace, message: jsonrpc.Message, at: MirrorArrival) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
-        if self.is_open(nested):
-            self.respond(nested.key, answer_of(message), at.headers)
+        if self.is_open(asked):
+            self.respond(asked.key, answer_of(message), at.headers)
             if self._exchange.questions:
-                self._tell_place(self._mark_asking())
+                self._tell(self._place_asking())
 
-    def restore(self, questions: Iterable[SealedQuestion]) -> None:
-        """Go on with the call of a dead replica: its client has these questions, or the server works on it."""
-        asked = {question.key: question.opened for question in questions}
-        self._restore(Snapshot(AWAY, 0, asked, None, 0))
+    def restore(self, left: CallPlace) -> None:
+        """Go on with the call of a dead replica: its client has questions, or the server works on it."""
+        self._restore(Snapshot(AWAY, 0, {each.key: each for each in left.asking}, None, 0))
         self._weigh()
-        if not asked:
+        if not left.asking:
             self._link.start()
 
-    def continued(self, mark: Mark) -> None:
-        """Ask again what the client answered to a replica that has died; `mark` is its place in the stream."""
-        if mark.progress.round != self._rounds.progress.round or not self._exchange.calling:
+    def continued(self, left: CallPlace) -> None:
+        """Ask again what the client answered to a replica that has died; `left` is its place in the stream."""
+        if left.progress.round != self._rounds.progress.round or not self._exchange.calling:
             return
-        self._mark_now = mark
-        lost = [each for each in mark.asking if each.key in mark.answered and each.key in self._exchange.questions]
+        self._now = left
+        lost = tuple(
+            [each for each in left.asking if each.key in left.answered and each.key in self._exchange.questions]
+        )
         if lost:
             self._asked.clear()
-            self._feed(on.Asked(tuple([each.opened for each in lost])))
+            self._feed(on.Asked(lost))
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
@@ -290,8 +286,9 @@ class StreamedCall(MirroredCall):
         try:
             first = self._first(leg, after, has_missed=bool(missed))
             last = await leg.reply.deliver(leg, first, keeps_alive=self.streams)
-            mark = Mark(self._placed(), self._number + 1, self._rounds.request.id, is_final=True)
-            return await leg.reply.finish(last, self._with_id(sse.encode(last.body), mark))
+            self._number += 1
+            end = self._place(rpc_id=self._rounds.request.id, is_final=True)
+            return await leg.reply.finish(last, self._with_id(sse.encode(last.body), end))
         finally:
             self._waits_no_more(leg)
             self._feed(on.Left(leg))
@@ -301,7 +298,7 @@ class StreamedCall(MirroredCall):
         if after is not None:
             await leg.reply.start()
             if not has_missed and self._exchange.calling:
-                await leg.reply.write(self._prime(self._mark_now))
+                await leg.reply.write(self._prime(self._now))
         if after is not None or has_missed or not self._resumes:
             return await leg.take()
         item = None
@@ -310,5 +307,5 @@ class StreamedCall(MirroredCall):
                 item = await leg.take()
         if not isinstance(item, FinalMessage):
             await leg.reply.start()
-            await leg.reply.write(self._prime(self._mark_running))
+            await leg.reply.write(self._prime(self._running))
         return item or await leg.take()

@@ -9,9 +9,10 @@ and proxies allow 8 KB.
 """
 
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway import world
 from gateway.config import InForce
@@ -26,6 +27,8 @@ SESSION: Final = "mirror session"
 NESTED: Final = "mirror nested"
 EVENT: Final = "mirror event"
 STATE: Final = "mirror state"
+Kind = Literal["mirror nested", "mirror event", "mirror state"]
+"""What a token of a place is: the id of a nested request, the id of an event, or a state (SEP-1685)."""
 
 _MAX_NESTED: Final = 3_000
 _MAX_EVENT: Final = 4_000
@@ -46,88 +49,48 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a call is: its session's key, its own id, and the process that holds it."""
+    """A place in a call: the content of an event's id, of a nested request's id, and of its state.
+
+    The process that holds the call is its `owner` with this `epoch`. `number` counts the events of its stream, of
+    which the last one `is_final`; `rpc_id` is the client's request, in an event's id. `key` names the question of a
+    nested request, and `has_state` says whether the client must echo a state.
+
+    `request` continues the call at another replica, and is None if it did not fit. `asking` holds the questions of the
+    round if nothing has been sent upstream since they were asked, and `answered` the keys of those that the client has
+    answered. In the id of a nested request they have no params.
+    """
 
     session: str
     exchange: str
     owner: str
     epoch: str
     issued: float
+    number: int = 0
+    rpc_id: bytes = b""
+    is_final: bool = False
+    key: str = ""
+    has_state: bool = False
+    request: Request | None = None
+    progress: Progress = Progress()
+    asking: tuple[Question, ...] = ()
+    answered: tuple[str, ...] = ()
 
     @property
     def is_resumable(self) -> bool:
         """No other replica goes on with a call before its client comes back (`router.Held`)."""
         return False
 
-
-class SealedQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """One question of a round; `params` is JSON."""
-
-    key: str
-    method: str
-    params: bytes
-
-    @classmethod
-    def of(cls, question: Question) -> "SealedQuestion":
-        """The sealed form of a question."""
-        return cls(question.key, question.method, question.params or b"")
-
     @property
-    def opened(self) -> Question:
-        """The question as the exchange knows it."""
-        return Question(self.key, self.method, None, params=self.params)
-
-
-class NestedId(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a nested request's id, and of its state.
-
-    `request` and `progress` continue the call, and `keys` are all questions of the round; None or empty if they did
-    not fit. `has_state` says whether the client must echo a state.
-    """
-
-    place: CallPlace
-    round: int
-    key: str
-    request: Request | None = None
-    progress: Progress = Progress()
-    keys: tuple[str, ...] = ()
-    has_state: bool = False
-
-    @property
-    def asking(self) -> tuple[SealedQuestion, ...]:
-        """The questions of the round, of which only the keys are known."""
-        return tuple([SealedQuestion(key, "", b"{}") for key in self.keys])
-
-    @property
-    def brief(self) -> "NestedId":
-        """The same question without what continues the call."""
-        return NestedId(self.place, self.round, self.key, has_state=self.has_state)
-
-
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """The content of an event's id: a place in the stream of a call.
-
-    `rpc_id` is the client's request. `asking` holds the round's questions if nothing has been sent upstream since they
-    were asked, and `answered` the keys of those that the client has answered. `request` is None if it did not fit. The
-    last event of a call `is_final`.
-    """
-
-    place: CallPlace
-    number: int
-    rpc_id: bytes
-    is_final: bool = False
-    request: Request | None = None
-    progress: Progress = Progress()
-    asking: tuple[SealedQuestion, ...] = ()
-    answered: tuple[str, ...] = ()
-
-    @property
-    def brief(self) -> "Mark":
+    def brief(self) -> "CallPlace":
         """The same place without what continues the call."""
-        return Mark(self.place, self.number, self.rpc_id, self.is_final)
+        return replace(self, request=None, progress=Progress(self.progress.round), asking=(), answered=())
 
-
-Content = TypeVar("Content", NestedId, Mark)
+    @property
+    def bulk(self) -> int:
+        """The size of what client and server chose, which may be megabytes."""
+        params = self.request.params if self.request is not None else b""
+        asking = sum(len(each.key) + len(each.params or b"") for each in self.asking)
+        return len(params) + len(self.progress.state or b"") + asking
 
 
 class Subscribed(msgspec.Struct, frozen=True, array_like=True):
@@ -158,9 +121,11 @@ class Tokens:
         """`of` names a dialect that has tokens of its own."""
         self.sessions = Claims(keys, of + SESSION, Session, _MAX_TOKEN, opens_former=True)
         self._standalone = Claims(keys, of + SESSION, Subscribed, _MAX_TOKEN, opens_former=True)
-        self.nested = Claims(keys, of + NESTED, NestedId, _MAX_TOKEN, InForce(_MAX_NESTED))
-        self._states = Claims(keys, of + STATE, NestedId, _MAX_TOKEN)
-        self._events = Claims(keys, of + EVENT, Mark, _MAX_TOKEN, InForce(_MAX_EVENT))
+        self._places = {
+            NESTED: Claims(keys, of + NESTED, CallPlace, _MAX_TOKEN, InForce(_MAX_NESTED)),
+            STATE: Claims(keys, of + STATE, CallPlace, _MAX_TOKEN),
+            EVENT: Claims(keys, of + EVENT, CallPlace, _MAX_TOKEN, InForce(_MAX_EVENT)),
+        }
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -199,52 +164,20 @@ class Tokens:
             return None
         return tuple(uri.decode("utf-8", "surrogatepass") for uri in found.uris)
 
-    # -- nested requests ----------------------------------------------------------------------------------------
+    # -- places in calls ----------------------------------------------------------------------------------------
 
-    def nested_id(self, nested: NestedId) -> bytes:
-        """The id of a nested request, as JSON."""
-        return b'"%b"' % self.nested.seal(*_forms(nested, _MAX_NESTED)).encode()
+    def of_place(self, kind: Kind, place: CallPlace) -> str:
+        """The token of a place; without what continues the call, if that does not fit."""
+        claims = self._places[kind]
+        return claims.seal(place, place.brief) if place.bulk < _MAX_TOKEN else claims.seal(place.brief)
 
-    def asked(self, token: str, session: Session) -> NestedId:
-        """The nested request that a client answers; raises InvalidState."""
-        return _of_session(self.nested.open(token), session)
-
-    def state(self, nested: NestedId) -> str:
-        """The state of a nested request (SEP-1685)."""
-        return self._states.seal(*_forms(nested, _MAX_TOKEN))
-
-    def echoed(self, state: str, nested: NestedId) -> NestedId:
-        """What the state of a nested request says, which `nested` names; raises InvalidState."""
-        found = self._states.open(state)
-        if found.brief != nested.brief:
-            raise InvalidState("other_target")
+    def place(self, kind: Kind, token: str, session: str) -> CallPlace:
+        """The place that a token of the session with this key names; raises InvalidState."""
+        found = self._places[kind].open(token)
+        if found.session != session:
+            raise InvalidState("other_principal")
         return found
 
-    # -- events -------------------------------------------------------------------------------------------------
-
-    def event_id(self, mark: Mark) -> str:
-        """The id of an event."""
-        return self._events.seal(*_forms(mark, _MAX_EVENT))
-
-    def mark(self, token: str, session: Session) -> Mark:
-        """The place in a stream from which a client goes on; raises InvalidState."""
-        return _of_session(self._events.open(token), session)
-
-
-def _forms(content: Content, most: int) -> tuple[Content, ...]:
-    """A content, then its brief form; only that if what the peers chose, which may be megabytes, cannot fit."""
-    bulk = len(content.progress.state or b"")
-    if content.request is not None:
-        bulk += len(content.request.params)
-    if isinstance(content, NestedId):
-        bulk += sum(map(len, content.keys))
-    else:
-        bulk += sum(len(question.params) for question in content.asking)
-    return (content, content.brief) if bulk < most else (content.brief,)
-
-
-def _of_session(found: Content, session: Session) -> Content:
-    """What a token of this session says; raises InvalidState."""
-    if found.place.session != session.key:
-        raise InvalidState("other_principal")
-    return found
+    def is_question(self, token: str | None) -> bool:
+        """Whether this is the id of a nested request, whosever it is."""
+        return self._places[NESTED].opens(token)

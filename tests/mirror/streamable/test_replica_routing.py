@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from gateway.mirror.streamable.tokens import EVENT, NESTED
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.mirror.conftest import mirror_of, sealed
@@ -262,11 +263,14 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
     question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     tokens = sealed()
     known = tokens.sessions.open(client.session or "")
-    nested, mark = tokens.asked(question["id"], known), tokens.mark(place, known)
-    old = replace(nested.place, issued=nested.place.issued - 601)
-    question["id"] = json.loads(tokens.nested_id(replace(nested, place=old)))
+    old_question, old_event = [
+        tokens.of_place(kind, replace(found, issued=found.issued - 601))
+        for kind, token in ((NESTED, question["id"]), (EVENT, place))
+        for found in [tokens.place(kind, token, known.key)]
+    ]
+    question["id"] = old_question
     assert await client.answer(question, ACCEPT, url=two.url) == 202
-    async with client.get(tokens.event_id(replace(mark, place=old)), url=two.url) as stream:
+    async with client.get(old_event, url=two.url) as stream:
         assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
     assert len(server.of("tools/call")) == 1
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.mirror.streamable.sep_1685_state import KEY
+from gateway.mirror.streamable.tokens import NESTED, STATE
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
@@ -305,9 +306,9 @@ async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: C
             question = await stream.message()
             await cluster.crash(one)
     tokens = sealed()
-    nested = tokens.asked(question["id"], tokens.sessions.open(client.session or ""))
-    nested = replace(nested, place=replace(nested.place, issued=nested.place.issued - 601))
-    old = {"id": json.loads(tokens.nested_id(nested))}
-    answer = ACCEPT | {"_meta": {KEY: tokens.state(nested)}}
+    asked = tokens.place(NESTED, question["id"], tokens.sessions.open(client.session or "").key)
+    asked = replace(asked, issued=asked.issued - 601)
+    old = {"id": tokens.of_place(NESTED, asked)}
+    answer = ACCEPT | {"_meta": {KEY: tokens.of_place(STATE, asked)}}
     assert await client.refusal(old, answer, two.url) == REFUSED
     assert len(server.of(mcp.TOOLS_CALL)) == 1

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+from gateway.mirror.streamable.tokens import EVENT
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, text
@@ -63,7 +64,7 @@ class Job:
 def names_task(client: LegacyClient, place: str) -> bool:
     """Whether a client that comes back with this event id continues a task."""
     tokens = sealed()
-    return tokens.mark(place, tokens.sessions.open(client.session or "")).progress.task == "t1"
+    return tokens.place(EVENT, place, tokens.sessions.open(client.session or "").key).progress.task == "t1"
 
 
 async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient, server: FakeModern) -> None:

@@ -1,24 +1,16 @@
 """What the mirror seals: session ids, ids of nested requests, ids of events."""
 
-import json
 import tracemalloc
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
+from gateway.exchange.input_requests import Question
 from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import Profile, Request
-from gateway.mirror.streamable.tokens import (
-    CallPlace,
-    Mark,
-    NestedId,
-    NoSession,
-    SealedQuestion,
-    Session,
-    Tokens,
-)
+from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, NoSession, CallPlace, Session, Tokens
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keys
@@ -27,7 +19,8 @@ KEY, OTHER = bytes(32), bytes(range(32))
 NOW = 1_800_000_000.0
 DAY = 86_400.0
 PROFILE = Profile("2025-11-25", b'{"name":"c","version":"1"}', b'{"elicitation":{}}')
-PLACE = CallPlace("s", "x", "gw-1", "e", NOW)
+PLACE = CallPlace("s", "x", "gw-1", "e", NOW, 1, b"1", key="name", progress=Progress(1))
+KINDS: Final = (NESTED, EVENT, STATE)
 
 
 def tokens(*keys: bytes, former: tuple[bytes, ...] = ()) -> Tokens:
@@ -56,57 +49,49 @@ def test_a_session_id_counts_for_nothing_elsewhere(reason: str, change: dict[str
 
 def test_a_former_key_opens_session_ids_and_nothing_else() -> None:
     old, new = tokens(OTHER), tokens(KEY, former=(OTHER,))
-    session = session_of(old, "s")
     assert opened(old.new_session(bearer(), PROFILE), new).profile == PROFILE
-    nested = json.loads(old.nested_id(NestedId(PLACE, 1, "name")))
-    with pytest.raises(InvalidState):
-        _ = new.asked(nested, session)
-    with pytest.raises(InvalidState):
-        _ = new.mark(old.event_id(Mark(PLACE, 1, b"1")), session)
+    for kind in KINDS:
+        with pytest.raises(InvalidState):
+            _ = new.place(kind, old.of_place(kind, PLACE), "s")
     assert not tokens(KEY).sessions.opens(old.new_session(bearer(), PROFILE))
 
 
-def test_no_kind_of_token_opens_as_another() -> None:
+def test_no_kind_of_token_opens_as_another_or_in_another_session() -> None:
     by = tokens()
-    session = session_of(by, "s")
-    nested, event = json.loads(by.nested_id(NestedId(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
-    assert by.asked(nested, session).key == "name"
-    assert by.mark(event, session).rpc_id == b"1"
-    for odd in (event, by.new_session(bearer(), PROFILE)):
+    sealed = {kind: by.of_place(kind, PLACE) for kind in KINDS} | {"session": by.new_session(bearer(), PROFILE)}
+    for kind in KINDS:
+        assert by.place(kind, sealed[kind], "s") == PLACE
         with pytest.raises(InvalidState):
-            _ = by.asked(odd, session)
-    with pytest.raises(InvalidState):
-        _ = by.mark(nested, session)
-    assert not by.sessions.opens(nested)
-    assert [by.nested.opens(token) for token in (nested, event, "x", None)] == [True, False, False, False]
+            _ = by.place(kind, sealed[kind], "t")
+        for other in sealed.keys() - {kind}:
+            with pytest.raises(InvalidState):
+                _ = by.place(kind, sealed[other], "s")
+        assert not by.sessions.opens(sealed[kind])
+    assert [by.is_question(token) for token in (*sealed.values(), "x", None)] == [True] + [False] * 5
 
 
 @pytest.mark.parametrize("size", [0, 500, 1_500, 1_900, 2_500, 10_000])
 def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits(size: int) -> None:
     by = tokens()
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
-    progress = Progress(1, b'"state"')
-    id_ = by.nested_id(NestedId(PLACE, 1, "name", request, progress, ("name",)))
-    assert len(json.loads(id_)) <= 3_000
-    nested = by.asked(json.loads(id_), session_of(by, "s"))
-    assert (nested.place, nested.round, nested.key) == (PLACE, 1, "name")
-    if size <= 1_900:
-        assert (nested.request, nested.progress, nested.keys) == (request, progress, ("name",))
-    else:
-        assert (nested.request, nested.progress, nested.keys) == (None, Progress(), ())
+    asking = (Question("name", "elicitation/create", None),)
+    whole = replace(PLACE, request=request, progress=Progress(1, b'"state"'), asking=asking)
+    id_ = by.of_place(NESTED, whole)
+    assert len(id_) <= 3_000
+    assert by.place(NESTED, id_, "s") == (whole if size <= 1_900 else PLACE)
 
 
 def test_what_cannot_fit_is_not_even_encoded() -> None:
     # Each event of a stream has an id: to encode megabytes for each would be work for a hostile server to ask for.
     by, size = tokens(), 4_000_000
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
-    keys, asking = ("k" * 900,) * 4_000, (SealedQuestion("name", "elicitation/create", request.params),)
+    keys = tuple([Question("k" * 900, "roots/list", None)] * 4_000)
+    params = (Question("name", "elicitation/create", None, params=request.params),)
     tracemalloc.start()
     try:
-        for nested in (NestedId(PLACE, 1, "name", request), NestedId(PLACE, 1, "name", keys=keys)):
-            _ = by.nested_id(nested), by.state(nested)
-        for mark in (Mark(PLACE, 1, b"7", request=request), Mark(PLACE, 1, b"7", asking=asking)):
-            _ = by.event_id(mark)
+        for place in (replace(PLACE, request=request), replace(PLACE, asking=keys), replace(PLACE, asking=params)):
+            for kind in KINDS:
+                _ = by.of_place(kind, place)
         assert tracemalloc.get_traced_memory()[1] < size / 10
     finally:
         tracemalloc.stop()
@@ -115,14 +100,12 @@ def test_what_cannot_fit_is_not_even_encoded() -> None:
 def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
     by = tokens()
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{}}')
-    question = SealedQuestion("name", "elicitation/create", b'{"message":"%b"}' % (b"x" * 9_000))
-    mark = Mark(PLACE, 3, b"7", request=request, progress=Progress(1, None), asking=(question,))
-    token = by.event_id(mark)
+    small = replace(PLACE, request=request, asking=(Question("name", "elicitation/create", None, params=b"{}"),))
+    assert by.place(EVENT, by.of_place(EVENT, small), "s") == small
+    question = Question("name", "elicitation/create", None, params=b'{"message":"%b"}' % (b"x" * 7_000))
+    token = by.of_place(EVENT, replace(small, asking=(question,)))
     assert len(token) <= 4_000
-    found = by.mark(token, session_of(by, "s"))
-    assert (found.place, found.number, found.rpc_id, found.request, found.asking) == (PLACE, 3, b"7", None, ())
-    small = replace(mark, asking=(SealedQuestion("name", "elicitation/create", b"{}"),))
-    assert by.mark(by.event_id(small), session_of(by, "s")) == small
+    assert by.place(EVENT, token, "s") == PLACE
 
 
 def test_an_id_of_the_standalone_stream_carries_the_subscriptions_of_its_session() -> None:
@@ -134,11 +117,11 @@ def test_an_id_of_the_standalone_stream_carries_the_subscriptions_of_its_session
     assert by.subscribed(token, session_of(by, "t")) is None
     assert not by.sessions.opens(token)
     assert tokens(KEY, former=(OTHER,)).subscribed(tokens(OTHER).standalone_id(session, ()), session) == ()
-    nested, event = json.loads(by.nested_id(NestedId(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
-    for odd in ("", "x" * 100_000, nested, event, by.new_session(bearer(), PROFILE)):
+    places = [by.of_place(kind, PLACE) for kind in KINDS]
+    for odd in ("", "x" * 100_000, *places, by.new_session(bearer(), PROFILE)):
         assert by.subscribed(odd, session) is None
     with pytest.raises(InvalidState):
-        _ = by.mark(token, session)
+        _ = by.place(EVENT, token, "s")
 
 
 def test_an_id_of_the_standalone_stream_fits_into_a_header() -> None:
