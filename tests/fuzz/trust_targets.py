@@ -20,7 +20,7 @@ from gateway.identity.jwt_verification import BadToken, read_keys, verify
 from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import Profile, Request
 from gateway.mirror.streamable import tokens
-from gateway.mirror.streamable.tokens import NoSession, CallPlace, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, NoSession, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.claims import Bearer

@@ -10,7 +10,7 @@ from gateway.config import InForce
 from gateway.exchange.input_requests import Question
 from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import Profile, Request
-from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, NoSession, CallPlace, Session, Tokens
+from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, NoSession, Session, Tokens
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keys
