@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from msgspec.structs import replace
-
 from gateway.admin.cluster_status import STATUS_BYTES, read, told
 from gateway.admin.merge_statuses import Heard, of_host
 from gateway.cluster.membership import Membership
@@ -17,15 +15,15 @@ from gateway.telemetry.process_status import Status
 
 _ANSWER_SECONDS: Final = 1.0
 _SIBLING_SECONDS: Final = 0.5
-"""For a worker of this host, because another replica waits for the answer meanwhile."""
+"""For a worker of this host, because another replica or the supervisor waits for the answer meanwhile."""
 _MOST_ASKED: Final = 64
 
 
 class ClusterView:
     """The other replicas as the status page of this process shows them."""
 
-    def __init__(self, own: Callable[[], Status | None], members: Membership, peers: PeerClient, tasks: Tasks) -> None:
-        """`own` returns the status of this process; None while it starts."""
+    def __init__(self, own: Callable[[], Status], members: Membership, peers: PeerClient, tasks: Tasks) -> None:
+        """`own` returns the status of this process."""
         self._own = own
         self._members = members
         self._peers = peers
@@ -40,17 +38,15 @@ class ClusterView:
         _ = await asyncio.wait((self._asking,))  # a caller that is cancelled does not cancel the questions
         return self._heard
 
+    async def host(self) -> Status:
+        """Return the status of this host; its other workers have half a second to tell theirs."""
+        own, members = self._own(), self._members
+        siblings = [name for name in members.others() if members.is_own_host(name)]
+        return of_host(own, await self._ask(siblings, _SIBLING_SECONDS), members.host) if siblings else own
+
     async def tell(self, is_local: bool) -> str:  # noqa: FBT001  (as the peer listener calls it)
         """Return the status of this host for another replica; of this process alone for a worker of this host."""
-        own = self._own()
-        if own is None:
-            return ""
-        members = self._members
-        siblings = [] if is_local else [name for name in members.others() if members.is_own_host(name)]
-        if not siblings:
-            return told(own)
-        heard = {members.own: Heard(state="answered", status=own), **await self._ask(siblings, _SIBLING_SECONDS)}
-        return told(of_host(replace(own, replica=members.host), heard))
+        return told(self._own() if is_local else await self.host())
 
     async def _ask_others(self) -> None:
         try:

@@ -1,6 +1,5 @@
 """Merges the statuses of several processes, workers of a host or replicas of a cluster, into one; pure."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -63,28 +62,18 @@ class Heard(Struct, frozen=True, kw_only=True):
     status: Status | None = None
 
 
-def of_host(own: Status, heard: Mapping[str, Heard]) -> Status:
-    """Merge the workers of one host; `own` is that of a supervisor, or of one of them."""
-    parts = _parts(heard)
-    told, first = _merged(own, heard), next(iter(parts.values()), own)
+def of_host(own: Status, heard: Mapping[str, Heard], host: str) -> Status:
+    """Merge a worker with the other ones of its host, which were asked."""
+    told = _merged(own, heard)
     is_ready = own.state != "ready" or all(process.state == "ready" for process in told.processes)
-    peers = _rows(parts, lambda part: part.peers, lambda peer: peer.id, _peer)
-    return cut(
-        replace(
-            told,
-            state=own.state if is_ready else "not ready",  # as in /readyz
-            peers=tuple(peer for peer in peers if peer.id not in heard),
-            peers_total=max((part.peers_total - len(heard) + 1 for part in parts.values()), default=0),
-            keys=first.keys,
-            key_phase=first.key_phase,
-        )
-    )
+    seconds = max(process.uptime_seconds for process in told.processes)
+    state = own.state if is_ready else "not ready"  # as in /readyz
+    return cut(replace(told, replica=host, state=state, uptime_seconds=seconds))
 
 
 def of_cluster(own: Status, heard: Mapping[str, Heard]) -> Status:
     """Merge this replica with the others, which were asked."""
-    told = _merged(own, {own.replica: Heard(state="answered", status=own), **heard})
-    return cut(replace(told, covers="cluster", peers=tuple(_asked(peer, heard) for peer in own.peers)))
+    return cut(replace(_merged(own, heard), covers="cluster", peers=tuple(_asked(peer, heard) for peer in own.peers)))
 
 
 def _asked(peer: PeerStatus, heard: Mapping[str, Heard]) -> PeerStatus:
@@ -95,13 +84,10 @@ def _asked(peer: PeerStatus, heard: Mapping[str, Heard]) -> PeerStatus:
     return replace(peer, state=found.state, last_answer_seconds_ago=ago)
 
 
-def _parts(heard: Mapping[str, Heard]) -> dict[str, Status]:
-    return {name: each.status for name, each in heard.items() if each.status is not None}
-
-
 def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     """Return `own` with what all have that answered, and with silent processes for the others."""
-    parts = _parts(heard)
+    answered = {name: each.status for name, each in heard.items() if each.status is not None}
+    parts = {own.replica: own, **answered}
     processes = [process for part in parts.values() for process in part.processes]
     processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
     routes = _rows(parts, lambda part: part.routes, lambda route: route.path, _route)
@@ -203,16 +189,6 @@ def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> Upstre
     if failure is not None and (last_ok_seconds_ago is None or failure.seconds_ago < last_ok_seconds_ago):
         return "failing"
     return "unknown" if last_ok_seconds_ago is None else "ok"
-
-
-def _peer(one: PeerStatus, other: PeerStatus) -> PeerStatus:
-    """Prefer the worker with the most recent answer, or else one that has asked."""
-
-    def rank(peer: PeerStatus) -> tuple[float, bool]:
-        ago = peer.last_answer_seconds_ago
-        return math.inf if ago is None else ago, peer.state == "not asked"
-
-    return min(one, other, key=rank)
 
 
 def _error(one: ErrorStatus, other: ErrorStatus) -> ErrorStatus:

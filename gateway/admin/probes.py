@@ -10,19 +10,15 @@ import msgspec
 from gateway.admin.cluster_status import chosen
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
-from gateway.admin.merge_statuses import Heard
-from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
+from gateway.admin.snapshot import SnapshotSource, show_load
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.protocol.errors import Forbidden
-from gateway.telemetry.process_status import Status
 
 _HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _DOCS: Final = "/docs/"
-OTHERS_PATH: Final = "/others.json"
-"""Where the supervisor asks a worker for the statuses of the other replicas."""
 
 
 class Probes(ABC):
@@ -60,35 +56,20 @@ class Probes(ABC):
                 return TextResponse("try /healthz /readyz /metrics /status\n", 404)
 
     async def _status(self, http: HttpRequest) -> Response:
-        replica = http.url.query.get("replica")
-        if replica == self.name():
-            status = await self.status()  # without a wait for a replica that is silent
-        else:
-            own, heard = await asyncio.gather(self.status(), self.others())
-            status = chosen(own, heard, replica)
-        if http.path == "/status.json" or prefers_json(http.headers.get("Accept", "")):
-            body, content_type = msgspec.json.encode(status), "application/json"
-        else:
-            refresh, route = every_seconds(http.url.query.get("refresh")), http.url.query.get("route")
-            only_replica = replica if replica == status.replica and status.covers == "replica" else None
-            body, content_type = page(status, refresh, route, only_replica).encode(), "text/html"
-        return WholeResponse(body, headers={"Content-Type": f"{content_type}; charset=utf-8", **HEADERS})
+        is_json = http.path == "/status.json" or prefers_json(http.headers.get("Accept", ""))
+        status = await self.status(http, is_json=is_json)
+        if status is None:
+            return TextResponse("no worker answers: the log says why (`worker.ended`)\n", 503)
+        content_type = f"{'application/json' if is_json else 'text/html'}; charset=utf-8"
+        return WholeResponse(status, headers={"Content-Type": content_type, **HEADERS})
 
     @abstractmethod
     async def unready(self) -> str | None:
         """Return in a few words why the load balancer should send no new requests here; None if it should."""
 
     @abstractmethod
-    async def status(self) -> Status:
-        """Return the status of this replica."""
-
-    @abstractmethod
-    def name(self) -> str:
-        """Return the id of this replica."""
-
-    @abstractmethod
-    async def others(self) -> dict[str, Heard]:
-        """Return what the other replicas tell of themselves."""
+    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes | None:
+        """Return the status that a query asks for, as a page or as JSON; None if no worker answers."""
 
     @abstractmethod
     def names(self) -> frozenset[str] | None:
@@ -102,19 +83,11 @@ class Probes(ABC):
 class Admin(Probes):
     """The handler for one serving process."""
 
-    def __init__(
-        self, source: Callable[[], SnapshotSource], salt: bytes, cluster: ClusterView, *, is_private: bool
-    ) -> None:
+    def __init__(self, source: Callable[[], SnapshotSource], cluster: ClusterView, *, is_private: bool) -> None:
         """`is_private`: the listener is a worker's socket, which no browser reaches, so any name is served."""
         self._source = source
-        self._salt = salt
         self._cluster = cluster
         self._is_private = is_private
-
-    async def _serve(self, http: HttpRequest) -> Response:
-        if self._is_private and http.path == OTHERS_PATH:
-            return WholeResponse(body=msgspec.json.encode(await self._cluster.others()))
-        return await super()._serve(http)
 
     async def unready(self) -> str | None:
         """See `Probes`."""
@@ -124,17 +97,19 @@ class Admin(Probes):
         """See `Probes`."""
         return None if self._is_private else admin_names(self._source().config)
 
-    async def status(self) -> Status:
-        """See `Probes`."""
-        return take_snapshot(self._source(), self._salt)
-
-    def name(self) -> str:
-        """See `Probes`."""
-        return self._source().members.own
-
-    async def others(self) -> dict[str, Heard]:
-        """See `Probes`; a worker's own status is that of one process."""
-        return {} if self._is_private else await self._cluster.others()
+    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes:
+        """See `Probes`: of the whole cluster, unless the query names one replica of it."""
+        query, members = http.url.query, self._source().members
+        replica = query.get("replica")
+        if replica == members.host:
+            status = await self._cluster.host()  # without a wait for a replica that is silent
+        else:
+            own, heard = await asyncio.gather(self._cluster.host(), self._cluster.others())
+            status = chosen(own, heard, replica)
+        if is_json:
+            return msgspec.json.encode(status)
+        only_replica = replica if replica == status.replica and status.covers == "replica" else None
+        return page(status, every_seconds(query.get("refresh")), query.get("route"), only_replica).encode()
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`."""

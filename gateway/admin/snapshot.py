@@ -91,7 +91,7 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
         version=__version__,
         replica=own.id,
         state=own.state,
-        time=now(),
+        time=datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="seconds"),
         uptime_seconds=own.uptime_seconds,
         configuration=own.configuration,
         notices=tuple(_notices(source)),
@@ -125,11 +125,6 @@ def show_load(source: SnapshotSource) -> None:
         metrics.sessions_limit[path,].set(pool.most)
         if upstream.command is not None:
             metrics.children_limit[path,].set(upstream.max_children)
-
-
-def now() -> str:
-    """Return the wall-clock time, to the second."""
-    return datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="seconds")
 
 
 def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, children: int) -> RouteStatus:
@@ -200,10 +195,12 @@ def _process(source: SnapshotSource) -> ProcessStatus:
 
 
 def known_peers(members: Membership) -> list[PeerStatus]:
-    """Return the other members and their last known state; this sends nothing to them."""
+    """Return the other hosts and their last known state; this sends nothing to them."""
     moment = world.monotonic()
     found = []
     for name, address in members.others().items():
+        if members.is_own_host(name):
+            continue
         seen = members.discovery.seen.get(name)
         found.append(
             PeerStatus(
@@ -248,15 +245,3 @@ def _notices(source: SnapshotSource) -> Iterator[Notice]:
         )
     for sentence in cautions(source.config):
         yield Notice(sentence, is_bad=False)
-
-
-def about(config: Config, host: str, began: float, *, is_draining: bool) -> Status:
-    """Return the status of a supervisor, which serves no client."""
-    return Status(
-        version=__version__,
-        replica=host,
-        state="draining" if is_draining else "ready",
-        time=now(),
-        uptime_seconds=world.monotonic() - began,
-        configuration=digest(config),
-    )

@@ -8,26 +8,20 @@ in time counts with its previous values. Gauges include only the workers that an
 import asyncio
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Final
 
 import aiohttp
-import msgspec
 
-from gateway import world
 from gateway.admin import merge_metrics
-from gateway.admin.merge_statuses import Heard, of_host
-from gateway.admin.probes import OTHERS_PATH, Probes
-from gateway.admin.snapshot import about
+from gateway.admin.probes import Probes
 from gateway.auth.host_check import admin_names
-from gateway.cluster.worker import host_id
 from gateway.config import Config, InForce
 from gateway.http.server.listener import UNIX
+from gateway.http.server.request import HttpRequest
 from gateway.telemetry import Metrics
-from gateway.telemetry.process_status import Status
 
-T = TypeVar("T")
 _ANSWER_SECONDS: Final = 1.0
-_OTHERS_SECONDS: Final = 1.5
+_STATUS_SECONDS: Final = 1.5
 """For a worker that asks the other replicas meanwhile, which have a second."""
 
 
@@ -69,7 +63,6 @@ class Overview(Probes):
         self._in_force = in_force
         self._count = in_force.value.workers
         """A reload cannot change it."""
-        self._began = world.monotonic()
         self._processes: dict[int, _Process] = {}
         self._ended: merge_metrics.Families = {}
         self._turn = asyncio.Lock()
@@ -103,31 +96,13 @@ class Overview(Probes):
         """See `Probes`."""
         return admin_names(self._in_force.value)
 
-    async def status(self) -> Status:
-        """See `Probes`: the merged status of all workers."""
-        heard = [f"{self.name()}#{number}" for number in range(self._count)]
-        asked = await asyncio.gather(*map(self._ask, range(self._count)))
-        own = about(self._in_force.value, self.name(), self._began, is_draining=self.draining)
-        return of_host(own, dict(zip(heard, asked, strict=True)))
-
-    async def _ask(self, number: int) -> Heard:
-        process = self._processes.get(number)
-        text = None if process is None else await process.get("/status.json")
-        status = None if text is None else _read(text, Status)
-        if status is None:
-            return Heard(state="silent", why=f"It did not answer within {_ANSWER_SECONDS:g} s: see `worker.ended`")
-        return Heard(state="answered", status=status)
-
-    def name(self) -> str:
-        """See `Probes`."""
-        return host_id(self._in_force.value.replica)
-
-    async def others(self) -> dict[str, Heard]:
-        """See `Probes`: as the worker that answers first hears of them."""
+    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes | None:
+        """See `Probes`: the worker that answers first asks its siblings and the other replicas."""
+        path = f"/status{'.json' if is_json else ''}?{http.url.raw_query_string}"
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
-            if (first := await answer) is not None:
-                return _read(await first.get(OTHERS_PATH, _OTHERS_SECONDS) or "", dict[str, Heard]) or {}
-        return {}
+            if (first := await answer) is not None and (status := await first.get(path, _STATUS_SECONDS)) is not None:
+                return status.encode()
+        return None
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`: the sum over all workers and the supervisor itself."""
@@ -146,11 +121,3 @@ class Overview(Probes):
                     scrapes.append(merge_metrics.parse(text))
                     process.counted = merge_metrics.lasting(scrapes[-1])
             return merge_metrics.write(merge_metrics.merge(scrapes)).encode(), content_type
-
-
-def _read(text: str, kind: type[T]) -> T | None:
-    """Return what a worker says; None if a worker that started after a package upgrade sends another form."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError:
-        return None

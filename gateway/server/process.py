@@ -6,7 +6,6 @@ every part that was given the holder follows.
 
 import asyncio
 import resource
-import ssl
 from functools import partial
 from typing import Final
 
@@ -30,7 +29,6 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.server.connection import Begin, Handler
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -126,11 +124,18 @@ class Gateway:
         )
         # Of all workers, so that each shows a caller under the same pseudonym.
         self._status_salt = world.random_bytes(_SALT_BYTES) if worker is None else worker.mark
-        self._cluster_view = ClusterView(self._told_status, self.members, self._peers, self.tasks)
+        self._cluster_view = ClusterView(self._status, self.members, self._peers, self.tasks)
         self._assemble(stream_times, serves_host=serves_host)
-        self.client_listener: Listener
+        self.client_listener = Listener(
+            self.downstream.handle,
+            config.listen,
+            self._traffic,
+            reuse_port=worker is not None,
+            tls=self._tls.listener,
+            begin=self.downstream.direct.begin,
+        )
         self.listeners: list[Listener] = []
-        """All, that of the clients included."""
+        """All that were opened."""
         self.listen = ""
         """The address that clients can reach; known after `start`."""
         self.admin = ""
@@ -171,11 +176,7 @@ class Gateway:
         config = self.config
         await self._open_peer_listener()
         await self.members.discovery.begin()
-        downstream = self.downstream
-        self.listen = await self._open(
-            downstream.handle, config.listen, shared=True, tls=self._tls.listener, begin=downstream.direct.begin
-        )
-        self.client_listener = self.listeners[-1]
+        self.listen = await self._open(self.client_listener, config.listen)
         await self._open_admin()
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
         self.routes.begin_children()
@@ -239,24 +240,22 @@ class Gateway:
         """Listen for the other replicas, and for the other workers of this one."""
         serve, tell = self.downstream.handle_hop, self._cluster_view.tell
         listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
-        if self.config.replica.listen is not None:
-            _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
+        if (address := self.config.replica.listen) is not None:
+            shares = self._worker is not None
+            _ = await self._open(Listener(listener.handle, address, self._traffic, reuse_port=shares), address)
         if self._worker is not None:
             address = self._worker.socket("peer")
-            _ = await self._open(partial(listener.handle, is_local=True), address)
+            _ = await self._open(Listener(partial(listener.handle, is_local=True), address, self._traffic), address)
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
-        is_private = self._worker is not None
-        admin = Admin(self._snapshot_source, self._status_salt, self._cluster_view, is_private=is_private)
-        if self._worker is not None:
-            self.admin = await self._open(admin.handle, self._worker.socket("admin"))
-        elif self.config.admin is not None:
-            self.admin = await self._open(admin.handle, self.config.admin)
+        admin = Admin(self._snapshot_source, self._cluster_view, is_private=self._worker is not None)
+        address = self.config.admin if self._worker is None else self._worker.socket("admin")
+        if address is not None:
+            self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
 
-    def _told_status(self) -> Status | None:
-        """Return the status for other replicas; None before there is one."""
-        return take_snapshot(self._snapshot_source(), self._status_salt) if self.listen else None
+    def _status(self) -> Status:
+        return take_snapshot(self._snapshot_source(), self._status_salt)
 
     def _snapshot_source(self) -> SnapshotSource:
         return SnapshotSource(
@@ -276,18 +275,8 @@ class Gateway:
             recent_errors=self.recent_errors,
         )
 
-    async def _open(
-        self,
-        handler: Handler,
-        address: str,
-        *,
-        shared: bool = False,
-        tls: ssl.SSLContext | None = None,
-        begin: Begin | None = None,
-    ) -> str:
-        """Listen and return the address; `shared` if all workers listen there."""
-        reuse = shared and self._worker is not None
-        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, begin=begin)
+    async def _open(self, listener: Listener, address: str) -> str:
+        """Listen and return the address."""
         self.listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
         try:
             return await listener.start()

@@ -3,19 +3,14 @@
 from msgspec.structs import fields, replace
 
 from gateway.admin.merge_statuses import Heard, health, of_host
-from gateway.admin.snapshot import about
 from gateway.admin.status_page import page
-from gateway.config import parse
-from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus, RouteStatus, Status
+from gateway.telemetry.process_status import ErrorStatus, Failure, RouteStatus, Status
 from tests.support.status import held, process, route, status_of
-from tests.support.workbench import configuration
-
-CONFIG = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=3), "test", {})
-SUPERVISOR = about(CONFIG, "gw-1", 0, is_draining=False)
 
 
-def answered(*parts: Status) -> dict[str, Heard]:
-    return {f"gw-1#{number}": Heard(state="answered", status=part) for number, part in enumerate(parts)}
+def of_workers(own: Status, *others: Status, **silent: Heard) -> Status:
+    heard = {f"gw-1#{number}": Heard(state="answered", status=other) for number, other in enumerate(others, 1)}
+    return of_host(replace(own, replica="gw-1#0"), {**heard, **silent}, "gw-1")
 
 
 def test_the_latest_answer_or_failure_decides_the_health() -> None:
@@ -30,7 +25,12 @@ def test_the_latest_answer_or_failure_decides_the_health() -> None:
 def test_the_statuses_of_workers_are_merged_into_one() -> None:
     failure = Failure(kind="call_lost", cause="c", fix="f", seconds_ago=3)
     parts = [
-        status_of(process(1), routes=(route(last_failure=failure, health="failing"),), routes_total=1, held_total=1),
+        status_of(
+            replace(process(1), uptime_seconds=7),
+            routes=(route(last_failure=failure, health="failing"),),
+            routes_total=1,
+            held_total=1,
+        ),
         status_of(
             process(0),
             routes=(route(last_ok_seconds_ago=2.0, era="old", transport="sse", health="ok"),),
@@ -39,8 +39,8 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
             held_total=2,
         ),
     ]
-    heard = {**answered(*parts), "gw-1#2": Heard(state="silent", why="It slept")}
-    whole = of_host(SUPERVISOR, heard)
+    whole = of_workers(*parts, **{"gw-1#2": Heard(state="silent", why="It slept")})
+    assert (whole.replica, whole.uptime_seconds) == ("gw-1", 7)
     assert [(each.id, each.state) for each in whole.processes] == [
         ("gw-1#0", "ready"),
         ("gw-1#1", "ready"),
@@ -59,27 +59,9 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
 
 def test_workers_with_different_configurations_are_a_notice() -> None:
     parts = [replace(status_of(process(number)), configuration=each) for number, each in enumerate(("aaa", "bbb"))]
-    whole = of_host(SUPERVISOR, answered(*parts))
+    whole = of_workers(*parts)
     assert whole.notices[0].text == "The configurations differ: aaa (gw-1#0); bbb (gw-1#1)"
-    assert of_host(replace(SUPERVISOR, state="draining"), answered(*parts)).state == "draining"
-
-
-def merged_peers(*peers: PeerStatus) -> tuple[PeerStatus, ...]:
-    parts = [replace(status_of(process(number)), peers=(each,)) for number, each in enumerate(peers)]
-    return of_host(status_of(), answered(*parts)).peers
-
-
-def test_of_a_peer_the_latest_answer_counts() -> None:
-    def peer(state: PeerState, ago: float | None) -> PeerStatus:
-        return PeerStatus(id="gw-2", address="x:1", state=state, last_answer_seconds_ago=ago)
-
-    asked, unasked = peer("answered", 3.0), peer("not asked", None)
-    assert merged_peers(unasked, asked) == merged_peers(asked, unasked) == (asked,)
-    later = peer("dead", 1.0)
-    assert merged_peers(asked, later) == merged_peers(later, asked) == (later,)
-    never = peer("silent", None)
-    assert merged_peers(never, asked) == merged_peers(asked, never) == (asked,)
-    assert merged_peers(never, unasked) == merged_peers(unasked, never) == (never,)
+    assert of_workers(replace(parts[0], state="draining"), parts[1]).state == "draining"
 
 
 def test_the_same_error_of_several_workers_is_one() -> None:
@@ -89,13 +71,13 @@ def test_the_same_error_of_several_workers_is_one() -> None:
         )
 
     parts = [status_of(process(0), errors=(error(1, 9, 5),)), status_of(process(1), errors=(error(2, 8, 3),))]
-    assert of_host(status_of(), answered(*parts)).errors == (error(3, 9, 3),)
+    assert of_workers(*parts).errors == (error(3, 9, 3),)
 
 
 def test_children_are_added_up_where_there_are_any() -> None:
     def children(*counts: int | None) -> tuple[int | None, int | None]:
         rows = (route(children=count, children_limit=None if count is None else 32) for count in counts)
-        (row,) = of_host(status_of(), answered(*(status_of(routes=(each,)) for each in rows))).routes
+        (row,) = of_workers(*(status_of(process(0), routes=(each,)) for each in rows)).routes
         return row.children, row.children_limit
 
     assert children(2, 3) == (5, 64)
@@ -104,6 +86,6 @@ def test_children_are_added_up_where_there_are_any() -> None:
 
 def test_every_number_of_a_route_is_added_up() -> None:
     numbers = [field.name for field in fields(RouteStatus) if field.type is int]
-    parts = [status_of(routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
-    (row,) = of_host(status_of(), answered(*parts)).routes
+    parts = [status_of(process(0), routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
+    (row,) = of_workers(*parts).routes
     assert {name: getattr(row, name) for name in numbers} == dict.fromkeys(numbers, 3)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.snapshot import about, known_peers
+from gateway.admin.snapshot import known_peers
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, InForce, Problem, parse
@@ -171,12 +171,6 @@ async def test_a_risky_setting_is_shown_as_a_caution(begin: Start) -> None:
     assert ("set bind_headers" in notice.text, notice.is_bad) == (True, False)
 
 
-@pytest.mark.parametrize(("is_draining", "state"), [(False, "ready"), (True, "draining")])
-def test_a_supervisor_serves_no_client(*, is_draining: bool, state: str) -> None:
-    status = about(parse(configuration("http://127.0.0.1:1/mcp"), "test", {}), "gw-1", 0, is_draining=is_draining)
-    assert (status.state, status.replica, status.processes) == (state, "gw-1", ())
-
-
 async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     first, second = "aa" * 32, "bb" * 32
     stand = await begin(state={"keys": [first, second]})
@@ -302,7 +296,6 @@ async def test_peers_are_shown_in_their_last_known_state() -> None:
     members.discovery.note("gw-2#1", "answered")
     members.discovery.note("gw-2#0", "stalled")
     members.discovery.note("gw-3", "dead")
-    members.discovery.note("gw-1#1", "answered")
     members.discovery.note("gone", "answered")
     found = {
         peer.id: (peer.address, peer.state, peer.last_answer_seconds_ago is None) for peer in known_peers(members)
@@ -311,7 +304,6 @@ async def test_peers_are_shown_in_their_last_known_state() -> None:
         "gw-2": ("10.0.0.2:8081", "stalled", False),
         "gw-3": ("10.0.0.3:8081", "dead", True),
         "gw-4": ("10.0.0.4:8081", "not asked", True),
-        "gw-1#1": ("this host", "answered", False),
     }
     for number in range(3000):
         members.discovery.note(f"pod-{number}", "dead")

@@ -8,23 +8,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
-from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
-from gateway.admin.merge_statuses import Heard
-from gateway.admin.probes import OTHERS_PATH, Probes
-from gateway.admin.snapshot import about
+from gateway.admin.probes import Probes
 from gateway.admin.workers_view import Overview
 from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
-from gateway.http.server.response import Response, WholeResponse
+from gateway.http.server.response import Response
 from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Metrics
-from gateway.telemetry.process_status import ProcessState, ProcessStatus, Status
 
 TASKS = "mcp_gateway_task_failures_total"
 LIMIT = "mcp_gateway_held_calls_limit"
@@ -40,10 +35,8 @@ class FakeWorker(Probes):
         self.metrics = Metrics("1", ["/mcp"])
         self.metrics.held_calls_limit.set(10)
         self.ready = True
-        self.words: bytes | None = None
-        """What it answers to everything, if not what a worker does."""
-        self.heard: dict[str, Heard] | None = None
-        """What other replicas told it; None: it is of an older version, which does not ask them."""
+        self.views = 0
+        """How often it was asked for the status."""
         self.free = asyncio.Event()
         """Cleared: it takes requests and does not answer."""
         self.free.set()
@@ -61,26 +54,13 @@ class FakeWorker(Probes):
     async def exposition(self) -> tuple[bytes, str]:
         return self.metrics.render()
 
-    def name(self) -> str:
-        return "gw-1"
-
-    async def others(self) -> dict[str, Heard]:
-        return {}
-
-    async def status(self) -> Status:
-        name = Path(self.address).stem.rpartition("-")[2]
-        status = about(CONFIG, "gw-1", 0, is_draining=not self.ready)
-        state: ProcessState = "ready" if self.ready else "draining"
-        process = ProcessStatus(id=f"gw-1#{name}", state=state, held=3, configuration="aaa")
-        return replace(status, processes=(process,), held_total=3)
+    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes:
+        self.views += 1
+        return f"{Path(self.address).stem} {is_json} {http.url.query.get('route')}".encode()
 
     async def handle(self, http: HttpRequest) -> Response:
         self.asked.set()
         await self.free.wait()
-        if self.words is not None:
-            return WholeResponse(self.words)
-        if http.path == OTHERS_PATH and self.heard is not None:
-            return WholeResponse(msgspec.json.encode(self.heard))
         return await super().handle(http)
 
     def work(self, times: int) -> None:
@@ -219,27 +199,6 @@ async def test_the_supervisor_is_ready_only_if_every_worker_is(host: Host) -> No
     assert await host.overview.unready() == "draining"
 
 
-async def test_the_status_covers_all_workers_and_names_the_silent_ones(host: Host) -> None:
-    _, two = await host.start(0), await host.start(1)
-    status = await host.overview.status()
-    assert (status.state, status.held_total, status.notices) == ("ready", 6, ())
-    assert [process.id for process in status.processes] == ["gw-1#0", "gw-1#1"]
-    two.free.clear()
-    status = await host.overview.status()
-    assert (status.state, status.held_total) == ("not ready", 3)
-    assert [process.state for process in status.processes] == ["ready", "silent"]
-    assert "gw-1#1" in status.notices[0].text
-    host.overview.draining = True
-    assert (await host.overview.status()).state == "draining"
-
-
-async def test_a_worker_whose_answer_is_unreadable_counts_as_silent(host: Host) -> None:
-    one, _ = await host.start(0), await host.start(1)
-    one.words = b'{"version": 2}'
-    status = await host.overview.status()
-    assert [process.state for process in status.processes] == ["silent", "ready"]
-
-
 @asynccontextmanager
 async def served(probes: Probes) -> AsyncIterator[str]:
     listener = Listener(probes.handle, "127.0.0.1:0", Traffic(InForce(Limits()), InForce(Timeouts()), Metrics("0")))
@@ -263,13 +222,29 @@ async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
         assert (status, text.endswith("\n")) == (200, True)
         assert 'mcp_gateway_held_calls{route="/mcp"} 0.0' in text
         assert (await get("/other"))[0] == 404
-        assert (await get("/status"))[1].startswith("<!DOCTYPE html>")
         async with http.get(f"{url}/status", headers={"Host": "evil.example"}) as response:
             assert response.status == 403
         async with http.get(f"{url}/metrics") as response:
             assert response.headers["Content-Type"] == worker.metrics.render()[1]
         async with http.post(f"{url}/readyz") as response:
             assert response.status == 405
+
+
+async def test_the_worker_that_answers_tells_the_status(host: Host) -> None:
+    async with served(host.overview) as url, aiohttp.ClientSession() as http:
+
+        async def get(path: str) -> tuple[int, str]:
+            async with http.get(url + path) as response:
+                return response.status, await response.text()
+
+        assert (await get("/status"))[0] == 503
+        hung, other = await host.start(0), await host.start(1)
+        hung.free.clear()
+        assert await get("/status.json") == (200, "admin-1 True None")
+        assert await get("/status?route=/a%20b%26") == (200, "admin-1 False /a b&")
+        hung.free.set()
+        _ = await get("/status")
+        assert hung.views + other.views == 3, "one asks its siblings"
 
 
 # The listener on a unix socket.
@@ -310,14 +285,3 @@ async def test_a_file_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None
     with pytest.raises(OSError, match="admin-0"):
         await FakeWorker(tmp_path, 0).start()
     assert (tmp_path / "admin-0.sock").read_text() == "precious"
-
-
-async def test_the_other_replicas_are_those_that_a_living_worker_hears(host: Host) -> None:
-    first, other = await host.start(0), await host.start(1)
-    assert await host.overview.others() == {}, "workers of an older version ask nobody"
-    first.free.clear()
-    other.heard = {"gw-2": Heard(state="dead", why="Its address refuses connections")}
-    while await host.overview.others() != other.heard:  # on a busy machine, nobody answers in time now and then
-        pass
-    other.words = b"{"
-    assert await host.overview.others() == {}, "a worker that started after an upgrade may say something else"

@@ -6,14 +6,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.admin.snapshot import about
-from gateway.config import parse
-from gateway.telemetry.process_status import (
-    HeldStatus,
-    ProcessStatus,
-    RouteStatus,
-    Status,
-)
+from gateway.config import digest, parse
+from gateway.telemetry.process_status import HeldStatus, ProcessStatus, RouteStatus, Status
 from tests.support.fake_upstream import Turn, text
 from tests.support.workbench import Stand
 
@@ -59,7 +53,16 @@ def held(age: float) -> HeldStatus:
 
 def status_of(*processes: ProcessStatus, **fields: Any) -> Status:
     config = parse(json.dumps({"routes": [{"upstream": {"url": "http://127.0.0.1:1/mcp"}}]}), "test", {})
-    return replace(about(config, "gw-1", 0, is_draining=False), processes=processes, **fields)
+    status = Status(
+        version="1",
+        replica="gw-1",
+        state="ready",
+        time="2026-01-01T00:00:00+00:00",
+        uptime_seconds=0,
+        configuration=digest(config),
+        processes=processes,
+    )
+    return replace(status, **fields)
 
 
 def process(number: int, configuration: str = "aaa") -> ProcessStatus:
