@@ -14,7 +14,6 @@ from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import PoolKey
-from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
 from gateway.telemetry import Span
@@ -34,8 +33,6 @@ class ClientCall(msgspec.Struct, eq=False):
     key: PoolKey
     headers: Headers
     """The headers that go upstream."""
-    ticket: CacheKey | None = None
-    """Where the result may be kept, if it is a list."""
     body_bytes: int = 0
     """The size of the client's request, of which `request` is a view; of its params, which a held call keeps."""
 

@@ -91,9 +91,7 @@ class Driver(Engine):
         policy = live.policies.get(request.method, _NEVER_ASKING)
         exchange = Exchange(request.said.declared, policy, request.input_responses)
         super().__init__(live, exchange)
-        self._context = context = Context(
-            live, request, asked.key, asked.headers, asked.ticket, asked.body_bytes, exchange=exchange
-        )
+        self._context = context = Context(live, request, asked.key, asked.headers, asked.body_bytes, exchange=exchange)
         self._lot = lot
         self._report = Report(context)
         self._upstream_call = (new_call or RequestCall)(context, self._report, self)

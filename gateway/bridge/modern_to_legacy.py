@@ -87,7 +87,7 @@ def modern_result(
     *,
     is_later_round: bool = False,
 ) -> results.Modern:
-    """The modern result. The pool learns from it what later calls need: a list, and the tools in it.
+    """The modern result. The pool learns the tools of a list, for later calls.
 
     Raises ValueError if the result is not an object.
     """
@@ -96,14 +96,9 @@ def modern_result(
     is_retried = is_later_round or request.input_responses is not None
     cache = live.route.cache.of(method)
     if method != mcp.TOOLS_LIST:
-        modern = results.modern(method, result, server_info, cache, retried=is_retried)
-        if call.ticket is not None:
-            pool.keep(call.ticket, Raw(result), modern.body)
-        return modern
+        return results.modern(method, result, server_info, cache, retried=is_retried)
     legacy = tool_schemas.usable(pool, Raw(result))
     shown = legacy if request.said.declared.legacy_tasks else tool_filter.without_execution(legacy)
     modern = results.modern(method, shown, server_info, cache, retried=is_retried)
     tool_schemas.learn(pool.group(call.key), request.params, legacy, call.headers)
-    if call.ticket is not None:
-        pool.keep(call.ticket, legacy, modern.body)
     return modern

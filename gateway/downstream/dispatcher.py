@@ -24,7 +24,6 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, NoHandshake, ShuttingDown, UpstreamError
 from gateway.protocol.param_headers import Tool
 from gateway.sessions.group import Group
-from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
 from gateway.tasks.live_task import LiveTask
@@ -152,24 +151,20 @@ class Dispatcher:
         return round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
 
     def _begin(self, round_: Round) -> Awaitable[Response]:
-        """Begin an exchange, unless the list that the client asks for is cached."""
+        """Begin an exchange."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         if request.method in mcp.ASKING:
             self._lot.check(key.principal)
         if round_.incoming.opened is not None:
             round_.incoming.keep_once()
-        pool = live.upstream.pool
         if request.method == mcp.TOOLS_CALL:
-            group = pool.group(key)
+            group = live.upstream.pool.group(key)
             if tool_schemas.is_simple(group, request, headers):
                 return self._call(round_, None, group)
             if not tool_schemas.mirrors_nothing(group, request, headers):
                 return self._once(round_, self._check, self._checked)
             return self._call(round_, self._new_driver(round_, tool_schemas.known(group, request.target)))
-        ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
-        if ticket is None:
-            return self._call(round_)
-        return self._once(round_, partial(self._look_up, ticket), self._looked_up)
+        return self._call(round_)
 
     def _check(self, round_: Round) -> Awaitable[Tool]:
         """Learn the tool of a call, whose headers may have to repeat its arguments."""
@@ -179,16 +174,6 @@ class Dispatcher:
     def _checked(self, round_: Round, tool: Tool) -> Awaitable[Response]:
         """Begin a call whose headers repeat its arguments as they should."""
         return self._call(round_, self._new_driver(round_, tool))
-
-    def _look_up(self, ticket: CacheKey, round_: Round) -> Awaitable[bytes | None]:
-        """Look for a list in the cache."""
-        return round_.live.upstream.pool.kept(ticket, round_.headers, is_exempt=round_.is_exempt)
-
-    def _looked_up(self, round_: Round, cached: bytes | None) -> Awaitable[Response]:
-        """Answer with a list from the cache, if it is there."""
-        source = "upstream" if cached is None else "memory"
-        round_.live.process.metrics.lists_answered[round_.live.route.path, source].inc()
-        return round_.answer(cached) if cached is not None else self._call(round_)
 
     def _call(
         self, round_: Round, new_driver: NewDriver | None = None, group: Group[Session] | None = None

@@ -76,7 +76,7 @@ def _general(method: str, result: Raw, server_info: bytes, cache: tuple[int, str
     if method == mcp.TOOLS_CALL and "content" not in parts:
         parts["content"] = b"[]"
     if method in mcp.CACHEABLE:
-        if stated_ttl_ms(opened.get("ttlMs")) is None:
+        if _TTL.fullmatch(bytes(opened.get("ttlMs", b""))) is None:
             parts.pop("ttlMs", None)  # keep the server's own value only if it is valid
         if bytes(opened.get("cacheScope", b"")) not in _SCOPES:
             parts.pop("cacheScope", None)
@@ -88,11 +88,6 @@ def _general(method: str, result: Raw, server_info: bytes, cache: tuple[int, str
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
     is_error = method == mcp.TOOLS_CALL and bytes(opened.get("isError", b"")) == b"true"
     return Modern(jsonrpc.merge(parts.items()), b"", is_error)
-
-
-def stated_ttl_ms(raw: Raw | None) -> int | None:
-    """The server's own `ttlMs`; None if it is absent or a client would reject it."""
-    return int(bytes(raw)) if raw is not None and _TTL.fullmatch(bytes(raw)) else None
 
 
 class _Object(msgspec.Struct):

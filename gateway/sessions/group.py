@@ -22,13 +22,12 @@ from gateway.sessions.call import PoolKey, Watcher
 from gateway.upstream.channel import Headers
 
 _ACCEPTED_SECONDS: Final = 60.0
-"""How long a credential counts as checked for answers from the cache."""
+"""How long a credential counts as checked for what the gateway answers itself."""
 _CREDENTIALS_KEPT: Final = 64
 _TOOLS_KEPT: Final = 10_000
 """Bounds the tools of a server that renames them without announcing it."""
 MAX_FOLLOWED: Final = 100
 """The most resources of a caller's subscriptions to which a process is subscribed before a call."""
-_GENERATIONS: Final = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
@@ -99,8 +98,6 @@ class Group(Generic[S]):
     former: dict[str, Tool] | None = None
     """The tools as known before a change may have been missed; calls that began then are judged by these."""
     used: float = field(default_factory=world.monotonic)
-    generation: int = field(default_factory=_GENERATIONS.__next__)
-    """Renewed after everything that may have changed a list; unique across groups."""
     _accepted: Newest[tuple[str | None, str | None], float] = field(default_factory=lambda: Newest(_CREDENTIALS_KEPT))
     _newest: Headers | None = None
     """The headers that `accept` noted last, of the newest one of `_accepted`."""
@@ -164,14 +161,11 @@ class Group(Generic[S]):
         if method == mcp.TOOLS_CHANGED:
             self.former = None
             self._forget_tools()
-        if method != mcp.RESOURCE_UPDATED:
-            self.generation = next(_GENERATIONS)
 
     def missed(self) -> None:
         """Forget what a lost announcement may have made wrong."""
         self.former = self.tools or self.former
         self._forget_tools()
-        self.generation = next(_GENERATIONS)
 
     def deaf(self, *, heard: bool) -> None:
         """Forget everything if the stream once worked: the server was restarted, and may be a different one now."""

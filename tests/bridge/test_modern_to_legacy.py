@@ -13,9 +13,46 @@ from gateway.protocol import mcp
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn
 from tests.support.playbook import leg, raw
 from tests.support.schema import assert_modern_message
+from tests.support.stand import Start
 from tests.support.workbench import ALL, Client, Stand
 
 HALF = "cut \ud83d"
+LISTS = {
+    mcp.TOOLS_LIST: "tools",
+    mcp.PROMPTS_LIST: "prompts",
+    mcp.RESOURCES_LIST: "resources",
+    mcp.TEMPLATES_LIST: "resourceTemplates",
+}
+
+
+async def test_each_method_has_its_own_freshness(upstream: FakeUpstream, begin: Start) -> None:
+    async def read(turn: Turn) -> None:
+        await turn.result({"contents": [{"uri": "a:b", "text": "x"}]})
+
+    for method, section in LISTS.items():
+
+        async def listed(turn: Turn, section: str = section) -> None:
+            await turn.result({section: []})
+
+        upstream.on(method, listed)
+    upstream.capabilities = {"tools": {}, "prompts": {}, "resources": {}}
+    upstream.on(mcp.RESOURCES_READ, read)
+    methods = {
+        "tools/list": {"ttl_ms": 60_000, "scope": "public"},
+        "server/discover": {"ttl_ms": 1},
+        "resources/read": {"scope": "public"},
+    }
+    stand = await begin(route={"cache": {"ttl_ms": 5, "methods": methods}})
+    client = stand.client()
+    found = {}
+    for method in (*LISTS, mcp.DISCOVER, mcp.RESOURCES_READ):
+        result = (await client.post(method, {"uri": "a:b"} if method == mcp.RESOURCES_READ else {})).result
+        found[method] = result["ttlMs"], result["cacheScope"]
+    assert found == dict.fromkeys(LISTS, (5, "private")) | {
+        mcp.TOOLS_LIST: (60_000, "public"),
+        mcp.DISCOVER: (1, "private"),
+        mcp.RESOURCES_READ: (5, "public"),
+    }
 
 
 async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:

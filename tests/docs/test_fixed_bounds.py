@@ -24,7 +24,7 @@ from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from gateway.routes import deadlines
 from gateway.runtime import arrivals
 from gateway.seal import peer_messages, sep_1655_items
-from gateway.sessions import list_cache, own_answers
+from gateway.sessions import own_answers
 from gateway.sessions.pool import pool
 from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
@@ -160,7 +160,6 @@ FIXED = [
             f"for {seconds(subscription._GIVE_UP_SECONDS)}",
         ],
     ),
-    ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
     ("looking up whether a lost call's tool may run twice", [seconds(call_context._LEARN_SECONDS)]),
     ("a session id", [count(streamable_http.MAX_SESSION_ID_CHARACTERS)]),

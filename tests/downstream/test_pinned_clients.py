@@ -217,7 +217,7 @@ async def test_every_result_may_set_the_state(upstream: FakeUpstream, begin: Sta
         await turn.result(text(str(await turn.elicit("q"))))
 
     upstream.tool(ask)
-    stand = await begin(route={**ROUTE, "cache": {"scope": "public", "lists_seconds": 60}})
+    stand = await begin(route={**ROUTE, "cache": {"scope": "public"}})
     requests = {
         mcp.DISCOVER: {},
         mcp.TOOLS_LIST: {},

@@ -108,9 +108,6 @@ class Cache(Section, frozen=True, kw_only=True):
     """`cacheScope` of the same results. `public` lets caches share them between callers."""
     methods: dict[Cacheable, Freshness] = field(default_factory=dict)
     """Values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."""
-    lists_seconds: Seconds = 0.0
-    """How long the gateway answers a caller's lists from its own memory. 0: never. A `list_changed` from the server
-    ends this early."""
 
     def of(self, method: str) -> tuple[int, str]:
         """Return `ttlMs` and `cacheScope` of a method's results."""

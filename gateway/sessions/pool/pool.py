@@ -1,4 +1,4 @@
-"""The pool of a route's sessions: opens them, adopts them, lends them to requests, answers from what they taught.
+"""The pool of a route's sessions: opens them, adopts them, lends them to requests.
 
 Rule 1: sessions are kept by everything that shaped them (principal, client, declared capabilities, configured
 headers). Rule 2: a session whose call is still pending is never ended with DELETE, which kills some servers: it is
@@ -14,15 +14,12 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from msgspec import Raw
-
 from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credentials_in
 from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
-from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
@@ -32,7 +29,6 @@ from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity, Limits
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import Group, Groups, SessionRequest
-from gateway.sessions.list_cache import CacheKey, ListCache, cache_key, seconds_kept
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
@@ -79,9 +75,7 @@ class Pool:
         settings.after_replace(self._change_limits)
         self.connect = connect
         """Makes the channel of a new session."""
-        self.lists = ListCache()
         self._left_out: set[OmittedTool] = set()
-        settings.after_replace(lambda _: self.lists.clear())
 
     @property
     def route(self) -> Route:
@@ -225,27 +219,6 @@ class Pool:
             self.release(session, clean=True)
             return session.shaken
         return group.shaken
-
-    # -- cached lists -----------------------------------------------------------------------------------------------
-
-    def ticket(self, key: PoolKey, request: Request, headers: Headers) -> CacheKey | None:
-        """The key of a list in the cache; None when the route or the request does not allow caching."""
-        if not self.route.cache.lists_seconds:
-            return None
-        return cache_key(key, request, headers, self.group(key).generation)
-
-    async def kept(self, ticket: CacheKey, headers: Headers, *, is_exempt: bool = True) -> bytes | None:
-        """A list from the cache, for a credential that the upstream accepts; raises as `authorise` does."""
-        if self.lists.find(ticket) is None:
-            return None
-        key = ticket.key
-        await self.authorise(key, headers, is_exempt=is_exempt)
-        # The list may have changed while the upstream was asked.
-        return self.lists.find(ticket._replace(generation=self.group(key).generation))
-
-    def keep(self, ticket: CacheKey, result: Raw, body: bytes) -> None:
-        """Keep the modern form of a list; a list that changed on its way has an old generation, and is not found."""
-        self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
     # -- getting a session ------------------------------------------------------------------------------------------
 

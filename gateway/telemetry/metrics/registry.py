@@ -165,9 +165,6 @@ class Metrics:
         self.era_probes = series.counter(
             "era_probes_total", "Probes of upstreams, by the era found.", "route", "era", zero=(UpstreamEra,)
         )
-        self.lists_answered = series.counter(
-            "lists_answered_total", "Lists on routes with cache.lists_seconds, by source.", "route", "source"
-        )
         self.tools_left_out = series.counter(
             "tools_left_out_total",
             "Tools left out of a list because clients would refuse the whole list.",

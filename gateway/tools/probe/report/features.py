@@ -185,10 +185,8 @@ def _subscriptions(server: Server) -> Feature:
 
 
 def _caching(server: Server) -> Feature:
-    announced = "The server announces changes, so lists cached by cache.lists_seconds are dropped at once."
-    silent = (
-        "The server does not announce changes of lists: with cache.lists_seconds clients see them that much later."
-    )
+    announced = "The server announces changes of lists to clients that listen."
+    silent = "The server does not announce changes of lists: with a longer ttlMs clients see them that much later."
     return _feature(
         "caching",
         "yes",

@@ -1,0 +1,87 @@
+"""What is known of a server's tools: to whom they were shown, and until when."""
+
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.support.fake_upstream import FakeUpstream, Turn, event
+from tests.support.stand import Start
+from tests.support.workbench import Stand, eventually, jwt
+
+BROAD, NARROW = (jwt(iss="https://issuer", sub="alice", client_id="c", scope=scope) for scope in ("admin", "read"))
+ONE = {"name": "one", "inputSchema": {"type": "object"}}
+ADMIN = {
+    "name": "admin",
+    "inputSchema": {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}},
+}
+
+
+def by_scope(turn: Turn) -> Any:
+    """Only the broad token is shown the admin tool."""
+    return turn.result({"tools": [ONE, ADMIN] if turn.seen.headers["Authorization"] == BROAD else [ONE]})
+
+
+@pytest.mark.parametrize("listed_first", [BROAD, NARROW])
+async def test_a_list_of_a_narrower_scope_switches_no_check_off(
+    upstream: FakeUpstream, stand: Stand, listed_first: str
+) -> None:
+    upstream.on(mcp.TOOLS_LIST, by_scope)
+    for token in (listed_first, NARROW):
+        await stand.client(token).post(mcp.TOOLS_LIST)
+    wrong = await stand.client(BROAD).call("admin", {"region": "eu"}, headers={"Mcp-Param-Region": "us"})
+    assert wrong.outcome == (400, -32020, None)
+    assert not upstream.of("tools/call")
+    asked = len(upstream.of(mcp.TOOLS_LIST))
+    for _ in range(2):
+        assert (await stand.client(NARROW).call("unlisted")).text == "done"
+    assert len(upstream.of(mcp.TOOLS_LIST)) == asked, "it was listed with this token, and is not there"
+
+
+async def test_a_client_that_the_upstream_refuses_does_not_learn_the_header_of_a_tool(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    upstream.on(mcp.TOOLS_LIST, by_scope)
+    await stand.client(BROAD).post(mcp.TOOLS_LIST)
+
+    async def refused(turn: Turn) -> None:
+        turn.reply(401)
+
+    upstream.on(mcp.PING, refused)
+    forged = await stand.client(BROAD[:-3] + "AAA").call("admin", {"region": "eu"})
+    assert forged.status == 401
+    assert "region" not in forged.data.decode().lower()
+
+
+@pytest.mark.parametrize("how", ["list_changed", "gap", "restart"])
+async def test_tools_are_forgotten_after_a_change_that_is_or_may_be_heard(
+    upstream: FakeUpstream, stand: Stand, how: str
+) -> None:
+    upstream.capabilities, upstream.tools = {"tools": {"listChanged": True}}, [ONE]
+    await stand.client().post(mcp.TOOLS_LIST)
+    group = stand.group()
+    assert group.tools is not None
+    if how == "restart":
+        upstream.forget()
+    changed = event({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
+    upstream.side("s1").put_nowait(changed if how == "list_changed" else None)
+    await eventually(lambda: group.tools is None)
+    assert (group.former is None) is (how == "list_changed"), "what may still be true judges the calls that began then"
+
+
+async def test_a_server_without_a_side_stream_keeps_its_tools_until_it_forgets_a_session(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    upstream.on("GET", refuse)
+    upstream.tools = [ONE]
+    client = (await begin()).client()
+    for _ in range(2):
+        assert (await client.call("one")).text == "done"
+    assert len(upstream.of(mcp.TOOLS_LIST)) == 1
+    upstream.forget()
+    for _ in range(3):
+        assert (await client.call("one")).text == "done"
+    assert len(upstream.of(mcp.TOOLS_LIST)) == 2
