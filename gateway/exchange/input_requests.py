@@ -183,8 +183,7 @@ def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields, *, nulls: bool)
 
 def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
     """A key that is unique within the exchange: the hint or the form's title, or else the method with a counter."""
-    # A client that cannot write an unpaired surrogate could not send such a key back.
-    base = hint[:_MAX_KEY].encode("utf-8", "replace").decode() if hint else ""
+    base = (hint or "")[:_MAX_KEY]
     if base and base not in used:
         return base
     number = 2 if base else 1

@@ -2,12 +2,10 @@
 
 Rule 1: `params`, `result` and `error` stay bytes (`msgspec.Raw`) until one of their fields is needed, so a 100 KB tool
 result is spliced, not rebuilt. Rule 2: ids keep their JSON type; an id is compared and sent as its own bytes (mcp 1.23
-ignores an answer whose integer id comes back as a string). Rule 3: text with unpaired surrogates
-(`unpaired_surrogates`) is read, and forwarded unchanged.
+ignores an answer whose integer id comes back as a string). Rule 3: text with unpaired surrogates is read as if it had
+U+FFFD in their place (`unpaired_surrogates`).
 """
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -19,8 +17,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidRequest
-from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, TooMany, check_items, check_members, check_values
+from gateway.protocol.json_text.unpaired_surrogates import well_formed
 
 T = TypeVar("T")
 
@@ -69,7 +67,8 @@ _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 _decode_code = msgspec.json.Decoder(int).decode
-_encode = msgspec.json.encode
+encode = msgspec.json.encode
+"""Of values that may contain `Raw`."""
 decode = msgspec.json.decode
 
 
@@ -77,34 +76,27 @@ def message(data: bytes) -> Message:
     """Decode one message; raises ValueError (also for nesting that exhausts the decoder, and for bad UTF-8)."""
     if not data.isascii():
         _ = data.decode()  # parts are spliced without decoding, so the whole must be valid UTF-8
+    return inspect(_decode_message, data)
+
+
+def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
+    """Decode JSON with a decoder of msgspec; raises its errors, and ValueError for nesting that exhausts it."""
     try:
-        return _decode_message(data)
+        try:
+            return decode(raw)
+        except msgspec.DecodeError:
+            if (text := well_formed(bytes(raw))) is None:
+                raise
+            return decode(text)
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.DecodeError as exc:
-        return _odd_message(unpaired_surrogates.fields(data, exc))
-
-
-def _odd_message(opened: Fields) -> Message:
-    """As `_decode_message`, for a message with an unpaired surrogate."""
-    version, method = text(opened.get("jsonrpc", Raw(b'""'))), opened.get("method")
-    named = text(method)
-    if version is None or (named is None and method is not None and not is_null(method)):
-        raise ValueError("`jsonrpc` and `method` must be strings")
-    id_, params = opened.get("id", UNSET), opened.get("params", UNSET)
-    return Message(version, id_, named, params, opened.get("result", UNSET), opened.get("error", UNSET))
 
 
 def fields(raw: Raw | bytes) -> Fields:
     """Open an object one level; raises ValueError if it is not an object."""
     if len(raw) > MAX_MEMBERS:  # a shorter text has fewer members
         check_members(raw)
-    try:
-        return _decode_fields(raw)
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.DecodeError as exc:
-        return unpaired_surrogates.fields(raw, exc)
+    return inspect(_decode_fields, raw)
 
 
 def members(raw: object) -> Fields:
@@ -118,49 +110,17 @@ def members(raw: object) -> Fields:
 def items(raw: Raw | bytes) -> list[Raw]:
     """Open an array one level; raises ValueError if it is not an array."""
     check_items(raw)
-    try:
-        return _decode_items(raw)
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.DecodeError as exc:
-        return [
-            Raw(unpaired_surrogates.shown(bytes(item))) for item in items(unpaired_surrogates.of_refused(raw, exc))
-        ]
-
-
-def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
-    """Decode JSON that is inspected but not passed on; unpaired surrogates become U+FFFD.
-
-    `decode` is a msgspec decoder; its errors are raised unchanged, but nesting that exhausts it is a ValueError.
-    """
-    try:
-        try:
-            return decode(raw)
-        except msgspec.DecodeError as exc:
-            return decode(unpaired_surrogates.replaced(unpaired_surrogates.of_refused(raw, exc)))
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc
+    return inspect(_decode_items, raw)
 
 
 def value(raw: Raw | bytes) -> Any:
-    """The whole value; raises RecursionError, or ValueError, also for a number that Python cannot hold.
+    """The whole value; raises ValueError, also for a number that Python cannot hold.
 
     Raises TooMany for a value with more than MAX_MEMBERS values in it.
     """
     if len(data := bytes(raw)) > MAX_MEMBERS:  # a shorter text has fewer members
         check_values((data,))
-    try:
-        return _decode_any(raw)
-    except msgspec.DecodeError as exc:
-        _ = unpaired_surrogates.of_refused(raw, exc)
-        return json.loads(bytes(raw).decode(), parse_float=_finite, parse_constant=_finite)
-
-
-def _finite(number: str) -> float:
-    found = float(number)
-    if not math.isfinite(found):
-        raise ValueError("Number out of range")
-    return found
+    return inspect(_decode_any, raw)
 
 
 _MALFORMED: Final = "the upstream answered with a malformed JSON-RPC error"
@@ -178,7 +138,7 @@ def error(raw: Raw) -> Error:
 
 
 def text(raw: Raw | None) -> str | None:
-    """The string in `raw`, or None if it is not a string; an unpaired surrogate is a character."""
+    """The string in `raw`, or None if it is not a string."""
     if raw is None:
         return None
     data = bytes(raw)
@@ -187,48 +147,14 @@ def text(raw: Raw | None) -> str | None:
     if data.isascii() and data.find(b"\\") < 0:
         return data[1:-1].decode()
     try:
-        return _decode_text(data)
-    except msgspec.DecodeError:
-        return _odd_text(data)
+        return inspect(_decode_text, data)
     except ValueError:
         return None
-
-
-def _odd_text(data: bytes) -> str | None:
-    try:
-        found = json.loads(data.decode())
-    except ValueError:
-        return None
-    return found if isinstance(found, str) else None
-
-
-def encode(value: Any) -> bytes:
-    """Encode a value as JSON; it may contain `Raw`."""
-    try:
-        return _encode(value)
-    except UnicodeEncodeError:
-        return _encode_odd(value)
 
 
 def exact(encoded: bytes) -> bytes:
     """The same text for keeping: behind what msgspec has encoded, it leaves up to half as much memory unused."""
     return bytes(memoryview(encoded))
-
-
-def _encode_odd(value: Any) -> bytes:
-    """As `_encode`, for a value with an unpaired surrogate."""
-    match value:
-        case str():
-            return unpaired_surrogates.written(value)
-        case Mapping():
-            return merge((key, _encode_odd(item)) for key, item in value.items())
-        case list() | tuple():
-            return b"[%b]" % b",".join(map(_encode_odd, value))
-        case Error():
-            data = {"data": value.data} if value.data is not UNSET else {}
-            return _encode_odd({"code": value.code, "message": value.message, **data})
-        case _:
-            return _encode(value)
 
 
 def is_id(raw: Raw | UnsetType) -> bool:
@@ -330,12 +256,12 @@ def distinct(raw: Raw | bytes) -> Fields:
 
 
 def compact(raw: Raw | bytes) -> tuple[Fields, Raw | bytes]:
-    """As `distinct`, with the text of which all members are views: `raw` itself, or `raw` without white space."""
+    """As `distinct`, with the text: `raw` itself, or without white space that of which all members are views."""
     opened = fields(raw)
     keys, size = "".join(opened), sum(map(len, opened.values()))
     if len(raw) == max(2, 1 + 4 * len(opened) + len(keys) + size):
         return opened, raw
-    written = exact(unpaired_surrogates.compacted(bytes(raw)))
+    written = exact(inspect(lambda text: msgspec.json.format(bytes(text), indent=-1), raw))
     opened = fields(written)
     values = b"".join(opened.values())
     if _units(written) != max(2, 1 + 4 * len(opened) + _utf16_units(keys) + _units(values)):
@@ -368,7 +294,7 @@ def _units(data: bytes) -> int:
 
 
 def _utf16_units(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:

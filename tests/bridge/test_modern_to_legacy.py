@@ -16,7 +16,7 @@ from tests.support.schema import assert_modern_message
 from tests.support.stand import Start
 from tests.support.workbench import ALL, Client, Stand
 
-HALF = "cut \ud83d"
+HALF, WHOLE = "cut \ud83d", "cut \ufffd"
 LISTS = {
     mcp.TOOLS_LIST: "tools",
     mcp.PROMPTS_LIST: "prompts",
@@ -62,49 +62,24 @@ async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstre
     assert reply.error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
 
 
-async def test_half_an_emoji_goes_through_a_whole_call_unharmed(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_half_an_emoji_is_a_replacement_character_in_a_whole_call(upstream: FakeUpstream, stand: Stand) -> None:
     # JavaScript's JSON.stringify writes "\\ud83d" for text that was cut within an emoji; so does Python's json.
     async def tool(turn: Turn) -> None:
-        await turn.notify(
-            "notifications/progress",
-            {"progressToken": turn.body["params"]["_meta"]["progressToken"], "progress": 1, "message": HALF},
-        )
-        await turn.notify("notifications/message", {"level": "info", "data": {HALF: HALF}})
-        answer = await turn.ask(
-            mcp.ELICIT,
-            {
-                **FORM,
-                "message": HALF,
-                "requestedSchema": {
-                    **FORM["requestedSchema"],
-                    "title": HALF,
-                    "properties": {HALF: {"type": "string"}},  # type: ignore[dict-item]
-                },
-            },
-        )
+        answer = await turn.ask(mcp.ELICIT, {**FORM, "message": HALF})
         await turn.result({"content": [{"type": "text", "text": HALF}], "structuredContent": {HALF: answer["result"]}})
 
     upstream.tool(tool)
-    upstream.instructions = HALF
     client = stand.client(info={"name": HALF, "version": "1"}, capabilities={**ALL, HALF: {}})
     arguments = {HALF: [HALF, "\ude00"]}
-    meta = {"progressToken": HALF, mcp.META_LOG_LEVEL: "info"}
-    asked = await client.call(arguments=arguments, meta=meta)
-    assert [note["params"].get("message", note["params"].get("data")) for note in asked.notifications] == [
-        HALF,
-        {HALF: HALF},
-    ]
-    assert asked.notifications[0]["params"]["progressToken"] == HALF
-    assert asked.questions["cut \ufffd"]["params"]["message"] == HALF
-    content = {"action": "accept", "content": {HALF: HALF}}
-    done = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
-    assert done.text == HALF
-    assert done.result["structuredContent"] == {HALF: content}
-    assert upstream.of("tools/call")[0].body["params"]["arguments"] == arguments
-    assert upstream.of("initialize")[0].body["params"]["clientInfo"]["name"] == HALF
-    again = await client.call(arguments=arguments, state=asked.state, answers={"cut \ufffd": content, HALF: content})
-    assert again.text == HALF
-    assert (await client.post("server/discover")).result["instructions"] == HALF
+    asked = await client.call(arguments=arguments)
+    (question,) = asked.questions.values()
+    assert question["params"]["message"] == WHOLE
+    accepted = {"action": "accept", "content": {HALF: HALF}}
+    done = await client.answer(asked, accepted, arguments=arguments)
+    assert done.text == WHOLE
+    assert done.result["structuredContent"] == {WHOLE: {"action": "accept", "content": {WHOLE: WHOLE}}}
+    assert upstream.of("tools/call")[0].body["params"]["arguments"] == {WHOLE: [WHOLE, "\ufffd"]}
+    assert upstream.of("initialize")[0].body["params"]["clientInfo"]["name"] == WHOLE
 
 
 def _fake_context(meta: dict[str, Raw] | None = None, **route: Any) -> Mock:

@@ -118,12 +118,6 @@ async def test_a_command_that_does_not_exist_is_named(client: Client, gw: Gatewa
     assert "No such file or directory (directory /no/such/folder)" in error["message"]
 
 
-async def test_half_an_emoji_goes_to_a_child_and_back_unharmed(client: Client) -> None:
-    cut = {"cut \ud83d": "\ude00"}
-    assert json.loads((await client.call("echo", cut)).text) == cut
-    assert (await client.call("say", {"words": "cut \ud83d"})).text == "cut \ud83d"
-
-
 async def test_children_are_told_on_the_status_page(client: Client, gw: Gateway) -> None:
     for path in ("/missing", "/one"):
         _ = await client.on(gw.base + path).call("echo")

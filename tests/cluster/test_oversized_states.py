@@ -93,23 +93,3 @@ async def test_a_failure_while_a_call_is_restored_frees_its_place(
         assert reply.error["code"] == -32603
         assert (len(one.gateway.lot), one.held) == (0, 0)
     assert (await one.client().answer(asked)).result["resultType"] == "complete"
-
-
-async def test_unpaired_surrogates_survive_a_takeover_and_a_replay(upstream: FakeUpstream, cluster: Cluster) -> None:
-    half = "cut \ud83d"
-
-    async def tool(turn: Turn) -> None:
-        answers = [await turn.elicit(title) for title in (half, "second")]
-        await turn.result({"content": [{"type": "text", "text": half}], "structuredContent": {half: answers}})
-
-    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
-    upstream.tool(tool)
-    arguments, accepted = {half: half}, {"action": "accept", "content": {"name": half}}
-    first = await one.client().call(arguments=arguments)
-    second = await two.client().answer(first, accepted, arguments=arguments)
-    assert list(second.questions) == ["second"]
-    await cluster.crash(one)
-    done = await two.client().answer(second, accepted, arguments=arguments)
-    assert done.text == half
-    assert done.result["structuredContent"] == {half: [accepted, accepted]}
-    assert len(upstream.of("tools/call")) == 2

@@ -19,8 +19,8 @@ from gateway.legacy_front import session, session_ids, stream
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import client_requests
 from gateway.protocol import errors, request_meta
-from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
+from gateway.protocol.json_text.unpaired_surrogates import MAX_HALVES
 from gateway.routes import deadlines
 from gateway.runtime import arrivals
 from gateway.seal import peer_messages, sep_1655_items
@@ -52,7 +52,7 @@ def count(value: int) -> str:
 
 FIXED = [
     ("values that the gateway takes out", [count(MAX_MEMBERS)]),
-    ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
+    ("unpaired surrogates", [count(MAX_HALVES)]),
     ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {input_requests.MAX_QUESTIONS}"]),
     (
         "the pause between two polls of a mirrored task",

@@ -206,21 +206,6 @@ def test_an_old_error_keeps_to_the_new_codes(method: str, old: jsonrpc.Error, co
     assert_modern_message(jsonrpc.failure(b"1", found))
 
 
-def test_half_an_emoji_in_a_result_goes_on_as_it_is_written() -> None:
-    old = b'{"content":[{"type":"text","text":"\\ud83d","annotations":null}],"\\uDE00":"\\ud83d","a":null}'
-    found = results.modern(mcp.TOOLS_CALL, Raw(old), SERVER, (0, "private"), retried=False)
-    assert b'{"type":"text","text":"\\ud83d"}' in found.body
-    assert b'"\\ude00":"\\ud83d"' in found.body
-    plain = Raw(b'{"content":[{"type":"text","text":"\\ud83d"}],"isError":true}')
-    assert results.modern(mcp.TOOLS_CALL, plain, SERVER, (0, "private"), retried=False).is_tool_error
-
-
-def test_half_an_emoji_in_an_error_goes_on_as_it_is_written() -> None:
-    error = jsonrpc.error(Raw(b'{"code":5,"message":"\\ud83d","data":{"a":"\\uD83D"}}'))
-    found = jsonrpc.failure(b"1", results.modern_error(mcp.TOOLS_CALL, "t", error))
-    assert found == b'{"jsonrpc":"2.0","id":1,"error":{"code":5,"message":"\\ud83d","data":{"a":"\\uD83D"}}}'
-
-
 def test_a_long_error_text_is_searched_once() -> None:
     """A quadratic search would take minutes, so that the run would be stopped."""
     error = jsonrpc.Error(0, "resource not foun " * 1_000_000)

@@ -42,13 +42,6 @@ def test_an_error_without_proper_urls_is_malformed(data: Any) -> None:
         questions_of(data, set())
 
 
-def test_an_unpaired_surrogate_in_the_urls_passes_as_it_is_written() -> None:
-    data = Raw(b'{"elicitations":[{"mode":"url","message":"\\ud83d","url":"https://a","elicitationId":"\\ud83d"}]}')
-    (question,) = questions_of(data, ()).values()
-    assert question.params is not None
-    assert bytes(question.params) == b'{"mode":"url","message":"\\ud83d","url":"https://a"}'
-
-
 def test_an_error_with_more_urls_than_a_user_can_visit_is_refused() -> None:
     data = raw({"elicitations": [url() for _ in range(MAX_QUESTIONS)]})
     assert len(questions_of(data, ())) == MAX_QUESTIONS

@@ -42,8 +42,12 @@ def headers_of(head: bytes) -> header_mismatch.HeaderValues:
 
 
 def strictly(data: bytes) -> Any:
-    """Read JSON with another parser, numbers as text."""
-    return json.loads(data.decode(), parse_int=str, parse_float=str, parse_constant=_refuse)
+    """Read JSON with another parser, numbers as text, and U+FFFD for unpaired surrogates."""
+    found = json.loads(data.decode(), parse_int=str, parse_float=str, parse_constant=_refuse)
+    if b"\\u" not in data:
+        return found
+    written = json.dumps(found, ensure_ascii=False)
+    return json.loads(written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def read_again(data: bytes) -> Any:

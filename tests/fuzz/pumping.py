@@ -36,8 +36,8 @@ from gateway.protocol import (
     tool_filter,
 )
 from gateway.protocol.canonical_json import canonical_members
-from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import check_bounds
+from gateway.protocol.json_text.unpaired_surrogates import well_formed
 from tests.fuzz.content_targets import ALL, SERVER
 from tests.fuzz.mutator import TOKENS
 from tests.fuzz.protocol_targets import DEPTH
@@ -98,7 +98,7 @@ PASSES: Final = {
     "jsonrpc.text": Pass(lambda data: jsonrpc.text(Raw(b'"' + data + b'"')), "jsonrpc"),
     "jsonrpc.error": Pass(lambda data: jsonrpc.error(Raw(data)), "result"),
     "jsonrpc.is_id": Pass(lambda data: jsonrpc.is_id(Raw(data)), "jsonrpc"),
-    "surrogates.hidden": Pass(unpaired_surrogates.hidden, "jsonrpc"),
+    "well_formed": Pass(well_formed, "jsonrpc"),
     "sse.Parser": Pass(lambda data: sse.Parser(16 * MIB).feed(data), "sse"),
     "sse.Parser, in pieces": Pass(lambda data: _in_pieces(sse.Parser(16 * MIB).feed, data), "sse"),
     "sse.encode": Pass(sse.encode, "jsonrpc"),

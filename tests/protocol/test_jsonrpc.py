@@ -13,6 +13,14 @@ from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from tests.support.schema import assert_legacy_message, assert_modern_message
 
 DEEP = b"[" * 100_000
+
+
+def whole(value: Any) -> Any:
+    """The value with U+FFFD for unpaired surrogates, the way that Python's codecs take."""
+    written = json.dumps(value, ensure_ascii=False)
+    return json.loads(written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -81,7 +89,7 @@ def test_the_data_of_a_malformed_error_is_kept() -> None:
     [
         (b'"a"', "a"),
         (b'"\\u00e9"', "é"),
-        (b'"\\ud83d"', "\ud83d"),
+        (b'"\\ud83d"', "\ufffd"),
         (b'"\\ud83d\xff"', None),
         (b'"\\ud83d', None),
         (b'"\\ud83d" 1', None),
@@ -175,7 +183,7 @@ DUPLICATES = [
     (b'{"\\"":"\\\\","\\\\":"\\n\\u0041"}', False),
     (b'{"\\ud83d\\ude00":1}', False),
     ('{"\\ud83d\\ude00":1,"😀":2}'.encode(), True),
-    (b'{"\\ud83d":1,"\\ude00":2}', False),
+    (b'{"\\ud83d":1,"\\ude00":2}', True),
     (b'{"\\ud83d": 1, "\\uD83D": 2}', True),
     (b'{"\\ud83d": "\\\\", "\\\\ud83d": "\\ud83d"}', False),
 ]
@@ -189,7 +197,7 @@ def test_duplicate_keys_are_seen(data: bytes, *, repeated: bool) -> None:
     else:
         assert {
             key: json.loads(bytes(raw).decode(), parse_int=str) for key, raw in jsonrpc.distinct(data).items()
-        } == (json.loads(data, parse_int=str))
+        } == whole(json.loads(data, parse_int=str))
 
 
 TEXT = st.text(st.sampled_from('a\\"\n/é😀\ud83d\ude00\uffff\x7f'), max_size=3)
@@ -211,7 +219,7 @@ def test_duplicate_keys_are_seen_however_the_object_is_written(
 
     data = ("{" + ",".join(f"{written(key)}:{space}{written(value)}" for key, value in members) + "}").encode()
     # In Python, two halves of a pair that stand apart are not the pair that they are when they are written together.
-    keys = [json.loads(json.dumps(key)) for key, _ in members]
+    keys = [whole(json.loads(json.dumps(key))) for key, _ in members]
     try:
         found = jsonrpc.distinct(data)
     except jsonrpc.RepeatedKey:
@@ -230,31 +238,17 @@ HALF = rb"\ud83d"
 
 
 @pytest.mark.parametrize("half", [HALF, rb"\uDE00", rb"\ud83dx", rb"\ude00\ud83d", rb"\\\ud83d\\", rb"\ud83d\n"])
-def test_half_an_emoji_goes_through_as_it_is_written(half: bytes) -> None:
-    raw = b'{"a":"%b","%b":["%b",{"%b":1}]}' % (half, half, half, half)
-    for opened in (jsonrpc.fields(raw), jsonrpc.distinct(raw)):
-        first, (key, second) = opened["a"], list(opened.items())[1]
-        assert bytes(first) == b'"%b"' % half
-        assert bytes(second) == b'["%b",{"%b":1}]' % (half, half)
-        assert key == json.loads(b'"%b"' % half)
-        assert list(jsonrpc.fields(jsonrpc.merge(opened.items()))) == ["a", key]
-        assert list(jsonrpc.fields(jsonrpc.encode(opened))) == ["a", key]
-    assert [bytes(item) for item in jsonrpc.items(b'["%b",1]' % half)] == [b'"%b"' % half, b"1"]
-    message = jsonrpc.message(b'{"jsonrpc":"2.0","id":1,"method":null,"result":%b}' % raw)
-    assert (bytes(message.result), bytes(message.id), message.method) == (raw, b"1", None)
-    assert jsonrpc.message(b'{"jsonrpc":"2.0","method":"%b"}' % half).method == key
-    assert jsonrpc.value(raw) == json.loads(raw)
+def test_half_an_emoji_is_read_as_a_replacement_character(half: bytes) -> None:
+    raw = b'{"a":"%b","%b": ["%b",{"%b":1}]}' % (half, half, half, half)
+    expected = whole(json.loads(raw))
+    for read in (jsonrpc.fields, jsonrpc.distinct):
+        assert msgspec.json.decode(jsonrpc.merge(read(raw).items())) == expected
+    assert jsonrpc.value(raw) == expected
+    assert msgspec.json.decode(jsonrpc.items(b'["%b",1]' % half)[0]) == expected["a"]
+    message = jsonrpc.message(b'{"jsonrpc":"2.0","method":"%b","result":%b}' % (half, raw))
+    assert (message.method, msgspec.json.decode(message.result)) == (expected["a"], expected)
     error = jsonrpc.error(Raw(b'{"code":-1,"message":"%b","data":%b}' % (half, raw)))
-    assert (error.message, bytes(error.data)) == (key, raw)
-    written = jsonrpc.failure(b"1", error)
-    assert raw in written
-    assert json.loads(written)["error"] == {"code": -1, "message": key, "data": json.loads(raw)}
-    assert json.loads(jsonrpc.request(b"1", key, {key: [key, (Raw(raw),)]})) == {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": key,
-        "params": {key: [key, [json.loads(raw)]]},
-    }
+    assert (error.message, msgspec.json.decode(error.data)) == (expected["a"], expected)
 
 
 @pytest.mark.parametrize(
@@ -285,27 +279,12 @@ def test_what_is_no_list_is_no_list_with_half_an_emoji_in_it(raw: bytes) -> None
         jsonrpc.items(raw)
 
 
-@pytest.mark.parametrize("raw", [b'{"a":"\\ud83d","jsonrpc":1}', b'{"a":"\\ud83d","method":1}'])
-def test_a_message_with_half_an_emoji_needs_strings_where_others_need_them(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="must be strings"):
-        jsonrpc.message(raw)
-
-
 @pytest.mark.parametrize(
     "raw", [b"1e400", b"-1e400", b"9" * 5000, b'["\\ud83d",1e400]', b'["\\ud83d",%b]' % (b"9" * 5000)]
 )
 def test_a_number_that_python_cannot_hold_has_no_value(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"range|limit"):
         jsonrpc.value(raw)
-
-
-def test_what_is_only_looked_at_has_a_replacement_for_half_an_emoji() -> None:
-    decode = msgspec.json.Decoder(dict[str, str]).decode
-    assert jsonrpc.inspect(decode, b'{"\\ud83d":"\\\\\\udE00"}') == {"\ufffd": "\\\ufffd"}
-    assert jsonrpc.inspect(decode, Raw(b'{"a":"b"}')) == {"a": "b"}
-    for wrong in (b"{", b'{"a":1}', b'{"\\ud83d":'):
-        with pytest.raises(msgspec.DecodeError):
-            jsonrpc.inspect(decode, wrong)
 
 
 def test_merging_splices_values_as_they_are() -> None:
@@ -318,12 +297,6 @@ def test_line_ends_between_tokens_become_spaces_and_nothing_else_changes() -> No
     assert jsonrpc.without_line_ends(b'{"a":\r\n"\\n",\n1}') == b'{"a":  "\\n", 1}'
     one = b'{"a":"\\r\\n"}'
     assert jsonrpc.without_line_ends(one) is one
-
-
-def test_a_huge_number_beside_an_unpaired_surrogate_is_refused_too() -> None:
-    assert jsonrpc.value(b'["\\ud83d",1e9]') == ["\ud83d", 1e9]
-    with pytest.raises(ValueError, match="out of range"):
-        jsonrpc.value(b'["\\ud83d",1e999]')
 
 
 def test_a_value_may_be_long_as_long_as_it_has_few_values() -> None:

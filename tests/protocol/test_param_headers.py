@@ -1,6 +1,5 @@
 """Tool arguments that clients repeat in headers."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -215,20 +214,6 @@ def test_a_repeated_key_on_the_way_to_a_mirrored_argument_is_refused(arguments: 
 def test_a_key_that_is_repeated_elsewhere_is_the_upstreams_business() -> None:
     arguments = Raw(b'{"a":"us","n":{"c":{"d":1,"d":2}}}')
     param_headers.check((Mirrored(("a",), "Mcp-Param-A"),), arguments, values({"Mcp-Param-A": "us"}))
-
-
-def test_half_an_emoji_in_another_argument_does_not_matter() -> None:
-    mirrored = (Mirrored(("a",), "Mcp-Param-A"),)
-    param_headers.check(mirrored, Raw(b'{"a":"us","\\ud83d":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
-    with pytest.raises(HeaderMismatch):
-        param_headers.check(mirrored, Raw(b'{"a":"\\ud83d"}'), values({"Mcp-Param-A": "us"}))
-
-
-def test_half_an_emoji_in_a_list_does_not_hide_what_its_tools_mirror() -> None:
-    schema = {"type": "object", "properties": {"a": annotated(), "\ud83d": {"title": "\ud83d"}}}
-    listed = {"tools": [{"name": "t", "description": "\ud83d", "inputSchema": schema, "annotations": {"x": "\ud83d"}}]}
-    tool = param_headers.of_tools(json.dumps(listed).encode())["t"]
-    assert tool.mirrored == (Mirrored(("a",), "Mcp-Param-Region"),)
 
 
 A = annotated(header="A")

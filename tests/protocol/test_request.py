@@ -470,19 +470,6 @@ def test_a_huge_number_in_what_is_only_passed_on_is_its_readers_business() -> No
     assert b"9" * 5000 in bytes(read(data, headers(method="completion/complete")).params["arguments"])
 
 
-def test_half_an_emoji_in_arguments_and_answers_goes_on_as_it_is_written() -> None:
-    data = with_params(
-        arguments={"cut": "\ud83d", "\ude00": ["\ud83dx"]},
-        inputResponses={"\ud83d": {"action": "accept", "content": {"name": "\ude00"}}},
-    )
-    found = read(data)
-    assert bytes(found.params["arguments"]).replace(b" ", b"") == rb'{"cut":"\ud83d","\ude00":["\ud83dx"]}'
-    assert found.input_responses is not None
-    assert {key: json.loads(bytes(value)) for key, value in found.input_responses.items()} == {
-        "\ud83d": {"action": "accept", "content": {"name": "\ude00"}}
-    }
-
-
 @pytest.mark.parametrize(
     ("data", "error"),
     [

@@ -127,12 +127,6 @@ def test_a_large_declaration_is_checked_but_not_remembered() -> None:
     assert left_by(lambda: [check(number) for number in range(100)]) < 50_000
 
 
-def test_half_an_emoji_in_client_info_and_capabilities_goes_on_too() -> None:
-    found = said(raw(clientInfo={"name": "\ud83d", "version": "1"}, clientCapabilities={"roots": {"\ud83d": 1}}))
-    assert json.loads(bytes(found.client_info)) == {"name": "\ud83d", "version": "1"}
-    assert found.declared.roots
-
-
 def test_metadata_that_differs_each_time_is_not_remembered() -> None:
     metas = [raw(x="kept"), Raw(json.dumps({**META, "progressToken": 7}).encode()), raw(x="0" * 2000)]
     assert [meta_of(each) is meta_of(each) for each in metas] == [True, False, False]
