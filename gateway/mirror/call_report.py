@@ -1,30 +1,32 @@
 """Reports how one mirrored call goes, in metrics or in the log."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 from gateway import world
 from gateway.bridge.call_report import Spoken
 from gateway.exchange import commands as do
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.call_rounds import TRACE_CONTEXT, Rounds
+from gateway.mirror.client_requests import Request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import COMPLETE, Ending, NestedOutcome, Operation, Outcome, Span
 from gateway.upstream.channel import NO_HEADERS, Headers
 
+T = TypeVar("T")
+_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 
 
 class CallReport:
     """Collects how one call goes."""
 
-    def __init__(self, live: LiveRoute, rounds: Rounds, incoming: Incoming | None) -> None:
+    def __init__(self, live: LiveRoute, request: Request, version: str, incoming: Incoming | None) -> None:
         """`incoming` is the request of the client; None if something else reports the call, or nothing does."""
         self._live = live
-        self._version = rounds.profile.version
-        self._rounds, self._request = rounds, rounds.request
+        self._request, self._version = request, version
         self._started = world.monotonic()
         self._asked_at: float | None = None
         self._thought = 0.0
@@ -37,9 +39,9 @@ class CallReport:
         if incoming is None:
             return
         live.process.metrics.mirrored_calls[live.route.path,].inc(1)
-        traces, request, path = live.process.traces, self._request, live.route.path
+        traces, path = live.process.traces, live.route.path
         if traces is not None:  # each round is a span below that of the call
-            about = Operation(request.method, request.target, self._version, path)
+            about = Operation(request.method, request.target, version, path)
             meta = jsonrpc.members(jsonrpc.members(request.params).get("_meta"))
             self._span = incoming.begin_span(traces, about, request.id, meta)
 
@@ -63,7 +65,7 @@ class CallReport:
         request, route = self._request, self._live.route
         about = Operation(request.method, request.target, mcp.MODERN, route.path)
         self._round = self._span.call(about, route.upstream.url)
-        is_set = any(name.lower() == TRACE_CONTEXT[0] for name in own_headers(route))
+        is_set = any(name.lower() == _TRACE_CONTEXT[0] for name in own_headers(route))
         return NO_HEADERS if is_set else self._round.headers()
 
     def _think_no_more(self) -> None:
@@ -80,26 +82,18 @@ class CallReport:
         """The call, as the log speaks of it."""
         return Spoken(self._live, self._request.method, self._request.target, self.request_id)
 
-    def failed(self, error: GatewayError) -> None:
-        """The call ends with an error of the gateway."""
-        if not self._is_over:
-            self._live.upstream.health.note(error)
-        self.finished(Ending(Outcome.ERROR, str(error.code)), error)
-
-    def cancelled(self) -> None:
-        """The call was given up."""
-        self.finished(Ending(Outcome.CANCELLED))
-
-    def finished(self, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
+    def finished(self, rounds: int, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
         """The call is over, with the server's response unless it is said otherwise; what comes later is not told."""
         if self._is_over:
             return
+        if error is not None:
+            self._live.upstream.health.note(error)
+            ending = Ending(Outcome.ERROR, str(error.code))
         self._think_no_more()
         self._is_over = True
         self._end_round(ending)
         if self._span is not None:
             self._span.end(ending)
-        rounds = self._rounds.progress.round + 1
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
         metrics.mirrored_calls[path,].inc(-1)
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
@@ -107,3 +101,8 @@ class CallReport:
             return
         cause = "" if error is None else error.message
         self.spoken.finished(rounds, ending.outcome, self._started, error, cause)
+
+
+def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
+    """Headers, or a `_meta`, with a trace context in place of their own."""
+    return {**{name: value for name, value in given.items() if name.lower() not in _TRACE_CONTEXT}, **trace}

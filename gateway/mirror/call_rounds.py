@@ -1,30 +1,44 @@
-"""The rounds of a modern call for one request of a legacy client, as events of its exchange; pure.
+"""The link of one mirrored call: it calls the server again with the answers of each round.
 
-The upstream keeps nothing between rounds: `inputResponses` and `requestState` bring everything back. So a call can be
-continued by whoever knows its request and the round that it is in.
+A modern server keeps nothing between rounds: `inputResponses` and `requestState` bring everything back. So a call can
+be continued by whoever knows its request and the round that it is in. It has at most one request in flight upstream,
+and none while the client has questions.
 
 A tool that can only run as a task is called again with the extension io.modelcontextprotocol/tasks declared. The
-gateway then asks about the task until it ends, and its legacy client sees an ordinary call.
+gateway then asks about the task until it ends, and its legacy client sees an ordinary call. The task ends with the
+call, or is cancelled.
 
 Sources: specification 2026-07-28 basic/patterns/mrtr; modelcontextprotocol/ext-tasks,
 specification/2026-07-28/tasks.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
 from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed, Question
+from gateway.http.incoming import Incoming
+from gateway.mirror.call_report import CallReport, with_trace
 from gateway.mirror.client_requests import Profile, Request
-from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result, modern_request
-from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.mirror.server_client import ModernRequest, ServerClient, ask
+from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
+from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
+from gateway.protocol import jsonrpc, mcp, param_headers
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.protocol.param_headers import Tool
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.tasks import telling
+from gateway.sessions.call import Listener
+from gateway.upstream.channel import NO_HEADERS, Headers
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
@@ -34,10 +48,9 @@ _AT_ONCE: Final = 0.0
 _POLL_SECONDS: Final = 1.0
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 """The bounds of the pause that a server may ask for between two polls."""
-
-T = TypeVar("T")
-NO_TRACE: Final[Mapping[str, str]] = {}
-TRACE_CONTEXT: Final = ("traceparent", "tracestate")
+_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
+"""The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
+_NO_TOOL: Final = Tool()
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -58,34 +71,52 @@ class _Unserved(Exception):
     """The server asked for what the gateway cannot do for a legacy client."""
 
 
+class CallServer(msgspec.Struct, frozen=True, eq=False):
+    """The modern server of a call, with what calls of the same caller share."""
+
+    live: LiveRoute
+    server: ServerClient
+    catalog: ToolCatalog
+    caller: CallerKey
+
+
 class Rounds:
     """The rounds of one request."""
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
+        upstream: CallServer,
+        listener: Listener,
+        exchange: str,
         request: Request,
         profile: Profile,
-        exchange: str,
-        progress: Progress = Progress(),  # noqa: B008  (frozen)
-        log_level: str | None = None,
-        *,
-        drives_tasks: bool = True,
+        headers: Headers,
+        progress: Progress,
+        log_level: str | None,
+        incoming: Incoming | None,
     ) -> None:
-        """`drives_tasks`: a server that needs tasks is called again with the extension declared."""
+        """`exchange` names the call. `incoming` is the client's request, if the call is reported."""
+        self.request, self.profile, self.progress = request, profile, progress
         self.log_level = log_level
-        self.request = request
-        self.profile = profile
-        self.progress = progress
-        self._exchange = exchange
+        """What the client wants to hear from the next round on."""
+        self.headers = headers
+        """The newest ones of the client."""
         self.answers: dict[str, bytes] = {}
         """What the client has answered in this round."""
-        self._drives_tasks = drives_tasks
-        self._needs_tasks = False
-        """Whether the server has refused the call because tasks were not declared."""
-        self._taken: set[str] = set()
-        """The keys of the task's questions whose answers the server has taken."""
         self.live_task = progress.task
         """The upstream's id of the task, until the server says that it is over."""
+        self.report = CallReport(upstream.live, request, profile.version, incoming)
+        self._upstream, self._listener, self._exchange = upstream, listener, exchange
+        self._is_released = self._is_relisted = self._needs_tasks = False
+        """Whether nothing more is said, and what the server refused the call for: the headers, or missing tasks."""
+        self._taken: set[str] = set()
+        """The keys of the task's questions whose answers the server has taken."""
+        self._failures = 0
+        """How many requests about the task have failed in a row."""
+        self._began = world.monotonic()
+        """When this process heard of the task."""
+        self._work: asyncio.Task[None] | None = None
+        """Runs rounds, unless the client has to answer."""
 
     @property
     def aim(self) -> tuple[str, str]:
@@ -100,38 +131,155 @@ class Rounds:
         """What is kept of the call besides its questions: its params, the answers, and the state of the server."""
         return len(self.request.params) + len(self.progress.state or b"") + sum(map(len, self.answers.values()))
 
-    def sent(self, id_: bytes, trace: Mapping[str, str] = NO_TRACE) -> bytes:
-        """The request of the present round; raises ValueError if the client's `_meta` is malformed.
+    # -- to the upstream ----------------------------------------------------------------------------------------
 
-        `trace` is its trace context, in place of the client's.
+    def start(self) -> None:
+        """Run rounds from the present one on, until the client has to answer."""
+        self._work = self._upstream.live.process.tasks.start(self._run(), "mirrored call")
+
+    async def _run(self) -> None:
+        with telling(self._broke):
+            pause: float | None = _AT_ONCE
+            while pause is not None:
+                if pause:
+                    await asyncio.sleep(pause)
+                pause = await self._round()
+
+    async def _round(self) -> float | None:
+        """Send the request that is due; return the pause before the next one, unless the client is to answer first.
+
+        Raises GatewayError.
         """
+        (method, target), upstream = self.aim, self._upstream
+        tool = _NO_TOOL
+        if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
+            tool = await upstream.catalog.tool(upstream.caller, upstream.server, self.profile, self.headers, target)
+        limit = upstream.live.config.tasks.ttl_seconds
+        if self.live_task is not None and world.monotonic() > self._began + limit:
+            raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
+        pause: float | None = None
+
+        def hear(data: bytes) -> None:
+            nonlocal pause
+            pause = self._hear(data)
+
+        trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
+        sending = upstream.server.send(self.outgoing(trace, tool), hear)
+        try:
+            await sending
+        except ValueError as exc:
+            raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+        except GatewayError as exc:
+            return self._tried_again(exc)
+        return pause
+
+    def _sending(self) -> Headers:
+        """Say that the server may run the call from here on; returns the trace context."""
+        self._listener.hear(on.Sent())
+        return self.report.sending()
+
+    def outgoing(self, trace: Headers = NO_HEADERS, tool: Tool = _NO_TOOL) -> ModernRequest:
+        """The request of the present round, with a trace context in place of the client's; raises InvalidParams."""
+        (method, target), is_task, headers = self.aim, self.progress.task is not None, self.headers
+        profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
         added: dict[str, bytes | Raw] = {}
         if self.answers:
             added["inputResponses"] = jsonrpc.merge(self.answers.items())
-        (method, target), is_task = self.aim, self.progress.task is not None
-        profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
         if is_task:
-            return modern_request(id_, method, {"taskId": Raw(jsonrpc.encode(target))}, profile, added=added)
+            return ModernRequest.new(method, _task_params(target), profile, headers, target=target, added=added)
         if self.progress.state is not None:
             added["requestState"] = self.progress.state
-        params = jsonrpc.fields(self.request.params)
-        if trace:
-            written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
-            meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
-            params = jsonrpc.with_meta(params, meta)
-        return modern_request(id_, method, params, profile, log_level=self.log_level, added=added)
+        try:
+            params = jsonrpc.fields(self.request.params)
+            repeated = param_headers.headers_for(tool.mirrored, params.get("arguments"))
+            if trace:
+                headers = with_trace(headers, trace)
+                written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
+                meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
+                params = jsonrpc.with_meta(params, meta)
+            return ModernRequest.new(
+                method,
+                params,
+                profile,
+                headers,
+                target=target,
+                param_headers=repeated,
+                log_level=self.log_level,
+                added=added,
+            )
+        except ValueError as exc:
+            raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 
-    def abandoned_task(self) -> str | None:
-        """The task that nobody waits for from now on, if there is one."""
+    def deliver(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]], *, is_whole: bool) -> None:
+        """Keep the client's answers; `is_whole` if they are the last ones of the round, which goes upstream then.
+
+        One without which the server cannot go on ends the call.
+        """
+        for question, answer in answers:
+            if isinstance(answer, jsonrpc.Error):
+                words = f"The client refused {question.method}: {answer.message or answer.code}"
+            elif not bytes(answer).startswith(b"{"):
+                words = f"The client answered {question.method} with a result that is not an object"
+            else:
+                self.answers[question.key] = bytes(answer)
+                continue
+            self._listener.hear(failed(self.request.method, words))
+            return
+        if is_whole:
+            self.start()
+
+    def cancel(self) -> None:
+        """Give the call up."""
+        self.release()
+        if self._work is not None and self._work is not asyncio.current_task():
+            _ = self._work.cancel()
+
+    def release(self) -> None:
+        """Say nothing more. A task that is not over ends with its call."""
+        self._is_released = True
         task, self.live_task = self.live_task, None
-        return task
+        if task is not None:
+            self._upstream.live.process.tasks.spawn(self._cancel_task(task), "send upstream")
 
-    def cancelling(self, task_id: str, id_: bytes) -> bytes:
-        """The request that cancels the task."""
-        params = {"taskId": Raw(jsonrpc.encode(task_id))}
-        return modern_request(id_, mcp.TASKS_CANCEL, params, self.profile.with_tasks)
+    async def _cancel_task(self, task: str) -> None:
+        """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
+        params, profile = _task_params(task), self.profile.with_tasks
+        request = ModernRequest.new(mcp.TASKS_CANCEL, params, profile, self.headers, target=task)
+        with suppress(GatewayError):
+            _ = await ask(self._upstream.server, request)
+
+    def _broke(self, error: GatewayError) -> None:
+        if not self._is_released:
+            self._listener.hear(on.Broke(error))
+
+    def _tried_again(self, error: GatewayError) -> float | None:
+        """The pause before the next try after a request that failed, if the server works on a task; else it fails."""
+        if isinstance(error, Unreachable) and self.progress.round:
+            error = CallLost(f"{error.message}; the rounds before may have had effects")
+        if self.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
+            self._broke(error)
+            return None
+        # The server works on the task all the same, and takes answers that it has taken already.
+        self._failures += 1
+        return _PAUSES[self._failures - 1]
 
     # -- from the upstream --------------------------------------------------------------------------------------
+
+    def _hear(self, data: bytes) -> float | None:
+        """Take a message of the server; return as `_round`."""
+        if self._is_released:
+            return None
+        try:
+            said = self.received(data)
+        except CallLost as exc:
+            return self._tried_again(exc)
+        if said is None:
+            return None
+        self._failures = 0
+        if isinstance(said, float):
+            return said
+        self._listener.hear(said)
+        return None
 
     def received(self, data: bytes) -> on.Event | float | None:
         """Take a message of the upstream; None if it concerns nobody.
@@ -148,7 +296,7 @@ class Rounds:
                 return self._refused(jsonrpc.error(message.error))
             return self._resulted(message.result) if isinstance(message.result, Raw) else None
         except _Unserved as exc:
-            return self.failed(str(exc))
+            return failed(self.request.method, str(exc))
 
     def _resulted(self, result: Raw) -> on.Event | float:
         opened = jsonrpc.fields(result)
@@ -171,21 +319,30 @@ class Rounds:
                 if not task_id:
                     raise ValueError("a CreateTaskResult needs `taskId`")
                 self.progress = Progress(self.progress.round, task=task_id)
-                self.live_task, self.answers = task_id, {}
+                self.live_task, self.answers, self._began = task_id, {}, world.monotonic()
+                _ = self._sending()
                 return _pause(opened)
             case _:
                 return self._ended(result)
 
     def _ended(self, result: Raw) -> Ending:
+        upstream, request = self._upstream, self.request
+        if request.method == mcp.TOOLS_LIST and upstream.server.reads_headers:
+            upstream.catalog.learn(upstream.caller, jsonrpc.fields(request.params), result)
         return on.Resulted(legacy_result(self.request.method, result))
 
     def _refused(self, error: jsonrpc.Error) -> Ending | float:
         if self.progress.task is not None:
             return self._task_refused(error)
-        may_declare = self._drives_tasks and not self._needs_tasks and self.request.method == mcp.TOOLS_CALL
-        if may_declare and _wants_tasks(error):
-            self._needs_tasks = True
-            return _AT_ONCE
+        if self.request.method == mcp.TOOLS_CALL:
+            # The server has not run the call.
+            if error.code == mcp.HEADER_MISMATCH and not self._is_relisted:
+                self._is_relisted = True
+                self._upstream.catalog.forget(self._upstream.caller)
+                return _AT_ONCE
+            if not self._needs_tasks and self._upstream.live.route.tasks.undeclared == "drive" and _wants_tasks(error):
+                self._needs_tasks = True
+                return _AT_ONCE
         return legacy_error(self.request.method, error)
 
     def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> on.Asked | float:
@@ -266,25 +423,9 @@ class Rounds:
             return jsonrpc.merge((name, raw) for name, raw in opened.items() if name != "mode")
         return params
 
-    # -- from the client ----------------------------------------------------------------------------------------
 
-    def answered(self, question: Question, answer: Raw | jsonrpc.Error) -> Ending | None:
-        """Take the client's answer to a question; one without which the server cannot go on ends the call."""
-        if isinstance(answer, jsonrpc.Error):
-            return self.failed(f"The client refused {question.method}: {answer.message or answer.code}")
-        if not bytes(answer).startswith(b"{"):
-            return self.failed(f"The client answered {question.method} with a result that is not an object")
-        self.answers[question.key] = bytes(answer)
-        return None
-
-    def failed(self, words: str) -> Ending:
-        """How the call ends that fails at the gateway."""
-        return failed(self.request.method, words)
-
-
-def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
-    """Headers, or a `_meta`, with a trace context in place of their own."""
-    return {**{name: value for name, value in given.items() if name.lower() not in TRACE_CONTEXT}, **trace}
+def _task_params(task: str) -> jsonrpc.Fields:
+    return {"taskId": Raw(jsonrpc.encode(task))}
 
 
 def _wants_tasks(error: jsonrpc.Error) -> bool:

@@ -18,10 +18,9 @@ from gateway import world
 from gateway.bridge.subscription import Filter
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient, in_time
-from gateway.mirror.translation import legacy_notification, modern_request
+from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
-from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks, telling
 from gateway.upstream.channel import Headers
 
@@ -53,8 +52,7 @@ def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> M
     """The request for the changes of all lists, and of these resources."""
     wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
     params = {"notifications": Raw(jsonrpc.encode(wanted))}
-    id_ = new_id()
-    return ModernRequest(id_, modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers)
+    return ModernRequest.new(mcp.LISTEN, params, profile, headers)
 
 
 class Changes:

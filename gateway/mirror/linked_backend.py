@@ -14,9 +14,7 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Policy
 from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
-from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import Rounds
-from gateway.mirror.call_runner import CallServer
+from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import (
     DEFAULT_LEVEL,
@@ -175,10 +173,8 @@ class _LinkedCall(MirroredCall):
 
     def __init__(self, backend: MirrorBackend, request: Request, profile: Profile, headers: Headers) -> None:
         self.id = request.id
-        self._backend, upstream = backend, backend.upstream
-        drives = upstream.drives_tasks
-        rounds = Rounds(request, profile, world.token_hex(8), log_level=backend.level, drives_tasks=drives)
-        super().__init__(rounds, upstream, CallReport(upstream.live, rounds, None), headers, Policy())
+        self._backend = backend
+        super().__init__(backend.upstream, world.token_hex(8), request, profile, headers, backend.level, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         for question in questions:

@@ -12,13 +12,13 @@ from gateway.exchange import events as on
 from gateway.exchange.commands import LINGER, Timer
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Exchange, Policy
+from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
-from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import Rounds
-from gateway.mirror.call_runner import CallServer, Runner
+from gateway.mirror.call_rounds import CallServer, Progress, Rounds
+from gateway.mirror.client_requests import Profile, Request
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
-from gateway.telemetry import Ending, Outcome
+from gateway.telemetry import COMPLETE, Ending, Outcome
 from gateway.upstream.channel import Headers
 
 _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
@@ -32,14 +32,22 @@ class MirroredCall(Engine):
     streams = True
     """Whether the client reads notifications and comments while it waits."""
 
-    def __init__(
-        self, rounds: Rounds, upstream: CallServer, report: CallReport, headers: Headers, policy: Policy
+    def __init__(  # noqa: PLR0913  (what one call consists of)
+        self,
+        upstream: CallServer,
+        exchange: str,
+        request: Request,
+        profile: Profile,
+        headers: Headers,
+        log_level: str | None,
+        policy: Policy,
+        progress: Progress = Progress(),  # noqa: B008  (frozen)
+        incoming: Incoming | None = None,
     ) -> None:
-        """`headers` are the client's."""
-        super().__init__(upstream.live, Exchange(rounds.profile.declared, policy))
-        self._rounds = rounds
-        self.report = report
-        self._link = Runner(rounds, upstream, self, report, headers)
+        """See `Rounds`."""
+        super().__init__(upstream.live, Exchange(profile.declared, policy))
+        self._rounds = Rounds(upstream, self, exchange, request, profile, headers, progress, log_level, incoming)
+        self.report = self._rounds.report
 
     @property
     def request_id(self) -> str:
@@ -67,7 +75,7 @@ class MirroredCall(Engine):
 
     def respond(self, key: str, answer: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Take the answer to a question; the last one of a round goes upstream with its own headers."""
-        self._link.headers = headers
+        self._rounds.headers = headers
         self._feed(on.Responded(key, answer))
 
     def want_level(self, level: str) -> None:
@@ -92,14 +100,14 @@ class MirroredCall(Engine):
 
     def _drop(self, reason: str = "") -> None:  # noqa: ARG002  (a modern server gets no reason)
         """See `Engine`."""
-        self._link.cancel()
-        self.report.cancelled()
+        self._rounds.cancel()
+        self._over(Ending(Outcome.CANCELLED))
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
         """See `Engine`."""
         id_ = self._rounds.request.id
         if isinstance(error, GatewayError):
-            self.report.failed(error)
+            self._over(error=error)
             final = FinalMessage.of_error(error, id_, self.report.request_id, in_session=self.is_in_session)
             self._finish(legs, final)
         else:
@@ -107,8 +115,11 @@ class MirroredCall(Engine):
 
     def _answer(self, legs: Iterable[Any], message: bytes, status: int = 200) -> None:
         """End legs with the server's response."""
-        self.report.finished()
+        self._over()
         self._finish(legs, FinalMessage(message, status))
+
+    def _over(self, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
+        self.report.finished(self._rounds.progress.round + 1, ending, error)
 
     def _finish(self, legs: Iterable[Any], final: FinalMessage) -> None:
         for leg in legs:
@@ -127,8 +138,8 @@ class MirroredCall(Engine):
         do.Count: lambda self, it: self.report.count(it),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.Put: lambda self, it: self._put(it.questions),
-        do.ReleaseSession: lambda self, _: self._link.release(),
+        do.ReleaseSession: lambda self, _: self._rounds.release(),
         do.Reply: lambda self, it: self._answer(it.legs, jsonrpc.result(self._rounds.request.id, it.result)),
-        do.SendAnswers: lambda self, it: self._link.deliver(it.answers, is_whole=not self._exchange.questions),
-        do.SendCall: lambda self, _: self._link.start(),
+        do.SendAnswers: lambda self, it: self._rounds.deliver(it.answers, is_whole=not self._exchange.questions),
+        do.SendCall: lambda self, _: self._rounds.start(),
     }

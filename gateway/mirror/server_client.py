@@ -19,7 +19,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import NestedOutcome
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import NO_HEADERS, Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.http.http_errors import mapped, refused
 from gateway.upstream.http.reply_reader import ReplyReader
@@ -42,7 +42,25 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
     """The tool, prompt or URI; empty for other methods."""
     headers: Headers
     """The headers of the client that go upstream."""
-    param_headers: Mapping[str, str] = {}
+    param_headers: Headers = NO_HEADERS
+
+    @classmethod
+    def new(  # noqa: PLR0913  (what one request consists of)
+        cls,
+        method: str,
+        params: jsonrpc.Fields,
+        profile: Profile,
+        headers: Headers,
+        *,
+        target: str = "",
+        param_headers: Headers = NO_HEADERS,
+        log_level: str | None = None,
+        added: Mapping[str, bytes | Raw] | None = None,
+    ) -> Self:
+        """A request with an id of its own; raises ValueError as `modern_request`."""
+        id_ = new_id()
+        body = modern_request(id_, method, params, profile, log_level=log_level, added=added)
+        return cls(id_, body, method, target, headers, param_headers)
 
     @property
     def repeated(self) -> dict[str, str]:
@@ -94,9 +112,7 @@ async def in_time(answer: Awaitable[T], method: str) -> T:
 
 async def initialize(server: ServerClient, profile: Profile, headers: Headers) -> bytes:
     """The InitializeResult of a modern server; raises GatewayError."""
-    id_ = new_id()
-    body = modern_request(id_, mcp.DISCOVER, {}, profile)
-    found = await ask(server, ModernRequest(id_, body, mcp.DISCOVER, "", headers))
+    found = await ask(server, ModernRequest.new(mcp.DISCOVER, {}, profile, headers))
     if isinstance(found, jsonrpc.Error):
         raise NoHandshake(f"The server refused server/discover, so it is not a modern one: {found.message}")
     try:

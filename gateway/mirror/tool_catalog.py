@@ -14,12 +14,10 @@ from msgspec import Raw
 
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ANSWER_SECONDS, ModernRequest, ServerClient, ask
-from gateway.mirror.translation import modern_request
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.param_headers import Tool
 from gateway.runtime.newest import Newest
-from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import only_page, read_pages
 from gateway.upstream.channel import Headers
 
@@ -76,9 +74,8 @@ class ToolCatalog:
         tools: dict[str, Tool] = {}
 
         async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
-            id_ = new_id()
-            body = modern_request(id_, mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)
-            return await ask(server, ModernRequest(id_, body, mcp.TOOLS_LIST, "", headers))
+            fields = jsonrpc.fields(jsonrpc.encode(params))
+            return await ask(server, ModernRequest.new(mcp.TOOLS_LIST, fields, profile, headers))
 
         reading = self._reading[caller] = asyncio.get_running_loop().create_future()
         try:

@@ -13,13 +13,12 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.exchange.input_requests import Question
 from gateway.mirror.client_requests import Request
-from gateway.mirror.server_client import ModernRequest, ServerClient
+from gateway.mirror.server_client import ServerClient
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall
 from gateway.mirror.streamable.tokens import CallPlace, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
-from gateway.runtime.own_ids import new_id
 from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
 
@@ -71,7 +70,7 @@ class StatelessCall(StreamedCall):
         else:
             self.report.asked()
         for question in told:
-            self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._link.headers)
+            self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._rounds.headers)
 
     def answer(self, asked: CallPlace, message: jsonrpc.Message, at: MirrorArrival) -> None:
         """Take a response, which goes to a bridge with all headers of the client."""
@@ -93,6 +92,4 @@ class StatelessCall(StreamedCall):
         super()._ended()
         if self._is_held and self._bridge is not None:
             self._is_held = False
-            request, id_ = self._rounds.request, new_id()
-            body = self._rounds.sent(id_)
-            self._bridge.give_up(ModernRequest(id_, body, request.method, request.target, self._link.headers))
+            self._bridge.give_up(self._rounds.outgoing())

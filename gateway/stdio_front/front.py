@@ -14,7 +14,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.outbox import error_response
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage
-from gateway.mirror.call_runner import CallServer
+from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.server_client import server_of

@@ -6,21 +6,40 @@ from typing import Any
 import pytest
 
 from gateway.exchange import events as on
-from gateway.mirror.call_rounds import MAX_ROUNDS, Rounds
+from gateway.mirror.call_rounds import MAX_ROUNDS, CallServer, Progress, Rounds
 from gateway.mirror.client_requests import Profile, Request, answer_of
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
 from tests.support.fake_modern import FORM, PAGE, SAMPLE
+from tests.support.fake_server import FakeServer, fake_live
 
 ALL = b'{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}'
 ACCEPT = {"action": "accept", "content": {}}
 
 
-def call(
-    method: str = "tools/call", *, declared: bytes = ALL, version: str = mcp.LEGACY, drives_tasks: bool = True
-) -> Rounds:
+class Heard:
+    """A FAKE exchange that writes down what it hears."""
+
+    request_id = ""
+
+    def __init__(self) -> None:
+        self.events: list[on.Event] = []
+
+    def hear(self, event: on.Event) -> None:
+        self.events.append(event)
+
+
+HEARD = Heard()
+
+
+def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange") -> Rounds:
     request = Request(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
-    profile = Profile(version, b'{"name":"c","version":"1"}', declared)
-    return Rounds(request, profile, "exchange", drives_tasks=drives_tasks)
+    profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
+    HEARD.events.clear()
+    upstream = CallServer(fake_live(Tasks(Metrics("0"))), FakeServer(), ToolCatalog(), ("/mcp", b"ada"))
+    return Rounds(upstream, HEARD, exchange, request, profile, {}, Progress(), None, None)
 
 
 def encoded(**members: Any) -> bytes:
@@ -37,7 +56,7 @@ def answer(**members: Any) -> jsonrpc.Message:
 
 
 def sent(it: Rounds) -> dict[str, Any]:
-    params: dict[str, Any] = json.loads(it.sent(b"1"))["params"]
+    params: dict[str, Any] = json.loads(it.outgoing().body)["params"]
     return params
 
 
@@ -49,10 +68,12 @@ def ended(step: object) -> dict[str, Any]:
 
 
 def answered(it: Rounds, step: object, key: str, **members: Any) -> on.Event | None:
-    """The client answers the question with this key, of those that a step has put to it."""
+    """The client answers the question with this key, of those that a step has put to it; returns how the call ends."""
     assert isinstance(step, on.Asked)
     (question,) = [each for each in step.questions if each.key == key]
-    return it.answered(question, answer_of(answer(**members)))
+    HEARD.events.clear()
+    it.deliver([(question, answer_of(answer(**members)))], is_whole=False)
+    return HEARD.events[0] if HEARD.events else None
 
 
 @pytest.mark.parametrize(("size", "asked"), [(1_000, True), (1_001, False)])
@@ -110,7 +131,7 @@ def test_a_question_needs_the_capability_that_the_client_declared() -> None:
 def test_a_url_question_gets_an_id_of_its_own() -> None:
     ids = set()
     for exchange in ("one", "two"):
-        it = Rounds(call().request, call().profile, exchange)
+        it = call(exchange=exchange)
         for _ in range(2):
             step = it.received(required(a=PAGE, b=PAGE))
             assert isinstance(step, on.Asked)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.legacy_front.backend import ClientMessage
-from gateway.mirror.call_runner import CallServer
+from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp

@@ -23,7 +23,7 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
-from gateway.mirror.call_runner import CallServer
+from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.client_requests import Request, level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.server_client import initialize, server_of

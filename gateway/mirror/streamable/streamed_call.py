@@ -24,9 +24,7 @@ from gateway.exchange.machine import AWAY, Policy, Snapshot
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
-from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import Progress, Rounds
-from gateway.mirror.call_runner import CallServer
+from gateway.mirror.call_rounds import CallServer, Progress
 from gateway.mirror.client_requests import Request, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import ServerClient, server_of
@@ -99,26 +97,32 @@ class StreamedCall(MirroredCall):
         self.principal = at.caller.principal
         self.session = session
         self._shared = shared
-        process = at.live.process
         self._is_continued = progress is not None
-        upstream = CallServer(at.live, server or server_of(at.live), shared.catalog, at.caller_key)
-        profile, drives = session.profile, upstream.drives_tasks
-        rounds = Rounds(request, profile, exchange, progress or Progress(), log_level, drives_tasks=drives)
         may_park = request.method in mcp.ASKING
         may_ask = may_park and self.outlives_stream
-        self._resumes = may_ask and profile.resumes
+        self._resumes = may_ask and session.profile.resumes
         """Whether the client comes back for this call, if its stream breaks."""
-        size, is_continued = 2 * rounds.kept_bytes, self._is_continued
-        self._weight = process.calls.take(self.principal, size, is_continued=is_continued)
+        state = progress.state if progress is not None else None
+        size = 2 * (len(request.params) + len(state or b""))
+        self._weight = at.live.process.calls.take(self.principal, size, is_continued=self._is_continued)
         """Released when the call is over."""
         try:
             if may_park:
                 shared.lot.park(self)
-            report = CallReport(at.live, rounds, at.incoming if self.is_reported else None)
+            super().__init__(
+                CallServer(at.live, server or server_of(at.live), shared.catalog, at.caller_key),
+                exchange,
+                request,
+                session.profile,
+                at.headers,
+                log_level,
+                Policy(may_ask=may_ask, returns=self._resumes),
+                progress or Progress(),
+                at.incoming if self.is_reported else None,
+            )
         except BaseException:
             self._forget()
             raise
-        super().__init__(rounds, upstream, report, at.headers, Policy(may_ask=may_ask, returns=self._resumes))
         self._number = 0
         self._now = self._running = self._place_running()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
@@ -256,7 +260,7 @@ class StreamedCall(MirroredCall):
         self._restore(Snapshot(AWAY, 0, {each.key: each for each in left.asking}, None, 0))
         self._weigh()
         if not left.asking:
-            self._link.start()
+            self._rounds.start()
 
     def continued(self, left: CallPlace) -> None:
         """Ask again what the client answered to a replica that has died; `left` is its place in the stream."""

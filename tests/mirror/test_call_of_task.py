@@ -133,7 +133,7 @@ async def test_a_poll_that_failed_is_repeated(host: Host) -> None:
 
 
 async def test_a_task_is_lost_after_too_many_failures(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.mirror.call_runner._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("gateway.mirror.call_rounds._PAUSES", (0.0, 0.0))
     (await task(host)).fails(CallLost("one"))
     for number, word in ((2, "two"), (3, "three")):
         (await polled(host, number)).fails(CallLost(word))
