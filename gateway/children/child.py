@@ -21,6 +21,8 @@ from typing import Final, cast
 from gateway import world
 from gateway.children.stderr_log import StderrLog
 from gateway.config import Upstream
+from gateway.http.upstream_client import Client
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.arrivals import Arrivals
@@ -30,6 +32,10 @@ from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
 
+Hear = Callable[[bytes, jsonrpc.Message], None]
+"""Takes a message of a child: its line, and what that says. Raises ValueError for one that is malformed."""
+
+_JSONRPC: Final = "2.0"
 _REAPER: Final = Path(__file__).with_name("process_tree_reaper.py")
 _EOF_SECONDS: Final = 1.5
 """How long a server may take to exit after its input is closed; server-everything ignores that."""
@@ -70,8 +76,10 @@ def given_secrets(upstream: Upstream) -> list[str]:
 class Child(asyncio.BaseProtocol):
     """A reaper, its server, and all processes that the server starts; the protocol of the pipe to that one."""
 
-    def __init__(self, upstream: Upstream, route: str, event_bytes: int, arriving: Arrivals, tasks: Tasks) -> None:
-        """`arriving` limits the unfinished lines of all children of the route."""
+    def __init__(
+        self, upstream: Upstream, route: str, client: Client, tasks: Tasks, malformed: Callable[[], None]
+    ) -> None:
+        """`malformed` is called for every line that is not JSON-RPC: some servers print logs on stdout."""
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
@@ -85,15 +93,17 @@ class Child(asyncio.BaseProtocol):
         self.asked = False
         """Whether the gateway asked it to end."""
         self.created = world.monotonic()
+        self.malformed = malformed
         self._upstream = upstream
         self.route = route
+        self._client = client
         self._tasks = tasks
         self._free: asyncio.Future[None] | None = None
         """Done when the pipe to it has taken everything; None if it has."""
         self._is_input_lost = False
-        self._output = _Output(Lines(event_bytes), arriving, self)
-        self.receive: Callable[[bytes], None] = lambda _: None
-        """Takes a line of its output."""
+        self._output = _Output(Lines(client.limits.event_bytes), client.arriving, self)
+        self.hear: Hear | None = None
+        """What hears its messages, if anything does."""
         self.stderr_log = StderrLog(route, given_secrets(upstream))
         self._process: world.Started
         self._stdin: asyncio.WriteTransport
@@ -239,7 +249,7 @@ class Child(asyncio.BaseProtocol):
     def give_up(self, why: str) -> None:
         """End the child, because the rest of its output cannot be parsed."""
         self._end(why)
-        self._tasks.spawn(self.close(), "close session")
+        self.end()
 
     def _end(self, why: str) -> None:
         if self._last_output is not None:
@@ -286,20 +296,21 @@ class Child(asyncio.BaseProtocol):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def receive_with(self, receive: Callable[[bytes], None]) -> None:
-        """Hand each line of its output to `receive` from now on; lines before that are dropped."""
-        self.receive = receive
+    def hear_with(self, hear: Hear | None) -> None:
+        """Hand each message of its output to `hear` from now on; what comes while nothing hears is dropped."""
+        self.hear = hear
 
     def write(self, message: bytes) -> None:
         """Write one message without waiting."""
         if not self.over.done() and not self._stdin.is_closing():  # uvloop raises on a write to a closed pipe
             self._stdin.write(one_line(message))
 
-    async def send(self, message: bytes, seconds: float) -> None:
+    async def send(self, message: bytes) -> None:
         """Write one message and wait until the pipe holds all of it. Raises CallLost."""
         if not self.over.done() and not self._stdin.is_closing():
             self.write(message)
             if self._free is not None:
+                seconds = self._client.timeouts.answer_seconds
                 _ = await asyncio.wait((self._free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._stdin.is_closing():  # it closed its input, so it is probably about to exit
             _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
@@ -311,12 +322,23 @@ class Child(asyncio.BaseProtocol):
                 f"{self.where} did not read its input within timeouts.answer_seconds; the call may have had effects"
             )
 
+    async def answers(self, answered: asyncio.Future[None], seconds: float | None = None) -> bool:
+        """Wait for the answer to what was sent; False if it takes longer. Raises CallLost if the child ends first."""
+        _ = await asyncio.wait((answered, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self.over.done() and not answered.done():
+            raise CallLost(f"{self.where} {self.over.result()} in a call; the call may have had effects")
+        return answered.done()
+
     # -- end ----------------------------------------------------------------------------------------------------
 
     def close_input(self) -> None:
         """Send it nothing more; most servers then answer what they have begun, and exit."""
         self.asked = True
         self._stdin.close()
+
+    def end(self) -> None:
+        """Close it in the background."""
+        self._tasks.spawn(self.close(), "close session")
 
     async def close(self) -> None:
         """Close its input, then send SIGTERM, then SIGKILL to all that is left. If cancelled, kill at once."""
@@ -357,6 +379,7 @@ class _Output(PieceReader):
     """The pipe from the child's stdout."""
 
     def __init__(self, lines: Lines, arriving: Arrivals, child: Child) -> None:
+        """`arriving` limits the unfinished lines of all children of the route."""
         super().__init__()
         self.closed = False
         self.exit = ""
@@ -402,13 +425,17 @@ class _Output(PieceReader):
         self.read_on()
 
     def _hear(self, lines: Iterable[bytes | None]) -> None:
+        child = self._child
         for line in lines:
-            if self._child.over.done():
+            if child.over.done():
                 return
             if line is None:
-                self._child.give_up("sent a message larger than limits.event_bytes")
-            else:
-                self._child.receive(line)
+                child.give_up("sent a message larger than limits.event_bytes")
+            elif child.hear is not None:
+                try:
+                    child.hear(line, _opened(line))
+                except ValueError:
+                    child.malformed()
 
     def finish(self) -> None:
         self.closed = True
@@ -417,6 +444,13 @@ class _Output(PieceReader):
             self._hear(self._lines.end())
         finally:
             self._child.output_closed()
+
+
+def _opened(line: bytes) -> jsonrpc.Message:
+    """What a line says. Raises ValueError if it is not JSON-RPC: many servers print log records in JSON."""
+    if line.lstrip()[:1] == b"{" and (message := jsonrpc.message(line)).jsonrpc == _JSONRPC:
+        return message
+    raise ValueError("a line is not JSON-RPC")
 
 
 def _describe_exit(code: int) -> str:

@@ -15,7 +15,7 @@ from gateway import world
 from gateway.children.child import Child
 from gateway.config import Route, Upstream
 from gateway.http.upstream_client import Client
-from gateway.protocol.errors import CallLost, Unreachable
+from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
@@ -38,10 +38,12 @@ class ChildLauncher:
         started: Callable[[Child], None],
         malformed: Callable[[], None],
     ) -> None:
-        """`client` has the present limits and timeouts. `started` is called with each child that was started."""
+        """`client` has the present limits and timeouts. `started` is called with each child that was started.
+
+        `malformed` is as in `Child`.
+        """
+        self._malformed = malformed
         self.client = client
-        self.malformed = malformed
-        """To be called for every line on stdout that is not JSON-RPC: some servers print logs there."""
         self._started = started
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self._path = route.path
@@ -90,18 +92,14 @@ class ChildLauncher:
         self._failures = 0
         self._settle(child)
 
-    def give_back(self, child: Child) -> None:
-        """Keep a child for the next session: it has answered a probe, and has received nothing of a client."""
-        child.receive_with(lambda _: None)
-        self._keep(child, self._prestarted.appendleft)
-
-    def _keep(self, child: Child, put: Callable[[Child], None]) -> None:
-        """Let a child wait for a session, unless enough do: one that was to replace it may have started meanwhile."""
+    def keep(self, child: Child) -> None:
+        """Let a child that has received nothing of a client wait for a session, unless enough do."""
+        child.hear_with(None)
         if len(self._prestarted) < max(self._upstream.warm, 1):
-            put(child)
+            self._prestarted.append(child)
             self._changed.set()
         else:
-            self.end(child)
+            child.end()
 
     def begin_prestarting(self) -> None:
         """Start children ahead of their sessions from now on, if the route wants that."""
@@ -114,19 +112,7 @@ class ChildLauncher:
         if self._prestarting is not None:
             self._prestarting.cancel()
         while self._prestarted:
-            self.end(self._prestarted.popleft())
-
-    def end(self, child: Child) -> None:
-        """End a child in the background."""
-        self._tasks.spawn(child.close(), "close session")
-
-    def tell(self, child: Child, message: bytes) -> None:
-        """Write a message to a child in the background, if the child still reads."""
-        self._tasks.spawn(self._tell(child, message), "answer without a client")
-
-    async def _tell(self, child: Child, message: bytes) -> None:
-        with suppress(CallLost):
-            await child.send(message, self.client.timeouts.answer_seconds)
+            self._prestarted.popleft().end()
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -161,8 +147,7 @@ class ChildLauncher:
             raise
 
     async def _start(self) -> Child:
-        client = self.client
-        child = Child(self._upstream, self._path, client.limits.event_bytes, client.arriving, self._tasks)
+        child = Child(self._upstream, self._path, self.client, self._tasks, self._malformed)
         child.over.add_done_callback(lambda _: self._over(child))
         if self._failures:
             self._trial = child
@@ -212,7 +197,7 @@ class ChildLauncher:
                     continue
                 with suppress(Unreachable):
                     if (child := await self._start_unless(self._upstream.warm)) is not None:
-                        self._keep(child, self._prestarted.append)
+                        self.keep(child)
             else:
                 _ = await self._changed.wait()
 

@@ -6,12 +6,12 @@ from typing import Final
 
 from gateway.children.child import Child
 from gateway.legacy_front.backend import ClientLink, ClientMessage
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.pieces import Turn
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.children.stdio_era import StdioEra
-from gateway.upstream.stdio import is_message
 
 log = get_logger()
 
@@ -56,7 +56,7 @@ class ChildBackend:
             message = await self._waiting.get()
             try:
                 child = self.child or await self._start()
-                await child.send(message.data, self._stdio.launcher.client.timeouts.answer_seconds)
+                await child.send(message.data)
                 if message.request_id is not None:
                     self._link.passed_on(message.request_id)
             except GatewayError as exc:
@@ -71,13 +71,12 @@ class ChildBackend:
 
     async def _start(self) -> Child:
         child = self.child = await self._stdio.launcher.take()
-        child.receive_with(self._hear)
+        child.hear_with(self._hear)
         child.over.add_done_callback(lambda _: self._ended(child))
         return child
 
-    def _hear(self, line: bytes) -> None:
-        if is_message(line):
-            self._link.send(line, None)  # no line of a legacy server tells to which request it belongs
+    def _hear(self, line: bytes, _message: jsonrpc.Message) -> None:
+        self._link.send(line, None)  # no line of a legacy server tells to which request it belongs
 
     def _ended(self, child: Child) -> None:
         if not child.asked:

@@ -6,9 +6,7 @@ ids: a call is lost when its child ends. Credentials and forwarded headers selec
 """
 
 import asyncio
-from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.children.child import Child
@@ -17,7 +15,6 @@ from gateway.protocol import jsonrpc, lost_session
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 
-_JSONRPC: Final = "2.0"
 _Listening = tuple[Receive, "asyncio.Future[None]"]
 """The callback of a request, with the future of its answer."""
 
@@ -41,7 +38,7 @@ class StdioChannel(Channel):
         """Take a child and send `initialize` to it."""
         child = self._child = await self._launcher.take()
         self._started = True
-        child.receive_with(self._hear)
+        child.hear_with(self.hear)
         answers: list[Raw] = []
 
         def receive(data: bytes) -> bool:
@@ -95,11 +92,9 @@ class StdioChannel(Channel):
         answered = asyncio.get_running_loop().create_future()
         call = self._call = receive, answered
         try:
-            await child.send(message, self._launcher.client.timeouts.answer_seconds)
+            await child.send(message)
             message = b""  # it is not sent again, and a call that waits should not keep it
-            _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
-            if not answered.done():
-                raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
+            _ = await child.answers(answered)
             answered.result()
         finally:
             self._forget(call)
@@ -111,13 +106,7 @@ class StdioChannel(Channel):
         if self._call is call:
             self._call = None
 
-    def _hear(self, line: bytes) -> None:
-        if is_message(line):
-            self.hear(line)
-        else:
-            self._launcher.malformed()
-
-    def hear(self, line: bytes) -> None:
+    def hear(self, line: bytes, _message: jsonrpc.Message) -> None:
         """Take a message of the child."""
         if self._call is None:
             if self._side is not None:
@@ -134,7 +123,7 @@ class StdioChannel(Channel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
-        await self._child.send(message, self._launcher.client.timeouts.answer_seconds)
+        await self._child.send(message)
 
     async def ping(self, headers: Headers) -> None:
         """Do nothing: a child receives no credential that it could refuse."""
@@ -150,19 +139,9 @@ class StdioChannel(Channel):
     def abandon(self) -> None:
         """End the child in the background."""
         if self._started:
-            self._launcher.end(self._child)
+            self._child.end()
 
     async def close(self, *, end_session: bool) -> None:
         """End the child."""
         if self._started:
             await self._child.close()
-
-
-def is_message(line: bytes) -> bool:
-    """Whether a line is JSON-RPC. Many servers print log records in JSON."""
-    if line.lstrip()[:1] != b"{":
-        return False
-    try:
-        return jsonrpc.message(line).jsonrpc == _JSONRPC
-    except (ValueError, msgspec.MsgspecError):
-        return False

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -20,12 +21,12 @@ import uvloop
 from gateway.__main__ import main
 from gateway.children.child import Child, given_secrets
 from gateway.config import Upstream
-from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support.fake_child import fake_client
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
 from tests.support.turns import Turns
@@ -415,7 +416,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
         command = ("sh", "-c", "exec <&-; read -r _ < fifo")
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(fifo := f"{folder}/fifo")
-            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Arrivals(1 << 20), tasks)
+            child = Child(Upstream(command=command, cwd=folder), "/mcp", fake_client(), tasks, Mock())
             await child.start()
             async with asyncio.timeout(20):
                 while not child._is_input_lost:
@@ -445,7 +446,7 @@ def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tu
     outcomes = []
 
     async def start(turns: int) -> str:
-        child = Child(Upstream(command=("cat",)), "/mcp", 4096, Arrivals(1 << 20), tasks := Tasks(Metrics("test")))
+        child = Child(Upstream(command=("cat",)), "/mcp", fake_client(), tasks := Tasks(Metrics("test")), Mock())
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -479,7 +480,7 @@ def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[st
     ends: list[str] = []
 
     async def start(turns: int) -> bool:
-        child = Child(Upstream(command=("false",)), "/mcp", 4096, Arrivals(1 << 20), tasks := Tasks(Metrics("test")))
+        child = Child(Upstream(command=("false",)), "/mcp", fake_client(), tasks := Tasks(Metrics("test")), Mock())
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -522,15 +523,15 @@ def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tupl
         program = f"import os; os.write(1, b'x\\n' * {FLOOD_LINES}); os._exit(3)"
         command = (sys.executable, "-S", "-c", program)
         tasks = Tasks(Metrics("test"))
-        child = Child(Upstream(command=command), "/mcp", 4096, Arrivals(1 << 20), tasks)
         heard = []
         with Turns() as turns:
 
-            def hear(line: bytes) -> None:
-                heard.append(line)
+            def malformed() -> None:
+                heard.append(None)
                 turns.note()
 
-            child.receive_with(hear)
+            child = Child(Upstream(command=command), "/mcp", fake_client(), tasks, malformed)
+            child.hear_with(Mock())
             await child.start()
             async with asyncio.timeout(20):
                 why = await child.over

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, Self
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -13,30 +14,37 @@ from gateway.config import Upstream
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from tests.support.fake_child import fake_client
 
 pytestmark = pytest.mark.processes
 
 LINE_BYTES: Final = 2 << 20
 LOOPS: Final = pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+BEGIN: Final = '{"jsonrpc":"2.0","method":"'
+END: Final = '"}'
 UNFINISHED: Final = f"""
 import sys
-sys.stdout.write("x" * {LINE_BYTES})
+sys.stdout.write({BEGIN!r}.ljust({LINE_BYTES}, "x"))
 sys.stdout.flush()
 sys.stdin.readline()
-print(flush=True)
+print({END!r}, flush=True)
 sys.stdin.readline()
 """
 """Writes a line, but its end only when it is told to."""
 EXITING: Final = f"""
 import sys
-sys.stdout.write("y" * {SMALL_BYTES + 4000})
+sys.stdout.write({BEGIN!r}.ljust({SMALL_BYTES + 4000}, "y"))
 sys.stdout.flush()
 sys.stdin.readline()
-print("y" * 50_000, flush=True)
+print("y" * 50_000 + {END!r}, flush=True)
 """
 """Writes a large line, of which the rest fits into the pipe when it is told to exit."""
 MOST_AT_ONCE: Final = 1 << 18
 """What asyncio reads from a pipe at once, at most."""
+
+
+def line(size: int, filling: str) -> bytes:
+    return (BEGIN.ljust(size, filling) + END).encode()
 
 
 class Family:
@@ -44,14 +52,16 @@ class Family:
 
     def __init__(self, limit: int) -> None:
         self.tasks = Tasks(Metrics("test"))
-        self.arriving = Arrivals(limit)
+        self.client = fake_client(event_bytes=2 * LINE_BYTES)
+        self.arriving = self.client.arriving = Arrivals(limit)
         self.children: list[Child] = []
         self.lines: dict[Child, list[bytes]] = {}
 
     async def start(self, program: str) -> Child:
         command = (sys.executable, "-I", "-S", "-c", program)
-        child = Child(Upstream(command=command), "/mcp", 2 * LINE_BYTES, self.arriving, self.tasks)
-        child.receive_with(self.lines.setdefault(child, []).append)
+        child = Child(Upstream(command=command), "/mcp", self.client, self.tasks, Mock())
+        child.hear_with(lambda line, _: self.lines[child].append(line))
+        self.lines[child] = []
         await child.start()
         self.children.append(child)
         return child
@@ -126,7 +136,7 @@ def test_children_keep_no_more_of_unfinished_lines_than_the_limit_and_one_line(
                 return all(family.lines.values())
 
             await until(is_complete, "each line is complete")
-            assert all(lines == [b"x" * LINE_BYTES] for lines in family.lines.values())
+            assert all(lines == [line(LINE_BYTES, "x")] for lines in family.lines.values())
             assert family.arriving.used == 0
 
     run(factory, work)
@@ -144,7 +154,7 @@ def test_the_last_line_of_a_child_that_exits_waits_for_no_other(
             await until(lambda: family.kept(exiting) > SMALL_BYTES, "its line waits for the other one")
             exiting.write(b"go on")
             assert await exiting.over == "ended (exit code 0)"
-            assert family.lines[exiting] == [b"y" * (SMALL_BYTES + 54_000)]
+            assert family.lines[exiting] == [line(SMALL_BYTES + 54_000, "y")]
 
     run(factory, work)
 

@@ -474,9 +474,9 @@ FAULTS: Final = (
     ),
     Planted(
         "children: a call waits on when its child has ended",
-        "upstream/stdio.py",
-        "asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)",
-        "asyncio.wait((answered,), return_when=asyncio.FIRST_COMPLETED)",
+        "children/child.py",
+        "asyncio.wait((answered, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)",
+        "asyncio.wait((answered,), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)",
         frozenset({"child"}),
         needs="has_children",
     ),

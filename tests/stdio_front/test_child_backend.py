@@ -33,10 +33,10 @@ class FakeChild:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.events: list[bytes] = []
 
-    def receive_with(self, _receive: Any) -> None:
+    def hear_with(self, _hear: Any) -> None:
         """Say nothing."""
 
-    async def send(self, message: bytes, _seconds: float) -> None:
+    async def send(self, message: bytes) -> None:
         self.events.append(message)
 
     def close_input(self) -> None:

@@ -2,68 +2,26 @@
 
 import asyncio
 from typing import Any, Self
-from unittest.mock import Mock
 
 import pytest
 from msgspec import Raw
 
-from gateway.config import InForce, Limits, Timeouts
-from gateway.http.upstream_client import Bounds, Client
-from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.stdio import StdioChannel
+from tests.support.fake_child import FakeChild, FakeLauncher
 
 DEADLINE = 2.0
-
-
-class FakeChild:
-    """A FAKE child: it takes what is sent to it, and says what the test has it say."""
-
-    where = "The fake child"
-
-    def __init__(self) -> None:
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.sent: list[bytes] = []
-        self._receive: Any = None
-        self.asked = False
-
-    async def send(self, message: bytes, _seconds: float) -> None:
-        self.sent.append(message)
-
-    def receive_with(self, receive: Any) -> None:
-        self._receive = receive
-
-    def say(self, id_: int) -> None:
-        self._receive(b'{"jsonrpc":"2.0","id":%d,"result":{"of":%d}}' % (id_, id_))
-
-
-class FakeLauncher:
-    """A FAKE launcher, of one fake child."""
-
-    where = FakeChild.where
-
-    def __init__(self, client: Client) -> None:
-        self.child = FakeChild()
-        self.client = client
-
-    async def take(self) -> FakeChild:
-        return self.child
-
-    def initialized(self, _child: FakeChild) -> None:
-        pass
 
 
 class Bench(SideListener):
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
-        self.client = Client(InForce(Bounds(Limits(), Timeouts())), HttpClient(Tasks(Mock())))
-        self.launcher = FakeLauncher(self.client)
-        self.child = self.launcher.child
-        self.channel = StdioChannel(self.launcher)  # type: ignore[arg-type]
+        self.launcher = FakeLauncher()
+        self.channel = StdioChannel(self.launcher)
+        self.child: FakeChild
         self.answers: list[int] = []
         self.aside: list[bytes] = []
         self.after_first: Any = lambda: None
@@ -71,13 +29,17 @@ class Bench(SideListener):
     async def __aenter__(self) -> Self:
         greeting = asyncio.get_running_loop().create_task(self.channel.initialize(b"{}", NO_HEADERS))
         await asyncio.sleep(0)
-        self.child.say(0)
+        (self.child,) = self.launcher.children
+        self.say(0)
         assert isinstance(await greeting, Raw)
         await self.channel.listen("2025-11-25", NO_HEADERS, self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.client.close()
+        """Leave nothing."""
+
+    def say(self, id_: int) -> None:
+        self.child.say(id=id_, result={"of": id_})
 
     def hear_side(self, data: bytes) -> None:
         self.aside.append(data)
@@ -102,10 +64,10 @@ async def test_a_request_that_follows_at_once_hears_its_own_answer() -> None:
         bench.after_first = lambda: second.append(bench.request(2))
         first = bench.request(1)
         await asyncio.sleep(0)
-        bench.child.say(1)
+        bench.say(1)
         assert await first is None
-        assert len(bench.child.sent) == 3
-        bench.child.say(2)
+        assert len(bench.child.lines) == 3
+        bench.say(2)
         assert await second[0] is None
         assert bench.answers == [1, 2]
         assert not bench.aside
@@ -122,9 +84,9 @@ async def test_a_listener_that_fails_fails_its_own_request_only() -> None:
         bench.after_first = fail
         first = bench.request(1)
         await asyncio.sleep(0)
-        bench.child.say(1)
+        bench.say(1)
         with pytest.raises(CallLost, match="broken"):
             await first
-        bench.child.say(2)
+        bench.say(2)
         assert await second[0] is None
         assert not bench.aside

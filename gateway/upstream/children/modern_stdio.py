@@ -19,7 +19,6 @@ from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.telemetry import Metrics, NestedOutcome
-from gateway.upstream.stdio import is_message
 
 Take = Callable[[bytes], None]
 """Takes a message for the client: notifications, then the response."""
@@ -57,7 +56,7 @@ class ModernStdio:
     def use(self, child: Child) -> None:
         """Speak to this child from now on."""
         self.child = child
-        child.receive_with(self._hear)
+        child.hear_with(self._hear)
 
     def retire(self) -> None:
         """The route leads elsewhere from now on: end the child once it has answered its open requests."""
@@ -67,7 +66,7 @@ class ModernStdio:
     def _end_if_unused(self) -> None:
         if self._is_retired and not self._requests and self.child is not None:
             child, self.child = self.child, None
-            self._launcher.end(child)
+            child.end()
 
     async def request(self, message: bytes, take: Take) -> None:
         """Send a request, and hand over its messages with the client's own ids, the response last.
@@ -80,7 +79,7 @@ class ModernStdio:
         del message  # it is sent once, and a call need not keep it
         self._requests[number] = request
         try:
-            await child.send(sent, self._launcher.client.timeouts.answer_seconds)
+            await child.send(sent)
             del sent
             await self._answered(child, request)
         except (asyncio.CancelledError, TimeoutError) as exc:
@@ -104,14 +103,11 @@ class ModernStdio:
         """
         loop, idle_seconds = asyncio.get_running_loop(), self._launcher.client.timeouts.idle_seconds
         request.heard = loop.time()
-        while not (request.answered.done() or child.over.done()):
-            left = None if request.method == mcp.LISTEN else request.heard + idle_seconds - loop.time()
-            if left is not None and left <= 0:
+        left = None if request.method == mcp.LISTEN else idle_seconds
+        while not await child.answers(request.answered, left):
+            left = request.heard + idle_seconds - loop.time()
+            if left <= 0:
                 raise TimeoutError
-            waiting = (request.answered, child.over)
-            _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if not request.answered.done():
-            raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")
         request.answered.result()
 
     async def _running_child(self) -> Child:
@@ -132,21 +128,14 @@ class ModernStdio:
 
     # -- what the server says ---------------------------------------------------------------------------------------
 
-    def _hear(self, line: bytes) -> None:
-        if not is_message(line):
-            self._launcher.malformed()
-            return
-        message = jsonrpc.message(line)
-        try:
-            if message.method is None:
-                self._respond(message)
-            elif isinstance(message.id, Raw):
-                # A modern server sends none.
-                self._metrics.nested_request(self._route, message.method, NestedOutcome.UNSOLICITED)
-            else:
-                self._notify(message.method, message.params)
-        except ValueError:
-            self._launcher.malformed()
+    def _hear(self, _line: bytes, message: jsonrpc.Message) -> None:
+        if message.method is None:
+            self._respond(message)
+        elif isinstance(message.id, Raw):
+            # A modern server sends none.
+            self._metrics.nested_request(self._route, message.method, NestedOutcome.UNSOLICITED)
+        else:
+            self._notify(message.method, message.params)
 
     def _respond(self, message: jsonrpc.Message) -> None:
         request = self._requests.get(bytes(message.id)) if isinstance(message.id, Raw) else None

@@ -20,7 +20,7 @@ from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers, Receive
-from gateway.upstream.stdio import StdioChannel, is_message
+from gateway.upstream.stdio import StdioChannel
 
 log = get_logger()
 
@@ -58,38 +58,32 @@ class ChildHolder:
             except BaseException:
                 channel.abandon()
                 raise
-            self._shared = SharedChild(self.launcher, channel.child, handshake, result)
+            self._shared = SharedChild(channel.child, handshake, result)
             return self._shared
 
 
 class SharedChild:
     """A child after its handshake, with the channels that speak to it."""
 
-    def __init__(self, launcher: ChildLauncher, child: Child, handshake: Raw | msgspec.UnsetType, result: Raw) -> None:
+    def __init__(self, child: Child, handshake: Raw | msgspec.UnsetType, result: Raw) -> None:
         """`handshake` are the parameters of the `initialize` that it has had, `result` its answer."""
         self.child = child
         self.handshake, self.result = handshake, result
         self.channels: list[SharedChannel] = []
         self.is_replaced = False
         """Whether it is given to no more sessions, and ends with its last one."""
-        self._launcher = launcher
-        self._send_seconds = launcher.client.timeouts.answer_seconds
         self._given_up: set[bytes] = set()
         """The calls that may ask, that nobody waits for, and that the child has not answered (JSON of their ids)."""
         self._is_initialized = False
         self._subscribed: Counter[bytes] = Counter()
-        child.receive_with(self._hear)
+        child.hear_with(self._hear)
 
-    def _hear(self, line: bytes) -> None:
-        if not is_message(line):
-            self._launcher.malformed()
-            return
-        message = jsonrpc.message(line)
+    def _hear(self, line: bytes, message: jsonrpc.Message) -> None:
         is_question = isinstance(message.id, Raw) and message.method not in (None, mcp.PING)
         if is_question and self._given_up and any(each.may_ask for each in self.channels):
             self._refuse(message)
         elif (channel := self._channel_of(message)) is not None:
-            channel.hear(line)
+            channel.hear(line, message)
 
     def _channel_of(self, message: jsonrpc.Message) -> "SharedChannel | None":
         if message.method is None:
@@ -109,7 +103,7 @@ class SharedChild:
         The sessions of this child end with their calls.
         """
         assert isinstance(message.id, Raw), "it is a request"
-        self._launcher.tell(self.child, jsonrpc.failure(bytes(message.id), _UNCLEAR))
+        self.child.write(jsonrpc.failure(bytes(message.id), _UNCLEAR))
         if self.is_replaced:
             return
         cause = "the server asked something while a cancelled call may still run in it; the question was refused"
@@ -125,7 +119,7 @@ class SharedChild:
             if self._is_initialized:
                 return
             self._is_initialized = True
-        await self.child.send(message, self._send_seconds)
+        await self.child.send(message)
 
     def counts(self, method: str | None, uri: bytes) -> bool:
         """Count a subscription or its end; return whether the child has to know."""

@@ -7,6 +7,7 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.upstream.children.modern_stdio import ModernStdio
-from gateway.upstream.stdio import is_message
 
 log = get_logger()
 
@@ -89,7 +89,7 @@ class StdioEra:
             async with self.launcher.lent() as child:
                 line = await self._answer_of(child, era.discover(_PROBE_ID))
                 if line is None:
-                    await child.close()
+                    child.end()
                 else:
                     child.asked = False
                     found = bool(era.verdict(200, "application/json", line, _PROBE_ID))
@@ -98,8 +98,8 @@ class StdioEra:
                         self.launcher.stop_prestarting()
                         self.modern.use(child)
                     else:
-                        self.launcher.give_back(child)
-        except (Unreachable, CallLost):
+                        self.launcher.keep(child)
+        except Unreachable:
             pass  # the handshake of a request explains the fault
         finally:
             self._probe = None
@@ -117,40 +117,28 @@ class StdioEra:
             async with asyncio.timeout(_PROBE_SECONDS):
                 child = await self.launcher.take()
             answer = await self._answer_of(child, _INITIALIZE)
-            self._tasks.spawn(child.close(), "close session")
+            child.end()
             self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
         except TimeoutError:  # `upstream.max_children` leaves room for no other child, nor for a legacy session
             self._refuses_legacy = True
-        except (Unreachable, CallLost):
+        except Unreachable:
             pass
         finally:
             self._probe = None
 
     async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
-        """Return the response of a child to a probe; None if it ends, or does not answer in time.
+        """Return the response of a child to a probe; None if it ends, or does not answer in time."""
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lines: list[bytes] = []
 
-        A child that does not take the probe is ended; raises CallLost.
-        """
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        def hear(line: bytes, message: jsonrpc.Message) -> None:
+            if not lines and message.method is None and message.id == Raw(_PROBE_ID):
+                lines.append(line)
+                answered.set_result(None)
 
-        def receive(line: bytes) -> None:
-            if not answer.done() and is_message(line) and _is_response(line):
-                answer.set_result(line)
-
-        child.receive_with(receive)
+        child.hear_with(hear)
         child.asked = True  # a server that ends because of the probe is not a failure
-        try:
-            await child.send(request, self.launcher.client.timeouts.answer_seconds)
-        except CallLost:
-            self._tasks.spawn(child.close(), "close session")
-            raise
-        _ = await asyncio.wait((answer, child.over), timeout=_PROBE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        return answer.result() if answer.done() else None
-
-
-def _is_response(line: bytes) -> bool:
-    try:
-        message = jsonrpc.message(line)
-    except ValueError:
-        return False
-    return message.method is None and isinstance(message.id, Raw) and bytes(message.id) == _PROBE_ID
+        with suppress(CallLost):
+            await child.send(request)
+            _ = await child.answers(answered, _PROBE_SECONDS)
+        return lines[0] if lines else None

@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import Timeouts
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.upstream.children.modern_stdio import ModernStdio
+from tests.support.fake_child import FakeChild, FakeLauncher, fake_client
 from tests.support.legacy_client import later
 from tests.support.workbench import eventually
 
@@ -19,40 +18,16 @@ CALL: Final = jsonrpc.request(b"1", mcp.TOOLS_CALL, {"name": "tool", "_meta": {m
 LISTEN: Final = jsonrpc.request(b"2", mcp.LISTEN, {"notifications": {}})
 
 
-class FakeChild:
-    """A FAKE child, which says what the test has it say."""
-
-    where = "The fake child"
-
-    def __init__(self) -> None:
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.sent: list[dict[str, Any]] = []
-        self._receive: Any = None
-
-    def receive_with(self, receive: Any) -> None:
-        self._receive = receive
-
-    async def send(self, message: bytes, _seconds: float) -> None:
-        self.write(message)
-
-    def write(self, message: bytes) -> None:
-        self.sent.append(json.loads(message))
-
-    def say(self, **message: Any) -> None:
-        self._receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
-
-
-def child_of(idle_seconds: float = 60.0, ended: Mock | None = None) -> tuple[FakeChild, ModernStdio]:
-    client = SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds))
-    launcher: Any = SimpleNamespace(client=client, end=ended or Mock())
-    child: Any = FakeChild()
+def child_of(**timeouts: Any) -> tuple[FakeChild, ModernStdio]:
+    launcher = FakeLauncher(fake_client(**timeouts))
+    child = launcher.new_child()
     modern = ModernStdio(launcher, Mock(), "/mcp")
     modern.use(child)
     return child, modern
 
 
 async def test_a_call_of_a_silent_child_is_cancelled_and_a_subscription_is_not() -> None:
-    child, modern = child_of(0.02)
+    child, modern = child_of(idle_seconds=0.02)
     listening = later(modern.request(LISTEN, Mock()))
     await eventually(lambda: len(child.sent) == 1)
     with pytest.raises(CallLost, match=r"silent for timeouts.idle_seconds"):
@@ -88,11 +63,8 @@ async def test_a_fault_in_one_client_costs_the_others_nothing() -> None:
 
 
 async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_room() -> None:
-    async def never() -> FakeChild:
-        return await asyncio.get_running_loop().create_future()
-
-    timeouts = Timeouts(handshake_seconds=0.02)
-    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=timeouts), take=never, where="The fake")
+    launcher = FakeLauncher(fake_client(handshake_seconds=0.02))
+    launcher.room = 0
     modern = ModernStdio(launcher, Mock(), "/mcp")
     requests = [modern.request(CALL, Mock()) for _ in range(3)]
     for found in await asyncio.gather(*requests, return_exceptions=True):
@@ -101,13 +73,12 @@ async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_r
 
 
 async def test_the_child_of_a_route_that_leads_elsewhere_ends_after_its_last_request() -> None:
-    ended = Mock()
-    child, modern = child_of(ended=ended)
+    child, modern = child_of()
     calling = later(modern.request(CALL, Mock()))
     await eventually(lambda: len(child.sent) == 1)
     modern.retire()
-    ended.assert_not_called()
+    assert not child.is_closed
     child.say(id=child.sent[0]["id"], result={})
     await calling
-    ended.assert_called_once_with(child)
+    assert child.is_closed
     assert modern.child is None

@@ -1,20 +1,17 @@
 """Several sessions in one child: who hears what, and what ends with whom (the child is a fake)."""
 
 import asyncio
-import json
 from collections.abc import Awaitable
-from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import Mock
 
 import pytest
 from msgspec import Raw
 
-from gateway.config import Timeouts
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
+from tests.support.fake_child import FakeChild, FakeLauncher
 from tests.support.workbench import eventually
 
 GREETING: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "a"}})
@@ -22,64 +19,23 @@ OTHER: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name"
 READY: Final = jsonrpc.notification(mcp.INITIALIZED)
 
 
-class FakeChild:
-    """A FAKE child, which answers the handshake and else says what the test has it say."""
+class Launcher(FakeLauncher):
+    """A FAKE launcher, of children that answer the handshake and else say what the test has them say."""
 
-    where = "The fake child"
-    route = "/mcp"
+    answers = True
+    """Whether the next children answer the handshake."""
 
-    def __init__(self, *, answers: bool) -> None:
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.sent: list[dict[str, Any]] = []
-        self.answers = answers
-        self.asked = False
-        self.is_closed = False
-        self._receive: Any = None
+    def new_child(self) -> FakeChild:
+        return GreetingChild(self.client) if self.answers else super().new_child()
 
-    def receive_with(self, receive: Any) -> None:
-        self._receive = receive
 
-    async def send(self, message: bytes, _seconds: float) -> None:
-        self.sent.append(json.loads(message))
-        if self.sent[-1]["method"] == mcp.INITIALIZE and self.answers:
+class GreetingChild(FakeChild):
+    """A FAKE child, which answers the handshake."""
+
+    async def send(self, message: bytes) -> None:
+        await super().send(message)
+        if self.methods[-1] == mcp.INITIALIZE:
             self.say(id=self.sent[-1]["id"], result={"serverInfo": {}})
-
-    def say(self, **message: Any) -> None:
-        self._receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
-
-    @property
-    def methods(self) -> list[str]:
-        return [each["method"] for each in self.sent]
-
-    async def close(self) -> None:
-        self.asked = self.is_closed = True
-
-
-class FakeLauncher:
-    """A FAKE launcher of fake children."""
-
-    where = FakeChild.where
-
-    def __init__(self) -> None:
-        self.client = SimpleNamespace(timeouts=Timeouts())
-        self.children: list[FakeChild] = []
-        self.has_initialized = False
-        self.malformed = Mock()
-        self.answers = True
-        """Whether the next children answer the handshake."""
-
-    async def take(self) -> FakeChild:
-        self.children.append(FakeChild(answers=self.answers))
-        return self.children[-1]
-
-    def initialized(self, child: FakeChild) -> None:
-        pass
-
-    def tell(self, child: FakeChild, message: bytes) -> None:
-        child.sent.append(json.loads(message))
-
-    def end(self, child: FakeChild) -> None:
-        child.asked = child.is_closed = True
 
 
 class Session(SideListener):
@@ -114,7 +70,7 @@ class Session(SideListener):
 
 class Bench:
     def __init__(self) -> None:
-        self.launcher: Any = FakeLauncher()
+        self.launcher = Launcher()
         self.holder = ChildHolder(self.launcher)
 
     async def session(self, greeting: bytes = GREETING) -> Session:
@@ -171,7 +127,6 @@ async def test_an_answer_reaches_the_session_that_asked(bench: Bench) -> None:
     _ = await asyncio.gather(*asked)
     assert (len(first.heard), len(second.heard)) == (1, 1)
     child.say(id=7, result={})
-    assert not bench.launcher.malformed.called
 
 
 async def test_a_question_reaches_the_session_whose_call_may_ask(bench: Bench) -> None:

@@ -1,21 +1,19 @@
 """How the era of a command is found out: each way in which a child may answer the probe (all parts are fakes)."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
-from gateway.config import Timeouts
+from gateway.children.child import Child
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.upstream.children import stdio_era
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.stdio_era import StdioEra
+from tests.support.fake_child import FakeChild, FakeLauncher
 
 DISCOVERED: Final = {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {}}}
 UNKNOWN: Final = {"error": {"code": -32601, "message": "Method not found"}}
@@ -26,73 +24,45 @@ SILENT: Final = "says nothing"
 UNREAD: Final = "does not read its input"
 
 
-class FakeChild:
+class AnsweringChild(FakeChild):
     """A FAKE child, which answers each method in its own way."""
 
-    where = "The fake child"
-
     def __init__(self, answers: dict[str, Any]) -> None:
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.methods: list[str] = []
-        self.asked = self.initialized = False
-        self.is_closed = False
+        super().__init__()
         self._answers = answers
-        self._receive: Any = None
 
-    def receive_with(self, receive: Any) -> None:
-        self._receive = receive
-
-    async def send(self, message: bytes, _seconds: float) -> None:
-        asked = json.loads(message)
-        self.methods.append(asked["method"])
+    async def send(self, message: bytes) -> None:
+        await super().send(message)
+        asked = self.sent[-1]
         answer = self._answers[asked["method"]]
         if answer is UNREAD:
             raise CallLost(UNREAD)
         if answer is ENDS:
             self.over.set_result("ended (exit code 1)")
         elif answer is not SILENT:
-            self._receive(b"a line of a log")
-            self._receive(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}).encode())
-
-    async def close(self) -> None:
-        self.is_closed = True
+            self.say(method="notifications/message", params={})
+            self.say(id=asked["id"], **answer)
 
 
-class FakeLauncher:
+class Launcher(FakeLauncher):
     """A FAKE launcher of fake children."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
-        self.client = SimpleNamespace(timeouts=Timeouts())
+        super().__init__()
         self.answers = answers
-        self.malformed = lambda: None
-        self.children: list[FakeChild] = []
-        self.given_back: list[FakeChild] = []
-        self.has_initialized = False
+        self.kept: list[Child] = []
         self.fails = False
-        self.room = 10
-
-    @asynccontextmanager
-    async def lent(self) -> AsyncIterator[FakeChild]:
-        yield await self.take()
 
     async def take(self) -> FakeChild:
-        if len(self.children) == self.room and not self.given_back:
-            await asyncio.get_running_loop().create_future()
         if self.fails:
             raise Unreachable("cannot be started")
-        if self.given_back:
-            return self.given_back.pop()
-        self.children.append(FakeChild(self.answers))
-        return self.children[-1]
+        return await super().take()
 
-    def give_back(self, child: FakeChild) -> None:
-        self.given_back.append(child)
+    def new_child(self) -> FakeChild:
+        return AnsweringChild(self.answers)
 
-    def initialized(self, child: FakeChild) -> None:
-        child.initialized = True
-
-    def stop_prestarting(self) -> None:
-        pass
+    def keep(self, child: Child) -> None:
+        self.kept.append(child)
 
 
 class Bench:
@@ -100,7 +70,7 @@ class Bench:
 
     def __init__(self, tasks: Tasks, **answers: Any) -> None:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
-        self.launcher: Any = FakeLauncher(given)
+        self.launcher = Launcher(given)
         metrics = Metrics("test", ["/mcp"])
         self.modern = ModernStdio(self.launcher, metrics, "/mcp")
         self.era = StdioEra(self.launcher, self.modern, tasks, metrics, "/mcp")
@@ -126,7 +96,7 @@ async def test_any_other_error_shows_a_legacy_server_whose_child_serves_a_sessio
     bench = Bench(tasks, discover=UNKNOWN)
     assert not await bench.era.is_modern()
     assert not await bench.era.is_modern()
-    assert bench.launcher.given_back == bench.launcher.children
+    assert bench.launcher.kept == bench.launcher.children
     assert bench.launcher.children[0].methods == ["server/discover"]
 
 
@@ -152,7 +122,7 @@ async def test_silence_costs_a_bounded_time_and_the_child(tasks: Tasks, monkeypa
     bench = Bench(tasks, discover=SILENT)
     assert not await bench.era.is_modern()
     assert bench.launcher.children[0].is_closed
-    assert bench.launcher.given_back == []
+    assert bench.launcher.kept == []
 
 
 async def test_a_command_that_cannot_start_says_nothing_of_its_era(tasks: Tasks) -> None:
