@@ -150,8 +150,8 @@ def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, c
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
         subscriptions=len(live.upstream.subscriptions),
-        mirrored=metrics.mirrored_calls.value(route.path),
-        client_sessions=metrics.client_sessions.value(route.path),
+        mirrored=int(metrics.mirrored_calls[route.path,].value),
+        client_sessions=int(metrics.client_sessions[route.path,].value),
         tasks=tasks,
         streams=len(live.upstream.streams),
     )

@@ -150,7 +150,9 @@ class Report:
         now, context = world.monotonic(), self._context
         until = self._parked_at if context.exchange.state in HELD else now
         seconds = until - self._started - self._held_seconds
-        context.live.process.metrics.call_answered(context.live.route.path, context.request.method, ending, seconds)
+        context.live.process.metrics.calls[context.live.route.path, context.request.method, ending.error_type].observe(
+            seconds
+        )
         if self._call_span is not None:
             self._call_span.end(ending)
             self._call_span = None

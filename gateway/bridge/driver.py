@@ -46,7 +46,7 @@ from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Listener, PoolKey
-from gateway.telemetry import Ending, NestedOutcome, Outcome
+from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
@@ -515,15 +515,15 @@ class Driver(Engine):
         leg.finish(last)
         self._reply_bytes = len(last.body)
         if leg.dropped:
-            self.live.process.metrics.notifications_dropped(self.live.route.path, leg.dropped)
+            self.live.process.metrics.notifications[self.live.route.path, OTHER, "dropped"].inc(leg.dropped)
 
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.Arm: _arm_again,
         do.Ask: _ask,
         do.CancelCall: lambda self, it: self._cancel(it.reason),
-        do.Count: lambda self, it: self.live.process.metrics.nested_request(
+        do.Count: lambda self, it: self.live.process.metrics.nested_requests[
             self.live.route.path, it.method, _outcome(it.outcome)
-        ),
+        ].inc(),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
         do.Reply: lambda self, it: self._end(it.legs, it.result, self._report.completed()),

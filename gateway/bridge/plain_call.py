@@ -124,7 +124,7 @@ class PlainCall(msgspec.Struct, eq=False):
                 self.final = body, ending
                 live.process.calls.add(asked.key.principal, -self._size)
                 seconds = world.monotonic() - self._call.sent
-                live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
+                live.process.metrics.calls[live.route.path, asked.request.method, ending.error_type].observe(seconds)
                 session = self._session
                 del self._session, self._call  # the call refers to this object
                 live.upstream.pool.release(session, clean=True)

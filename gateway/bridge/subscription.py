@@ -257,7 +257,7 @@ class Subscription:
                 return None
             except GatewayError as exc:
                 if isinstance(exc, UpstreamError):
-                    self._live.process.metrics.upstream_failed(self._live.route.path, exc.reason)
+                    self._live.process.metrics.upstream_failures[self._live.route.path, exc.reason].inc()
                 continue
             if self._acknowledged_filter == acknowledged:
                 return session

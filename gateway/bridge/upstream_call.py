@@ -198,7 +198,7 @@ class UpstreamCall(ABC):
         if call is not None and call.span is not None:
             call.span.end(ending_of(exc))
         if isinstance(exc, UpstreamError):
-            live.process.metrics.upstream_failed(live.route.path, exc.reason)
+            live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
             exc.is_counted = True
         replayable = await may_run_again(self._context, exc)
         if call is None or call is self._call:

@@ -87,7 +87,7 @@ class PeerListener:
             sealed = await self._bodies.read(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
             peer_request = self._open(sealed)
         except InvalidState as exc:
-            self._metrics.peer_rejected(exc.reason)
+            self._metrics.peer_rejections[exc.reason,].inc()
             if world.monotonic() - self._logged > _LOG_SECONDS:
                 self._logged = world.monotonic()
                 log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote, fix=_REJECTED_FIX)

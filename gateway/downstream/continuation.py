@@ -120,7 +120,7 @@ class Continuation:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
             metrics, seconds = self._process.metrics, world.monotonic() - started
             metrics.continuations[incoming.path, Step.FORWARDED].inc()
-            metrics.operation_finished(incoming.path, request.method, request.said.version, found.ending, seconds)
+            metrics.operations[incoming.path, request.method, request.said.version, *found.ending].observe(seconds)
         return found
 
     def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:

@@ -191,7 +191,9 @@ class DirectCalls:
         """Count a call that the task does not take over."""
         _ = self._let_go(call)
         request, live, seconds = call.request, call.live, world.monotonic() - call.started
-        live.process.metrics.operation_finished(live.route.path, request.method, request.said.version, ending, seconds)
+        live.process.metrics.operations[live.route.path, request.method, request.said.version, *ending].observe(
+            seconds
+        )
 
     def rest(self, call: DirectCall, round_: Round) -> Awaitable[Response]:
         """Serve what is left of a call; the result must be awaited at once, because a drain does not wait for it."""

@@ -77,7 +77,7 @@ class Dispatcher:
             ending = ending_of(exc)
             if isinstance(exc, UpstreamError) and not exc.is_counted:
                 # There was no call yet: the upstream refused the handshake or the credential.
-                round_.live.process.metrics.upstream_failed(round_.live.route.path, exc.reason)
+                round_.live.process.metrics.upstream_failures[round_.live.route.path, exc.reason].inc()
                 exc.is_counted = True
             if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
                 round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing

@@ -67,7 +67,7 @@ class PinnedClients:
         try:
             return sep_1655_items.opened(self._process.items, sealed, NAME, bearer, seconds)
         except InvalidState as exc:
-            self._process.metrics.state_rejected(exc.reason)
+            self._process.metrics.state_rejections[exc.reason,].inc()
             return None
 
     def _is_elsewhere(self, owner: str, incoming: Incoming) -> bool:

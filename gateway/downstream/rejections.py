@@ -81,7 +81,7 @@ class Rejections:
         if live is not None:  # else the client made the path up
             live.upstream.health.note(error)
         if isinstance(error, InvalidState):
-            self._metrics.state_rejected(error.reason)
+            self._metrics.state_rejections[error.reason,].inc()
             note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
             log.info(
                 Event.STATE_REJECTED,
@@ -91,12 +91,12 @@ class Rejections:
                 request_id=incoming.request_id,
             )
         elif isinstance(error, DownstreamError):
-            self._metrics.downstream_rejected(error.rejection)
+            self._metrics.rejections[error.rejection,].inc()
         elif isinstance(error, UpstreamError):
             self._log(Event.UPSTREAM_FAILED, error, incoming, reason=error.reason)
         elif isinstance(error, OwnerStalled):
             if isinstance(error, StateFromFuture):
-                self._metrics.state_rejected("future")
+                self._metrics.state_rejections["future",].inc()
             self._log(Event.PEER_FAILED, error, incoming)
 
     def _log(self, event: Event, error: GatewayError, incoming: Incoming, **fields: object) -> None:

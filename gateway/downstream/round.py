@@ -118,7 +118,7 @@ class Round(ClientCall, eq=False, kw_only=True):
         if self.incoming.peer_request is None:
             request, seconds = self.request, world.monotonic() - self.started
             path, metrics = self.live.route.path, self.live.process.metrics
-            metrics.operation_finished(path, request.method, request.said.version, ending, seconds)
+            metrics.operations[path, request.method, request.said.version, *ending].observe(seconds)
 
 
 class _Sender(msgspec.Struct, frozen=True):

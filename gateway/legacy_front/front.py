@@ -82,7 +82,7 @@ class LegacyFront:
             found = self._ids.open(given)
             found.check(at.bearer)
         except InvalidState as exc:
-            self._process.metrics.state_rejected(exc.reason)
+            self._process.metrics.state_rejections[exc.reason,].inc()
             return None
         if found.front == "http":
             at.incoming.found_session()

@@ -54,7 +54,7 @@ class CallReport:
         """Count a question."""
         if not self._is_over:
             outcome = NestedOutcome(count.outcome)
-            self._live.process.metrics.nested_request(self._live.route.path, count.method, outcome)
+            self._live.process.metrics.nested_requests[self._live.route.path, count.method, outcome].inc()
 
     def sending(self) -> Headers:
         """A round goes upstream; returns its trace context."""
@@ -96,7 +96,7 @@ class CallReport:
             self._span.end(ending)
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
         metrics.mirrored_calls[path,].inc(-1)
-        metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
+        metrics.operations[path, self._request.method, self._version, *ending].observe(seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:
             return
         cause = "" if error is None else error.message

@@ -152,7 +152,7 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
             await sending
         except GatewayError as exc:
             if isinstance(exc, UpstreamError):
-                live.process.metrics.upstream_failed(live.route.path, exc.reason)
+                live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
                 exc.is_counted = True
             live.upstream.health.note(exc)
             raise
@@ -303,7 +303,7 @@ class _Sending:
             if message.method is not None and isinstance(message.id, Raw):
                 # Modern servers send no requests, and nobody gets this one.
                 metrics, path = self._live.process.metrics, self._live.route.path
-                metrics.nested_request(path, message.method, NestedOutcome.UNSOLICITED)
+                metrics.nested_requests[path, message.method, NestedOutcome.UNSOLICITED].inc()
                 return False
             is_response = reply_messages.is_response(message)
             if is_response and not reply_messages.is_answer(message, self._id):

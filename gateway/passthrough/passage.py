@@ -80,7 +80,7 @@ class Passage(ABC):
         elif isinstance(exc, UpstreamError):
             self.outcome = Passed.UNREACHABLE
             if not exc.is_counted:
-                metrics.upstream_failed(path, exc.reason)
+                metrics.upstream_failures[path, exc.reason].inc()
         seconds = None if self.is_long_lived else world.monotonic() - self._started
         metrics.passed(path, self.era, self.outcome, seconds)
         if self.is_long_lived:

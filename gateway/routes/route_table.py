@@ -135,7 +135,7 @@ class RouteTable:
             metrics.children[route.path,].inc()
             child.gone.add_done_callback(lambda _: gone(child))
 
-        malformed = partial(metrics.upstream_failed, route.path, "malformed")
+        malformed = metrics.upstream_failures[route.path, "malformed"].inc
         launcher = ChildLauncher(route, client, tasks, started, malformed)
         modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
         era = StdioEra(launcher, modern, tasks, metrics, route.path)

@@ -402,7 +402,7 @@ class Session(SideListener):
         try:
             message = odd[1] if odd is not None and odd[0] is data else jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError) as exc:
-            self._metrics.upstream_failed(self._route, "malformed")
+            self._metrics.upstream_failures[self._route, "malformed"].inc()
             raise CallLost(
                 f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
                 "had effects"
@@ -435,7 +435,7 @@ class Session(SideListener):
         try:
             message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
-            self._metrics.upstream_failed(self._route, "malformed")
+            self._metrics.upstream_failures[self._route, "malformed"].inc()
             return
         speaker, is_ambiguous = self.shared.speaker(lambda each: inbound.answers(message, each.in_flight))
         speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
@@ -455,7 +455,7 @@ class Session(SideListener):
         if method is None:
             event = inbound.answer(message, call)
             if event is None:
-                self._metrics.upstream_failed(self._route, "unknown_id")
+                self._metrics.upstream_failures[self._route, "unknown_id"].inc()
         elif isinstance(message.id, Raw):
             if is_ambiguous and method != mcp.PING:
                 self.shared.asked_aside = True
@@ -480,7 +480,7 @@ class Session(SideListener):
         if method == mcp.PING:
             self.answer_later(id_, Raw(b"{}"))
         elif call is None or call.is_own:
-            self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
+            self._metrics.nested_requests[self._route, method, NestedOutcome.UNSOLICITED].inc()
             self.answer_later(id_, jsonrpc.Error(mcp.INVALID_PARAMS, _AMBIGUOUS if is_ambiguous else _NO_CALL))
         elif method in input_requests.KINDS and not self.channel.can_ask:
             return on.Stopped(pool_errors.cannot_ask(self._route))

@@ -4,6 +4,7 @@ from gateway.telemetry.body_log import Direction, bodies
 from gateway.telemetry.log import Event, configure_logging, get_logger
 from gateway.telemetry.metrics.labels import (
     COMPLETE,
+    OTHER,
     OTHER_ERROR,
     TOOL_FAILED,
     ColdEnding,

@@ -184,7 +184,7 @@ class SessionRelay(SideListener):
             elif request is None:
                 request = self._related(opened)
         except ValueError:
-            self._live.process.metrics.upstream_failed(self._live.route.path, "malformed")
+            self._live.process.metrics.upstream_failures[self._live.route.path, "malformed"].inc()
             return
         self._link.send(data, request)
 
@@ -215,7 +215,7 @@ class SessionRelay(SideListener):
     def _refuse(self, request: RequestId, error: GatewayError) -> None:
         self._live.upstream.health.note(error)
         if isinstance(error, UpstreamError):
-            self._live.process.metrics.upstream_failed(self._live.route.path, error.reason)
+            self._live.process.metrics.upstream_failures[self._live.route.path, error.reason].inc()
         self._link.refuse(request, error)
 
     def _lost(self, error: UpstreamError) -> None:

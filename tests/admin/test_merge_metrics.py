@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin.merge_metrics import lasting, merge, parse, write
 from gateway.protocol import mcp
-from gateway.telemetry import Ending, Metrics, Outcome, SessionState, Step
+from gateway.telemetry import Metrics, Outcome, SessionState, Step
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -110,9 +110,8 @@ def process(seed: int) -> str:
     for _ in range(40):
         route = chance.choice(["/a", "/b"])
         method = chance.choice([mcp.TOOLS_CALL, "x"])
-        metrics.operation_finished(
-            route, method, "2026-07-28", Ending(chance.choice(list(Outcome))), chance.random() * 100
-        )
+        outcome = chance.choice(list(Outcome))
+        metrics.operations[route, method, "2026-07-28", outcome, ""].observe(chance.random() * 100)
         metrics.continuations[route, chance.choice(list(Step))].inc()
         metrics.sessions_by_state(route)[SessionState.IDLE].inc()
         metrics.held_calls[route,].inc()

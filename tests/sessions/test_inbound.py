@@ -1,7 +1,7 @@
 """What one message of the upstream means while a call is, or is not, in flight."""
 
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, NestedOutcome
+from gateway.telemetry.metrics.series import Count
 from gateway.upstream.channel import Channel, Headers
 
 ID = b'"gw-1"'
@@ -30,7 +31,9 @@ class Scene(OwnListener):
         super().__init__()
         self.found: list[tuple[str, Any]] = []
         self.channel = Mock(Channel, can_ask=can_ask, taken=False, send=self.send)
-        metrics = Mock(Metrics, upstream_failed=self.count, notification=self.count, nested_request=self.count)
+        metrics = Mock(Metrics, notification=self.count)
+        metrics.upstream_failures = metrics.nested_requests = MagicMock()
+        metrics.nested_requests.__getitem__.side_effect = self.counted
         group: Group[Session] = Group(PoolKey(b"p", b"{}", b"{}", ()), is_affine=False)
         self.tasks = Tasks(Mock(Metrics))
         self.session = Session(group, self.channel, "/mcp", metrics, self.tasks)
@@ -42,6 +45,9 @@ class Scene(OwnListener):
 
     def count(self, _: str, what: str, *more: object, **labels: object) -> None:
         self.found.append((what, more[0] if more else labels.get("forwarded")))
+
+    def counted(self, labels: tuple[str, ...]) -> Mock:
+        return Mock(Count, inc=lambda: self.count(*labels))
 
     def changed(self, method: str, data: bytes) -> None:
         self.found.append((method, "changed"))

@@ -27,7 +27,7 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
         try:
             yield
         except (InvalidState, NoSession) as exc:
-            self.live.process.metrics.state_rejected(exc.reason)
+            self.live.process.metrics.state_rejections[exc.reason,].inc()
             raise
 
     def session(self, token: str, tokens: Tokens) -> Session:

@@ -45,7 +45,7 @@ def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Item | None:
     try:
         item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
     except InvalidState as exc:
-        process.metrics.state_rejected(exc.reason)
+        process.metrics.state_rejections[exc.reason,].inc()
         return None
     return item if item.place == session.key else None  # state ends with its session
 

@@ -365,7 +365,7 @@ class Pool:
         seconds = 0 if is_exempt else self._rate.wait_seconds()
         if seconds > 0:
             refusal = pool_errors.too_many_at_once(self.route, seconds)
-            self._metrics.session_refused(self.route.path, refusal.limit)
+            self._metrics.sessions_refused[self.route.path, refusal.limit].inc()
             return refusal
         self._rate.take()
         return None

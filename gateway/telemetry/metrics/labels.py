@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from gateway.protocol import mcp
+
 
 class Outcome(StrEnum):
     """How a round ended, from the client's point of view."""
@@ -26,6 +28,8 @@ COMPLETE: Final = Ending(Outcome.COMPLETE)
 TOOL_ERROR: Final = "tool_error"
 """The `error.type` of a tool result with `isError` (OpenTelemetry's conventions for MCP)."""
 TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
+OTHER: Final = "other"
+"""In place of a text that is not in the list of its label."""
 OTHER_ERROR: Final = "_OTHER"
 """OpenTelemetry's fallback for `error.type`."""
 
@@ -175,3 +179,44 @@ REJECTIONS: Final = (
     *("unsupported_encoding", "busy", "no_session"),
 )
 """Why a downstream request was refused before it reached an upstream."""
+NESTED_METHODS: Final = frozenset({mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS})
+METHODS: Final = frozenset(
+    {
+        *mcp.METHODS,
+        *mcp.FIRST_FORM_METHODS,
+        *NESTED_METHODS,
+        mcp.INITIALIZE,
+        mcp.PING,
+        mcp.SET_LEVEL,
+        mcp.SUBSCRIBE,
+        mcp.UNSUBSCRIBE,
+    }
+)
+VERSIONS: Final = frozenset({*mcp.SUPPORTED_VERSIONS, *mcp.LEGACY_VERSIONS})
+NOTIFICATIONS: Final = tuple(
+    name.removeprefix("notifications/")
+    for name in (
+        mcp.CANCELLED,
+        mcp.PROGRESS,
+        mcp.LOG,
+        mcp.TOOLS_CHANGED,
+        mcp.PROMPTS_CHANGED,
+        mcp.RESOURCES_CHANGED,
+        mcp.RESOURCE_UPDATED,
+    )
+)
+"""The methods of notifications, without what they have in common."""
+_CODES: Final = (
+    mcp.PARSE_ERROR,
+    mcp.INVALID_REQUEST,
+    mcp.METHOD_NOT_FOUND,
+    mcp.INVALID_PARAMS,
+    mcp.INTERNAL_ERROR,
+    mcp.HEADER_MISMATCH,
+    mcp.MISSING_CAPABILITY,
+    mcp.UNSUPPORTED_VERSION,
+)
+_ODD_CODES: Final = (0, -32000, -32001)
+"""Codes outside the specification that legacy SDKs answer with: any exception, a lost connection, a timeout."""
+ERROR_TYPES: Final = frozenset({"", TOOL_ERROR, *map(str, _CODES + _ODD_CODES)})
+"""The values of `error_type` besides OTHER_ERROR: for MCP, OpenTelemetry's `error.type` is the JSON-RPC code."""

@@ -1,7 +1,7 @@
 """The metrics of one process, each of which is declared once, in their own registry.
 
-No label value is chosen by a client or an upstream: methods, versions and reasons must be in a closed list. `route` is
-always a configured path.
+No label value is chosen by a client or an upstream: methods, versions and reasons are in a closed list, or become
+`other`. `route` is always a configured path.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,25 +11,20 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway import world
-from gateway.telemetry.metrics.label_values import (
+from gateway.telemetry.metrics.labels import (
     ERROR_TYPES,
     METHODS,
     NESTED_METHODS,
     NOTIFICATIONS,
-    OTHER,
-    VERSIONS,
-    bounded,
-)
-from gateway.telemetry.metrics.labels import (
-    OTHER_ERROR,
     PEER_REASONS,
     REJECTIONS,
     STATE_REASONS,
     UPSTREAM_FAILURES,
+    VERSIONS,
     ColdEnding,
-    Ending,
     Malformation,
     NestedOutcome,
+    Outcome,
     Passed,
     PeerOutcome,
     SessionLimit,
@@ -39,14 +34,11 @@ from gateway.telemetry.metrics.labels import (
     TrafficEra,
     UpstreamEra,
 )
-from gateway.telemetry.metrics.series import DURATIONS, Count, Series
+from gateway.telemetry.metrics.series import ANY, DURATIONS, Count, Series
 
 _REFUSALS: Final = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 _HOLDS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _ROUNDS: Final = (1, 2, 3, 4, 5, 6, 8, 10)
-_LIMITS: Final = frozenset(map(str, SessionLimit))
-_WHY: Final = ("asked", "unasked")
-_RELOADS: Final = ("applied", "rejected")
 
 
 class BudgetStatus(Struct, frozen=True):
@@ -59,140 +51,174 @@ class BudgetStatus(Struct, frozen=True):
 
 
 class Metrics:
-    """All metrics: series in which events count, with a method where a label is bounded or one event counts twice."""
+    """All metrics: series in which events count, with a method where one event counts twice."""
 
     def __init__(self, version: str = "", routes: Iterable[str] = ()) -> None:  # noqa: PLR0915  (a list)
         self.series = series = Series()
-        self._operations = series.histogram(
+        self.operations = series.histogram(
             "mcp_server_operation_duration_seconds",
             "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
-            ("route", "method", "protocol_version", "outcome", "error_type"),
             DURATIONS,
+            route=ANY,
+            method=METHODS,
+            protocol_version=VERSIONS,
+            outcome=Outcome,
+            error_type=ERROR_TYPES,
         )
-        self._nested = series.counter(
+        """With the method and the version as the client sent them."""
+        self.nested_requests = series.counter(
             "nested_requests_total",
             "Nested requests that upstreams sent inside calls.",
-            *("route", "method", "outcome"),
             zero=(NESTED_METHODS, _REFUSALS),
+            route=ANY,
+            method=NESTED_METHODS,
+            outcome=NestedOutcome,
         )
-        self._notifications = series.counter(
-            "notifications_total", "Upstream notifications, forwarded or dropped.", "route", "kind", "outcome"
+        self.notifications = series.counter(
+            "notifications_total",
+            "Upstream notifications, forwarded or dropped.",
+            route=ANY,
+            kind=NOTIFICATIONS,
+            outcome=("forwarded", "dropped"),
         )
-        self._rejections = series.counter(
+        self.rejections = series.counter(
             "downstream_rejected_total",
             "Requests that the gateway refused before they reached an upstream.",
-            "reason",
-            zero=(REJECTIONS,),
+            zero=True,
+            reason=REJECTIONS,
         )
         self.malformations = series.counter(
             "malformed_requests_total",
             "Requests that were not well-formed HTTP, on any listener.",
-            "reason",
-            zero=(Malformation,),
+            zero=True,
+            reason=Malformation,
         )
         self._passed = series.counter(
             "passed_through_total",
             "Passed-through requests, by outcome.",
-            *("route", "era", "outcome"),
-            zero=(TrafficEra, Passed),
+            zero=True,
+            route=ANY,
+            era=TrafficEra,
+            outcome=Passed,
         )
         self._passing = series.histogram(
             "mcp_gateway_passed_through_duration_seconds",
             "Time from a passed-through request to the end of its reply, except for long-lived streams.",
-            ("route", "era"),
             DURATIONS,
+            route=ANY,
+            era=TrafficEra,
         )
-        self.held_calls = series.gauge("held_calls", "Calls parked between two rounds.", "route", zero=())
+        self.held_calls = series.gauge("held_calls", "Calls parked between two rounds.", zero=True, route=ANY)
         self.held_calls_limit = series.gauge("held_calls_limit", "Maximum number of parked calls.")[()]
         self.cold_calls = series.gauge(
-            "cold_calls", "Parked calls that were let go of, to be resumed.", "route", zero=()
+            "cold_calls", "Parked calls that were let go of, to be resumed.", zero=True, route=ANY
         )
-        self.calls_cooled = series.counter("calls_cooled_total", "Parked calls that were let go of.", "route", zero=())
+        self.calls_cooled = series.counter(
+            "calls_cooled_total", "Parked calls that were let go of.", zero=True, route=ANY
+        )
         self.cold_calls_ended = series.counter(
             "cold_calls_ended_total",
             "Cold calls that ended, by how they ended.",
-            *("route", "ending"),
-            zero=(ColdEnding,),
+            zero=True,
+            route=ANY,
+            ending=ColdEnding,
         )
         self._hold_times = series.histogram(
-            "mcp_gateway_hold_duration_seconds", "Time that a call was parked.", ("route",), _HOLDS
+            "mcp_gateway_hold_duration_seconds", "Time that a call was parked.", _HOLDS, route=ANY
         )
         self.rounds_per_exchange = series.histogram(
-            "mcp_gateway_rounds_per_exchange", "Number of rounds of an exchange.", ("route",), _ROUNDS
+            "mcp_gateway_rounds_per_exchange", "Number of rounds of an exchange.", _ROUNDS, route=ANY
         )
         self.continuations = series.counter(
-            "continuations_total", "Retries, by the step that served them.", "route", "step", zero=(Step,)
+            "continuations_total", "Retries, by the step that served them.", zero=True, route=ANY, step=Step
         )
         self.seals = series.counter("seals_total", "requestState values that this process sealed.")[()]
-        self._state_rejections = series.counter(
-            "state_rejected_total", "requestState values that were rejected.", "reason", zero=(STATE_REASONS,)
+        self.state_rejections = series.counter(
+            "state_rejected_total", "requestState values that were rejected.", zero=True, reason=STATE_REASONS
         )
-        self._sessions = series.gauge("sessions", "Upstream sessions.", "route", "state", zero=(SessionState,))
-        self._refused = series.counter(
+        self._sessions = series.gauge("sessions", "Upstream sessions.", zero=True, route=ANY, state=SessionState)
+        self.sessions_refused = series.counter(
             "sessions_refused_total",
             "Requests for a new session that were refused, by the limit.",
-            *("route", "limit"),
-            zero=(SessionLimit,),
+            zero=True,
+            route=ANY,
+            limit=SessionLimit,
         )
-        self.sessions_opened = series.counter("sessions_opened_total", "Upstream sessions opened.", "route", zero=())
+        self.sessions_opened = series.counter(
+            "sessions_opened_total", "Upstream sessions opened.", zero=True, route=ANY
+        )
         self.sessions_lost = series.counter(
-            "sessions_lost_total", "Upstream sessions that the upstream forgot.", "route", zero=()
+            "sessions_lost_total", "Upstream sessions that the upstream forgot.", zero=True, route=ANY
         )
         self.client_sessions = series.gauge(
             "client_sessions",
             "Sessions of legacy clients that end at the gateway, because it changes the transport.",
-            "route",
-            zero=(),
+            zero=True,
+            route=ANY,
         )
-        self.mirrored_calls = series.gauge("mirrored_calls", "Calls of legacy clients at a modern server.", "route")
-        self.tasks = series.gauge("tasks", "Tasks of clients, until their time is over.", "route", zero=())
+        self.mirrored_calls = series.gauge(
+            "mirrored_calls", "Calls of legacy clients at a modern server.", zero=True, route=ANY
+        )
+        self.tasks = series.gauge("tasks", "Tasks of clients, until their time is over.", zero=True, route=ANY)
         self.tasks_ended = series.counter(
-            "tasks_ended_total", "Tasks of clients that ended.", "route", "outcome", zero=(TaskOutcome,)
+            "tasks_ended_total", "Tasks of clients that ended.", zero=True, route=ANY, outcome=TaskOutcome
         )
-        self.subscriptions = series.gauge("subscriptions", "Open subscriptions/listen streams.", "route")
+        self.subscriptions = series.gauge("subscriptions", "Open subscriptions/listen streams.", route=ANY)
         self.subscriptions_lost = series.counter(
-            "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", "route", "outcome"
+            "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", route=ANY, outcome=ANY
         )
-        self._calls = series.histogram(
+        self.calls = series.histogram(
             "mcp_client_operation_duration_seconds",
             "Time that an upstream took for a call, without the time that people thought.",
-            ("route", "method", "error_type"),
             DURATIONS,
+            route=ANY,
+            method=METHODS,
+            error_type=ERROR_TYPES,
         )
-        self._failures = series.counter(
-            "upstream_errors_total", "Failures of upstreams, by kind.", "route", "kind", zero=(UPSTREAM_FAILURES,)
+        self.upstream_failures = series.counter(
+            "upstream_errors_total", "Failures of upstreams, by kind.", zero=True, route=ANY, kind=UPSTREAM_FAILURES
         )
         self.era_probes = series.counter(
-            "era_probes_total", "Probes of upstreams, by the era found.", "route", "era", zero=(UpstreamEra,)
+            "era_probes_total", "Probes of upstreams, by the era found.", zero=True, route=ANY, era=UpstreamEra
         )
         self.tools_left_out = series.counter(
             "tools_left_out_total",
             "Tools left out of a list because clients would refuse the whole list.",
-            "route",
-            zero=(),
+            zero=True,
+            route=ANY,
         )
-        self.children = series.gauge("children", "Child processes: warm, idle, in use or ending.", "route")
-        self._children_ended = series.counter(
+        self.children = series.gauge("children", "Child processes: warm, idle, in use or ending.", route=ANY)
+        self.children_ended = series.counter(
             "children_ended_total",
             "Child processes that ended, by whether the gateway asked them to.",
-            *("route", "why"),
-            zero=(_WHY,),
+            zero=True,
+            route=ANY,
+            why=("asked", "unasked"),
         )
-        self._reloads = series.counter("config_reloads_total", "Configuration reloads.", "outcome", zero=(_RELOADS,))
+        self._reloads = series.counter(
+            "config_reloads_total", "Configuration reloads.", zero=True, outcome=("applied", "rejected")
+        )
         self._budgets: dict[str, Callable[[], BudgetStatus]] = {}
-        self._budget_bytes = series.gauge("budget_bytes", "Bytes that are counted against a limit.", "budget")
-        self._budget_limits = series.gauge("budget_limit_bytes", "The limits of `mcp_gateway_budget_bytes`.", "budget")
+        self._budget_bytes = series.gauge("budget_bytes", "Bytes that are counted against a limit.", budget=ANY)
+        self._budget_limits = series.gauge(
+            "budget_limit_bytes", "The limits of `mcp_gateway_budget_bytes`.", budget=ANY
+        )
         self._given_way = series.counter(
-            "budget_given_way_total", "Holders of bytes that gave way because their budget was full.", "budget"
+            "budget_given_way_total",
+            "Holders of bytes that gave way because their budget was full.",
+            budget=ANY,
         )
         self.peer_requests = series.counter(
-            "peer_requests_total", "Requests forwarded to another replica, by outcome.", "outcome", zero=(PeerOutcome,)
+            "peer_requests_total",
+            "Requests forwarded to another replica, by outcome.",
+            zero=True,
+            outcome=PeerOutcome,
         )
-        self._peer_rejections = series.counter(
+        self.peer_rejections = series.counter(
             "peer_rejected_total",
             "Requests on the peer listener that no replica sealed, or that arrived twice.",
-            "reason",
-            zero=(PEER_REASONS,),
+            zero=True,
+            reason=PEER_REASONS,
         )
         self.calls_sent_on = series.counter(
             "calls_sent_on_total", "New calls that this replica sent to another one while it drained."
@@ -201,16 +227,16 @@ class Metrics:
             "worker_restarts_total", "Workers that ended unexpectedly and were restarted."
         )[()]
         self.task_failures = series.counter("task_failures_total", "Unexpected exceptions: each is a bug.")[()]
-        series.gauge("build_info", "The running version.", "version")[version,].set(1)
+        series.gauge("build_info", "The running version.", version=ANY)[version,].set(1)
         # The load of a process that serves clients: `show_load` of the snapshot sets it before the metrics are read.
         self.ready = series.gauge("ready", "1 while /readyz says 200, else 0.")
         self.connections = series.gauge("connections", "Open connections of clients.")
         self.connections_limit = series.gauge("connections_limit", "Maximum of `mcp_gateway_connections`.")
         self.in_flight = series.gauge("requests_in_flight", "Requests whose final message has not been written.")
-        self.sessions_limit = series.gauge("sessions_limit", "Maximum number of upstream sessions.", "route")
-        self.children_limit = series.gauge("children_limit", "Maximum of `mcp_gateway_children`.", "route")
+        self.sessions_limit = series.gauge("sessions_limit", "Maximum number of upstream sessions.", route=ANY)
+        self.children_limit = series.gauge("children_limit", "Maximum of `mcp_gateway_children`.", route=ANY)
         self._certificates = series.gauge(
-            "certificate_expiry_timestamp_seconds", "When a configured certificate expires, by its key.", "key"
+            "certificate_expiry_timestamp_seconds", "When a configured certificate expires, by its key.", key=ANY
         )
         self._load_ok = series.gauge("config_last_reload_successful", "Whether the last reload was applied: 1 or 0.")
         self._load_time = series.gauge(
@@ -224,56 +250,20 @@ class Metrics:
         self.show_budgets()
         return generate_latest(self.series.registry), CONTENT_TYPE_LATEST
 
-    # -- rounds, nested requests, notifications, what passes through, rejections --------------------------------------
-
-    def operation_finished(self, route: str, method: str, version: str, ending: Ending, seconds: float) -> None:
-        """Count one round and its duration; `method` and `version` as the client sent them."""
-        outcome, error = ending
-        times = self._operations.get((route, method, version, outcome, error))
-        if times is None:
-            error = error if error in ERROR_TYPES else OTHER_ERROR
-            times = self._operations[route, bounded(method, METHODS), bounded(version, VERSIONS), outcome, error]
-        times.observe(seconds)
-
-    def downstream_rejected(self, reason: str) -> None:
-        """Count a refused request, by one of `REJECTIONS`."""
-        self._rejections[bounded(reason, REJECTIONS),].inc()
-
     def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
         """Count a request that was passed through, at its end; `seconds` is None for a stream that is not a reply."""
         self._passed[route, era, outcome].inc()
         if seconds is not None:
             self._passing[route, era].observe(seconds)
 
-    def nested_request(self, route: str, method: str, outcome: NestedOutcome) -> None:
-        """Count a step in the life of a nested request."""
-        self._nested[route, bounded(method, NESTED_METHODS), outcome].inc()
-
     def notification(self, route: str, method: str, *, forwarded: bool) -> None:
         """Count an upstream notification, by its method."""
-        kind = bounded(method, NOTIFICATIONS).removeprefix("notifications/")
-        self._notifications[route, kind, "forwarded" if forwarded else "dropped"].inc()
-
-    def notifications_dropped(self, route: str, number: int) -> None:
-        """Count notifications that were dropped because the client read too slowly."""
-        self._notifications[route, OTHER, "dropped"].inc(number)
-
-    # -- parked calls, their retries, their states --------------------------------------------------------------------
+        self.notifications[route, method.removeprefix("notifications/"), "forwarded" if forwarded else "dropped"].inc()
 
     def call_released(self, route: str, seconds: float) -> None:
         """Remove a parked call, which was resumed or expired after `seconds`."""
         self.held_calls[route,].inc(-1)
         self._hold_times[route,].observe(seconds)
-
-    def state_rejected(self, reason: str) -> None:
-        """Count a requestState that was not accepted, by one of `STATE_REASONS`."""
-        self._state_rejections[bounded(reason, STATE_REASONS),].inc()
-
-    # -- what outlives a call -----------------------------------------------------------------------------------------
-
-    def session_refused(self, route: str, limit: str) -> None:
-        """Count a request that got no session, by a `SessionLimit`."""
-        self._refused[route, bounded(limit, _LIMITS)].inc()
 
     def sessions_by_state(self, route: str) -> dict[SessionState | None, Count]:
         """Return the counts that a session of a route moves between; that of None, before and after, is not shown."""
@@ -281,29 +271,12 @@ class Metrics:
 
     def sessions(self, route: str) -> dict[str, int]:
         """Return a route's sessions by state."""
-        return {state.value: self._sessions.value(route, state) for state in SessionState}
-
-    # -- upstreams ----------------------------------------------------------------------------------------------------
-
-    def call_answered(self, route: str, method: str, ending: Ending, seconds: float) -> None:
-        """Count an upstream call that has its answer, with the time that the upstream took for it."""
-        _, error = ending
-        times = self._calls.get((route, method, error))
-        if times is None:
-            error = error if error in ERROR_TYPES else OTHER_ERROR
-            times = self._calls[route, bounded(method, METHODS), error]
-        times.observe(seconds)
-
-    def upstream_failed(self, route: str, kind: str) -> None:
-        """Count a failure, by one of `UPSTREAM_FAILURES`."""
-        self._failures[route, bounded(kind, UPSTREAM_FAILURES)].inc()
+        return {state.value: int(self._sessions[route, state].value) for state in SessionState}
 
     def child_ended(self, route: str, *, asked: bool) -> None:
         """Remove a child whose processes have all ended; a child that was not asked to end has failed."""
         self.children[route,].inc(-1)
-        self._children_ended[route, "asked" if asked else "unasked"].inc()
-
-    # -- the process among its peers ----------------------------------------------------------------------------------
+        self.children_ended[route, "asked" if asked else "unasked"].inc()
 
     def config_loaded(self, *, applied: bool = True) -> None:
         """Show the load of the configuration, and its time, where clients are served."""
@@ -338,7 +311,3 @@ class Metrics:
             self._budget_bytes[budget,].set(status.used)
             self._budget_limits[budget,].set(status.limit)
             self._given_way[budget,].set(status.given_way)
-
-    def peer_rejected(self, reason: str) -> None:
-        """Count a request on the peer listener that was refused, by one of `PEER_REASONS`."""
-        self._peer_rejections[bounded(reason, PEER_REASONS),].inc()

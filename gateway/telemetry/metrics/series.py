@@ -7,16 +7,21 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, product
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.telemetry.metrics.labels import OTHER, OTHER_ERROR
+
 DURATIONS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """The buckets of OpenTelemetry's conventions for MCP."""
-Zero = tuple[Iterable[str], ...]
-"""The values of each label but `route` that are shown before the first step."""
+ANY: Final = None
+"""In place of the values of a label: the program or its configuration chooses them."""
+Values = Iterable[str] | None
+Zero = bool | tuple[Iterable[str], ...]
+"""Whether the series are shown before the first step, or only those of some values of each label but `route`."""
 
 
 class Count:
@@ -35,73 +40,68 @@ class Count:
         """Replace the value."""
         self.value = value
 
-
-class Counts(dict[tuple[str, ...], Count]):
-    """The series of a counter or a gauge, by the values of its labels."""
-
-    def __init__(
-        self, kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, labels: tuple[str, ...]
-    ) -> None:
-        super().__init__()
-        self._kind, self._name, self._text, self._labels = kind, name, text, labels
-
-    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return the family without a sample; the library takes long, and not every process is asked."""
-        return self._kind(self._name, self._text, labels=self._labels)
-
-    def __missing__(self, values: tuple[str, ...]) -> Count:
-        count = self[values] = Count()
-        return count
-
-    def value(self, *values: str) -> int:
-        """Return the whole number of one series, which does not begin with that."""
-        count = self.get(values)
-        return 0 if count is None else int(count.value)
-
-    def collected(self) -> Metric:
-        """Return the family with a sample of each series."""
-        family = self.family()
-        for values, count in self.items():
-            family.add_metric(values, count.value)
-        return family
+    def show(self, family: Any, values: tuple[str, ...]) -> None:
+        """Add a sample to the library's family."""
+        family.add_metric(values, self.value)
 
 
 class Times:
     """One series of a histogram."""
 
-    __slots__ = ("_bounds", "_first", "counts", "sum")
+    __slots__ = ("_bounds", "_counts", "_first", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._first = bounds, bounds[0]
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
 
     def observe(self, number: float) -> None:
         """Count one observation."""
-        self.counts[0 if number <= self._first else bisect_left(self._bounds, number)] += 1
-        self.sum += number
+        self._counts[0 if number <= self._first else bisect_left(self._bounds, number)] += 1
+        self._sum += number
+
+    def show(self, family: Any, values: tuple[str, ...]) -> None:
+        """Add the samples to the library's family."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family.add_metric(values, [*zip(names, accumulate(self._counts), strict=True)], self._sum)
 
 
-class Histogram(dict[tuple[str, ...], Times]):
-    """The series of a histogram, by the values of its labels."""
+S = TypeVar("S", Count, Times)
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> None:
+
+class Family(dict[tuple[str, ...], S]):
+    """The series of one metric, by the values of its labels.
+
+    A value that is not among those of its label becomes `other`: clients and upstreams make no series.
+    """
+
+    def __init__(
+        self, kind: type[Metric], name: str, text: str, labels: dict[str, Values], bounds: Sequence[float] = ()
+    ) -> None:
+        """`bounds` are the upper bounds of a histogram's buckets."""
         super().__init__()
-        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+        self._kind, self._name, self._text, self._bounds = kind, name, text, bounds
+        self._known = {label: None if known is None else frozenset(known) for label, known in labels.items()}
 
-    def family(self) -> HistogramMetricFamily:
-        """Return the family without a sample, as `Counts` does."""
-        return HistogramMetricFamily(self._name, self._text, labels=self._labels)
+    def __missing__(self, values: tuple[str, ...]) -> S:
+        found = tuple(
+            value if known is None or value in known else OTHER_ERROR if label == "error_type" else OTHER
+            for value, (label, known) in zip(values, self._known.items(), strict=True)
+        )
+        if found != values:
+            return self[found]
+        series = self[values] = cast("S", Times(self._bounds) if self._bounds else Count())
+        return series
 
-    def __missing__(self, values: tuple[str, ...]) -> Times:
-        times = self[values] = Times(self._bounds)
-        return times
+    def family(self) -> Any:
+        """Return the library's family without a sample; that takes long, and not every process is asked."""
+        return self._kind(self._name, self._text, labels=tuple(self._known))  # type: ignore[call-arg]
 
     def collected(self) -> Metric:
-        """Return the family with the samples of each series."""
-        family, names = self.family(), [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for values, times in self.items():
-            family.add_metric(values, [*zip(names, accumulate(times.counts), strict=True)], times.sum)
+        """Return the library's family with the samples of each series."""
+        family: Metric = self.family()
+        for values, series in self.items():
+            series.show(family, values)
         return family
 
 
@@ -109,8 +109,8 @@ class Series(Collector):
     """The series of one registry, in the order in which they were declared."""
 
     def __init__(self) -> None:
-        self.declared: list[Counts | Histogram] = []
-        self._of_routes: list[tuple[Counts, Zero]] = []
+        self.declared: list[Family[Count] | Family[Times]] = []
+        self._of_routes: list[tuple[Family[Count], tuple[Iterable[str], ...]]] = []
         self._routes: dict[str, None] = {}
         """Those whose series are created at the next reading: they are hundreds, and not every process is asked."""
 
@@ -136,32 +136,29 @@ class Series(Collector):
         """Show the series of a route from zero on: otherwise an alert misses a counter's first step."""
         self._routes[route] = None
 
-    def counter(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
-        """Declare a counter; `zero` shows its series from zero on."""
-        return self._declare(CounterMetricFamily, name, text, labels, zero)
+    def counter(self, name: str, text: str, /, *, zero: Zero = False, **labels: Values) -> Family[Count]:
+        """Declare a counter, with the values of each label."""
+        return self._declare(CounterMetricFamily, name, text, zero, labels)
 
-    def gauge(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+    def gauge(self, name: str, text: str, /, *, zero: Zero = False, **labels: Values) -> Family[Count]:
         """Declare a gauge, as `counter` does."""
-        return self._declare(GaugeMetricFamily, name, text, labels, zero)
+        return self._declare(GaugeMetricFamily, name, text, zero, labels)
 
     def _declare(
-        self,
-        kind: type[CounterMetricFamily | GaugeMetricFamily],
-        name: str,
-        text: str,
-        labels: tuple[str, ...],
-        zero: Zero | None,
-    ) -> Counts:
-        series = Counts(kind, f"mcp_gateway_{name}", text, labels)
+        self, kind: type[Metric], name: str, text: str, zero: Zero, labels: dict[str, Values]
+    ) -> Family[Count]:
+        series: Family[Count] = Family(kind, f"mcp_gateway_{name}", text, labels)
         self.declared.append(series)
-        if zero is not None and labels[0] == "route":
-            self._of_routes.append((series, zero))
-        elif zero is not None:
-            _ = [series[values] for values in product(*zero)]
+        if zero:
+            shown = tuple(filter(None, labels.values())) if isinstance(zero, bool) else zero
+            if "route" in labels:
+                self._of_routes.append((series, shown))
+            else:
+                _ = [series[values] for values in product(*shown)]
         return series
 
-    def histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> Histogram:
+    def histogram(self, name: str, text: str, bounds: Sequence[float], /, **labels: Values) -> Family[Times]:
         """Declare a histogram under its whole name, with the upper bounds of its buckets."""
-        histogram = Histogram(name, text, labels, bounds)
-        self.declared.append(histogram)
-        return histogram
+        series: Family[Times] = Family(HistogramMetricFamily, name, text, labels, bounds)
+        self.declared.append(series)
+        return series

@@ -133,7 +133,7 @@ class ModernStdio:
             self._respond(message)
         elif isinstance(message.id, Raw):
             # A modern server sends none.
-            self._metrics.nested_request(self._route, message.method, NestedOutcome.UNSOLICITED)
+            self._metrics.nested_requests[self._route, message.method, NestedOutcome.UNSOLICITED].inc()
         else:
             self._notify(message.method, message.params)
 

@@ -30,7 +30,7 @@ def in_sources(pattern: str) -> set[str]:
 
 def test_the_upstream_failures_are_the_reasons_of_the_errors_and_those_counted_by_name() -> None:
     reasons = {kind.reason for kind in subclasses(UpstreamError) - {UpstreamError}}
-    assert reasons | in_sources(r'upstream_failed\([^"()]+, "(\w+)"\)') == set(UPSTREAM_FAILURES)
+    assert reasons | in_sources(r'upstream_failures\[[^"\[\]]+, "(\w+)"\]') == set(UPSTREAM_FAILURES)
 
 
 def test_the_rejections_are_those_of_the_errors() -> None:

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry import (
     COMPLETE,
+    OTHER,
     Ending,
     Metrics,
     NestedOutcome,
@@ -25,36 +26,36 @@ ODD = Ending(Outcome.REJECTED, "odd")
 COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
     # (what happens twice, the samples that it adds each time, without their prefix mcp_gateway_)
     (
-        lambda metrics: metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03),
+        lambda metrics: metrics.operations["/mcp", "tools/call", "2026-07-28", *COMPLETE].observe(0.03),
         {
             'mcp_server_operation_duration_seconds{error_type="",method="tools/call",outcome="complete",'
             'protocol_version="2026-07-28",route="/mcp"}': 0.03
         },
     ),
     (
-        lambda metrics: metrics.operation_finished("/mcp", "odd", "odd", ODD, 0.03),
+        lambda metrics: metrics.operations["/mcp", "odd", "odd", *ODD].observe(0.03),
         {
             'mcp_server_operation_duration_seconds{error_type="_OTHER",method="other",outcome="rejected",'
             'protocol_version="other",route="/mcp"}': 0.03
         },
     ),
     (
-        lambda metrics: metrics.call_answered("/mcp", "tools/call", COMPLETE, 0.03),
+        lambda metrics: metrics.calls["/mcp", "tools/call", COMPLETE.error_type].observe(0.03),
         {'mcp_client_operation_duration_seconds{error_type="",method="tools/call",route="/mcp"}': 0.03},
     ),
     (
-        lambda metrics: metrics.call_answered("/mcp", "tools/call", INVALID, 0.03),
+        lambda metrics: metrics.calls["/mcp", "tools/call", INVALID.error_type].observe(0.03),
         {'mcp_client_operation_duration_seconds{error_type="-32602",method="tools/call",route="/mcp"}': 0.03},
     ),
     (
-        lambda metrics: metrics.call_answered("/mcp", "odd", ODD, 0.03),
+        lambda metrics: metrics.calls["/mcp", "odd", ODD.error_type].observe(0.03),
         {'mcp_client_operation_duration_seconds{error_type="_OTHER",method="other",route="/mcp"}': 0.03},
     ),
     (
-        lambda metrics: metrics.downstream_rejected("header_mismatch"),
+        lambda metrics: metrics.rejections["header_mismatch",].inc(),
         {'downstream_rejected_total{reason="header_mismatch"}': 1},
     ),
-    (lambda metrics: metrics.downstream_rejected("odd"), {'downstream_rejected_total{reason="other"}': 1}),
+    (lambda metrics: metrics.rejections["odd",].inc(), {'downstream_rejected_total{reason="other"}': 1}),
     (
         lambda metrics: metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2),
         {
@@ -67,11 +68,11 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'passed_through_total{era="legacy",outcome="left",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED),
+        lambda metrics: metrics.nested_requests["/mcp", "elicitation/create", NestedOutcome.ASKED].inc(),
         {'nested_requests_total{method="elicitation/create",outcome="asked",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.nested_request("/mcp", "tools/call", NestedOutcome.UNSOLICITED),
+        lambda metrics: metrics.nested_requests["/mcp", "tools/call", NestedOutcome.UNSOLICITED].inc(),
         {'nested_requests_total{method="other",outcome="refused_unsolicited",route="/mcp"}': 1},
     ),
     (
@@ -83,37 +84,40 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'notifications_total{kind="other",outcome="dropped",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.notifications_dropped("/mcp", 2),
+        lambda metrics: metrics.notifications["/mcp", OTHER, "dropped"].inc(2),
         {'notifications_total{kind="other",outcome="dropped",route="/mcp"}': 2},
     ),
     (
         lambda metrics: metrics.call_released("/mcp", 20),
         {'held_calls{route="/mcp"}': -1, 'hold_duration_seconds{route="/mcp"}': 20},
     ),
-    (lambda metrics: metrics.state_rejected("expired"), {'state_rejected_total{reason="expired"}': 1}),
-    (lambda metrics: metrics.state_rejected("odd"), {'state_rejected_total{reason="other"}': 1}),
+    (lambda metrics: metrics.state_rejections["expired",].inc(), {'state_rejected_total{reason="expired"}': 1}),
+    (lambda metrics: metrics.state_rejections["odd",].inc(), {'state_rejected_total{reason="other"}': 1}),
     (
         lambda metrics: metrics.sessions_by_state("/mcp")[SessionState.IDLE].inc(),
         {'sessions{route="/mcp",state="idle"}': 1},
     ),
     (lambda metrics: metrics.sessions_by_state("/mcp")[None].inc(), {}),
     (
-        lambda metrics: metrics.session_refused("/mcp", SessionLimit.RATE),
+        lambda metrics: metrics.sessions_refused["/mcp", SessionLimit.RATE].inc(),
         {'sessions_refused_total{limit="sessions.new_per_second",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.session_refused("/mcp", "sessions.new_per_second"),
+        lambda metrics: metrics.sessions_refused["/mcp", "sessions.new_per_second"].inc(),
         {'sessions_refused_total{limit="sessions.new_per_second",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.session_refused("/mcp", "odd"),
+        lambda metrics: metrics.sessions_refused["/mcp", "odd"].inc(),
         {'sessions_refused_total{limit="other",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.upstream_failed("/mcp", "call_lost"),
+        lambda metrics: metrics.upstream_failures["/mcp", "call_lost"].inc(),
         {'upstream_errors_total{kind="call_lost",route="/mcp"}': 1},
     ),
-    (lambda metrics: metrics.upstream_failed("/mcp", "odd"), {'upstream_errors_total{kind="other",route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.upstream_failures["/mcp", "odd"].inc(),
+        {'upstream_errors_total{kind="other",route="/mcp"}': 1},
+    ),
     (
         lambda metrics: metrics.child_ended("/mcp", asked=True),
         {'children{route="/mcp"}': -1, 'children_ended_total{route="/mcp",why="asked"}': 1},
@@ -124,8 +128,8 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
     ),
     (lambda metrics: metrics.config_reloaded(applied=True), {'config_reloads_total{outcome="applied"}': 1}),
     (lambda metrics: metrics.config_reloaded(applied=False), {'config_reloads_total{outcome="rejected"}': 1}),
-    (lambda metrics: metrics.peer_rejected("replayed"), {'peer_rejected_total{reason="replayed"}': 1}),
-    (lambda metrics: metrics.peer_rejected("odd"), {'peer_rejected_total{reason="other"}': 1}),
+    (lambda metrics: metrics.peer_rejections["replayed",].inc(), {'peer_rejected_total{reason="replayed"}': 1}),
+    (lambda metrics: metrics.peer_rejections["odd",].inc(), {'peer_rejected_total{reason="other"}': 1}),
 ]
 
 
@@ -200,7 +204,7 @@ def test_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
         metrics.client_sessions["/mcp",].inc(change)
         metrics.mirrored_calls["/mcp",].inc(change)
     assert metrics.sessions("/mcp") == {"idle": 1, "busy": 1, "quarantined": 0}
-    assert (metrics.client_sessions.value("/mcp"), metrics.mirrored_calls.value("/mcp")) == (1, 1)
+    assert (metrics.client_sessions["/mcp",].value, metrics.mirrored_calls["/mcp",].value) == (1, 1)
 
 
 def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
@@ -241,13 +245,13 @@ def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -
     metrics = exercised()
     before = len(samples(metrics))
     for odd in (f"{CANARY}/{number}" for number in range(10_000)):
-        metrics.operation_finished("/mcp", odd, odd, Ending(Outcome.REJECTED, odd), 0)
-        metrics.nested_request("/mcp", odd, NestedOutcome.UNSOLICITED)
+        metrics.operations["/mcp", odd, odd, *Ending(Outcome.REJECTED, odd)].observe(0)
+        metrics.nested_requests["/mcp", odd, NestedOutcome.UNSOLICITED].inc()
         metrics.notification("/mcp", odd, forwarded=False)
-        metrics.state_rejected(odd)
-        metrics.peer_rejected(odd)
-        metrics.downstream_rejected(odd)
-        metrics.upstream_failed("/mcp", odd)
+        metrics.state_rejections[odd,].inc()
+        metrics.peer_rejections[odd,].inc()
+        metrics.rejections[odd,].inc()
+        metrics.upstream_failures["/mcp", odd].inc()
     assert len(samples(metrics)) - before <= 24
     assert CANARY not in metrics.render()[0].decode()
 

@@ -1,6 +1,6 @@
 """The series of a registry: what they count without locks is there when they are read."""
 
-from gateway.telemetry.metrics.series import DURATIONS, Series
+from gateway.telemetry.metrics.series import ANY, DURATIONS, Series
 
 
 class Kind:
@@ -9,12 +9,12 @@ class Kind:
     def __init__(self) -> None:
         self.series = series = Series()
         self.plain = series.counter("plain_total", "Without labels.")[()]
-        self.bare = series.counter("bare_total", "Without zeroes.", "route")
-        self.ended = series.counter("ended_total", "By route.", "route", "why", zero=(("asked", "unasked"),))
-        self.refused = series.counter("refused_total", "Without a route.", "reason", zero=(("busy",),))
-        self.open = series.gauge("open", "A gauge of routes.", "route", zero=())
-        self.loose = series.gauge("loose", "A gauge without zeroes.", "route")
-        self.times = series.histogram("mcp_gateway_seconds", "Times.", ("route",), DURATIONS)
+        self.bare = series.counter("bare_total", "Without zeroes.", route=ANY)
+        self.ended = series.counter("ended_total", "By route.", zero=True, route=ANY, why=("asked", "unasked"))
+        self.refused = series.counter("refused_total", "Without a route.", zero=True, reason=("busy",))
+        self.open = series.gauge("open", "A gauge of routes.", zero=True, route=ANY)
+        self.loose = series.gauge("loose", "A gauge without zeroes.", route=ANY)
+        self.times = series.histogram("mcp_gateway_seconds", "Times.", DURATIONS, route=ANY)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.series.registry.get_sample_value(f"mcp_gateway_{name}", labels)
@@ -59,14 +59,13 @@ def test_a_series_with_zeroes_is_there_before_its_first_step() -> None:
     assert kind.value("bare_total", route="/mcp") is kind.value("loose", route="/mcp") is None
 
 
-def test_what_is_only_read_does_not_become_a_series() -> None:
+def test_a_value_that_is_not_in_its_list_is_other() -> None:
     kind = Kind()
-    assert kind.open.value("/mcp") == 0
-    assert kind.value("open", route="/mcp") is None
-    kind.open["/mcp",].inc()
-    assert kind.open.value("/mcp") == kind.value("open", route="/mcp") == 1
-    kind.open["/mcp",].set(7)
-    assert kind.value("open", route="/mcp") == 7
+    for odd in ("busy ", "odd", "odd"):
+        kind.refused[odd,].inc()
+    assert (kind.value("refused_total", reason="other"), list(kind.refused)) == (3, [("busy",), ("other",)])
+    kind.open["/odd",].set(7)
+    assert kind.value("open", route="/odd") == 7
 
 
 def test_the_duration_buckets_are_those_of_the_semantic_conventions() -> None:
