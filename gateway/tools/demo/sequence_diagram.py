@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 WIDEST = 100
-STACKED_BELOW = 80
+NARROWEST = 80
 DETAIL_LINES = 3
 
 Side = Literal["old", "new"]
@@ -67,9 +67,22 @@ def rows(told: Iterable[Message]) -> list[Row]:
 
 
 def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
-    """Return lines for a terminal of this width: two columns, or one if it is too narrow."""
-    width = min(width, WIDEST)
-    lines = _stacked(told, width) if width < STACKED_BELOW else _side_by_side(told, width)
+    """Return lines with a column for each side, for a terminal of this width."""
+    width = min(max(width, NARROWEST), WIDEST)
+    left = (width - 5) // 2
+    right = width - 5 - left
+    lines = [
+        _paint(BOLD, f"{'LEGACY SERVER (2025-11-25)':<{left - 2}}gateway{'MODERN CLIENT (2026-07-28)':>{right}}"),
+        f"{'─' * (left + 2)}┼{'─' * (right + 2)}",
+    ]
+    for row in told:
+        old = row.side == "old"
+        arrow = _paint(YELLOW if old else CYAN, "◀" if row.to_server else "▶")
+        for number, line in enumerate(_wrapped(row, left if old else right)):
+            mark = " " if number else arrow
+            text = _paint(DIM if number else BOLD, line)
+            pad = " " * (left - len(line))
+            lines.append(f"{text}{pad} {mark}│" if old else f"{' ' * (left + 2)}│{mark} {text}")
     return lines if color else [_ESCAPE.sub("", line) for line in lines]
 
 
@@ -125,41 +138,6 @@ def _wrapped(row: Row, width: int) -> list[str]:
             detail, width, initial_indent="  ", subsequent_indent="  ", max_lines=DETAIL_LINES, placeholder="…"
         )
     return lines
-
-
-def _side_by_side(told: Iterable[Row], width: int) -> list[str]:
-    left = (width - 5) // 2
-    right = width - 5 - left
-    lines = [
-        _paint(BOLD, f"{'LEGACY SERVER (2025-11-25)':<{left - 2}}gateway{'MODERN CLIENT (2026-07-28)':>{right}}"),
-        f"{'─' * (left + 2)}┼{'─' * (right + 2)}",
-    ]
-    for row in told:
-        old = row.side == "old"
-        arrow = _paint(_hue(row), "◀" if row.to_server else "▶")
-        for number, line in enumerate(_wrapped(row, left if old else right)):
-            mark = " " if number else arrow
-            text = _paint(DIM if number else BOLD, line)
-            pad = " " * (left - len(line))
-            lines.append(f"{text}{pad} {mark}│" if old else f"{' ' * (left + 2)}│{mark} {text}")
-    return lines
-
-
-def _stacked(told: Iterable[Row], width: int) -> list[str]:
-    lines = []
-    for row in told:
-        party = "server" if row.side == "old" else "client"
-        received = row.to_server == (row.side == "old")
-        direction = f"{'to' if received else 'from'} the {party}"
-        mark = f"{direction:<15} │ "
-        for number, line in enumerate(_wrapped(row, max(width - len(mark), 20))):
-            start = f"{'':{len(mark) - 2}}│ " if number else mark
-            lines.append(_paint(_hue(row), start) + _paint(DIM if number else BOLD, line))
-    return lines
-
-
-def _hue(row: Row) -> str:
-    return YELLOW if row.side == "old" else CYAN
 
 
 def _paint(code: str, text: str) -> str:

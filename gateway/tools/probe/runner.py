@@ -238,8 +238,15 @@ def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
 
 
 def _tell_authorization(exam: ProbeContext) -> None:
-    sent = exam.subject.headers
-    exam.ok("authorization", "the server accepts what was sent" if sent else "nothing sent, nothing required")
+    if not exam.subject.headers:
+        exam.ok("authorization", "nothing sent, nothing required")
+        return
+    exam.ok(
+        "authorization",
+        "the server accepts what was sent",
+        "The gateway forwards each client's own.",
+        "For one value for all clients, set credentials or set_headers on the route.",
+    )
 
 
 def _tell_capabilities(exam: ProbeContext) -> None:

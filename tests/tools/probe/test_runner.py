@@ -36,7 +36,6 @@ async def test_a_dual_era_server_is_told_with_the_symptom_and_the_key(dual: Fake
     assert found.server is not None
     assert (found.server.era, found.server.legacy_sessions) == ("both", True)
     assert era.why.startswith("Modern clients need no gateway")
-    assert "# era: bridge" in (found.configuration or "")
     assert parse(found.configuration or "", "here", {}).routes[0].era == "auto"
 
 
@@ -47,7 +46,6 @@ async def test_the_bridge_is_not_advised_where_the_legacy_side_has_no_sessions(d
     assert check(found, "era").fix.startswith("Set era: mirror on the route if its tools ask")
     assert found.server is not None
     assert (found.server.era, found.server.legacy_sessions) == ("both", False)
-    assert "era: bridge" not in (found.configuration or "")
 
 
 async def test_a_server_that_is_modern_only_needs_no_gateway_and_no_bridge(dual: FakeUpstream) -> None:

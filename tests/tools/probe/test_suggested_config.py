@@ -50,9 +50,8 @@ def test_secrets_are_left_to_variables() -> None:
 
 
 def test_headers_that_were_sent_are_forwarded() -> None:
-    text, config = loaded(Route(upstream=Upstream(url=URL)), ("authorization", "x-tenant"))
+    _, config = loaded(Route(upstream=Upstream(url=URL)), ("authorization", "x-tenant"))
     assert config.routes[0].forward_headers == ("x-tenant",)
-    assert "# credentials: {mode: replace" in text
 
 
 def test_a_transport_is_written_only_where_auto_would_not_find_it() -> None:
@@ -65,46 +64,6 @@ def test_a_slow_handshake_is_given_more_time() -> None:
     slow = structs.replace(OLD, handshake_seconds=6.0)
     assert loaded(Route(upstream=Upstream(url=URL)), server=slow)[1].timeouts.handshake_seconds == 24.0
     assert loaded(Route(upstream=Upstream(url=URL)))[1].timeouts.handshake_seconds == 10.0
-
-
-@pytest.mark.parametrize(
-    ("server", "is_advised"),
-    [
-        (OLD, True),
-        (structs.replace(OLD, ephemeral_tools=3), False),
-        (structs.replace(OLD, event_store=True), False),
-        (structs.replace(OLD, sessions=False), False),
-        (structs.replace(OLD, era="modern"), False),
-    ],
-)
-def test_patterns_are_advised_where_they_would_save_a_call(server: Server, *, is_advised: bool) -> None:
-    text, config = loaded(Route(upstream=Upstream(url=URL)), server=server)
-    assert ("# ephemeral:" in text) == is_advised
-    assert config.routes[0].ephemeral == ()
-
-
-@pytest.mark.parametrize(("legacy_sessions", "is_named"), [(True, True), (False, False), (None, False)])
-def test_the_bridge_is_named_where_it_may_help(*, legacy_sessions: bool | None, is_named: bool) -> None:
-    both = structs.replace(
-        OLD, era="both" if legacy_sessions is not None else "modern", legacy_sessions=legacy_sessions
-    )
-    text, config = loaded(Route(upstream=Upstream(url=URL)), server=both)
-    assert ("    # era: bridge\n" in text) == is_named
-    assert config.routes[0].era == "auto", "only a call would show whether it is needed"
-    assert parse(text.replace("# era: bridge", "era: bridge"), "here", {}).routes[0].era == (
-        "bridge" if is_named else "auto"
-    )
-    assert parse(text.replace("# era: mirror", "era: mirror"), "here", {}).routes[0].era == (
-        "mirror" if legacy_sessions is not None else "auto"
-    ), "the mirror may help whatever the legacy side can do"
-
-
-@pytest.mark.parametrize("optional", [0, 2])
-def test_tools_that_support_tasks_may_be_driven(optional: int) -> None:
-    text, _ = loaded(Route(upstream=Upstream(url=URL)), server=structs.replace(OLD, optional_task_tools=optional))
-    assert ("    # tasks: {optional: drive}\n" in text) == (optional > 0)
-    driven = parse(text.replace("# tasks: {", "tasks: {"), "here", {}).routes[0].tasks.optional
-    assert driven == ("drive" if optional else "plain")
 
 
 def test_arguments_that_look_like_secrets_are_left_to_variables() -> None:

@@ -23,43 +23,8 @@ def snippet(server: Server, route: Route, sent: Sequence[str], handshake_seconds
     """Return YAML that `mrtr-gateway check` accepts; `sent` holds the names of the headers given to the probe."""
     lines = ["# mrtr-gateway serve --config gateway.yaml", "routes:", "  - path: /mcp", "    upstream:"]
     lines += _upstream(server, route, needs_sse=needs_sse)
-    if server.legacy_sessions:
-        lines += [
-            "    # If a tool that asks the user fails with `no back-channel` or `unavailable on",
-            "    # 2026-07-28 connections`, give modern clients the legacy side of the server:",
-            "    # era: bridge",
-        ]
-    if server.legacy_sessions is not None:
-        lines += [
-            "    # If it fails for legacy clients, with `Handler returned an invalid result` or",
-            "    # `per-request legacy serving`, give them the modern side of the server:",
-            "    # era: mirror",
-        ]
-    if server.optional_task_tools:
-        lines += [
-            "    # If a tool that supports tasks asks its user and fails after 60 s, run it as one:",
-            "    # tasks: {optional: drive}",
-        ]
-    names = [name.lower() for name in sent]
-    if _AUTHORIZATION in names and route.upstream.command is None:
-        lines += [
-            "    # The probe sent Authorization; the gateway forwards each client's own.",
-            "    # To use one credential for all clients instead:",
-            "    # credentials: {mode: replace, token_file: /run/secrets/upstream-token}",
-        ]
-    if others := [name for name in names if name != _AUTHORIZATION]:
-        lines += [
-            "    # The probe sent these; the gateway forwards each client's own.",
-            "    # For one value for all clients, use set_headers.",
-            f"    forward_headers: {_text(others)}",
-        ]
-    is_held = server.era == "old" and server.sessions and not server.event_store
-    if is_held and server.tools > server.ephemeral_tools:
-        lines += [
-            "    # Tools that may run twice, besides those that declare it. Their calls",
-            "    # survive the death of the replica that holds them.",
-            '    # ephemeral: ["get_*"]',
-        ]
+    if others := [name for name in map(str.lower, sent) if name != _AUTHORIZATION]:
+        lines.append(f"    forward_headers: {_text(others)}")
     if server.handshake_seconds > handshake_seconds * _SLOW_PART:
         wanted = round(server.handshake_seconds * _HEADROOM)
         lines += [
