@@ -331,11 +331,6 @@ class Child(asyncio.BaseProtocol):
 
     # -- end ----------------------------------------------------------------------------------------------------
 
-    def close_input(self) -> None:
-        """Send it nothing more; most servers then answer what they have begun, and exit."""
-        self.asked = True
-        self._stdin.close()
-
     def end(self) -> None:
         """Close it in the background."""
         self._tasks.spawn(self.close(), "close session")

@@ -15,7 +15,7 @@ from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.front import LegacyFront, beginning
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
-from gateway.mirror.fallback import FallbackBackend
+from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.streamable.front import Mirror
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
@@ -150,14 +150,11 @@ class LegacyRouting:
     async def _mirrored(self, front: Front | None, at: Arrival) -> Response:
         """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
         if front == "sse":
-            return await self.front.begin(front, at, self.mirror.connect(at))
+            return await self.front.begin(front, at, partial(MirrorBackend, self.mirror.server(at)))
         at.live.process.metrics.passed(at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
         return await self.mirror.serve(at)
 
     def _connect(self, at: Arrival) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
-        live = at.live
-        relay = partial(SessionRelay, live)
-        if live.route.era == "bridge" or live.upstream.stdio is not None:
-            return relay
-        return partial(FallbackBackend, live, relay, self.mirror.connect(at))
+        is_decided = at.live.route.era == "bridge" or at.live.upstream.stdio is not None
+        return partial(SessionRelay, at.live, mirror_of=None if is_decided else self.mirror.server(at))

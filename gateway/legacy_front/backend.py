@@ -53,9 +53,6 @@ class ClientLink(Protocol):
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error; over HTTP with its status and headers, if the reply has not begun."""
 
-    def passed_on(self, request: RequestId) -> None:
-        """The server has read a request, and nothing of it is kept for it."""
-
     def forget(self, request: RequestId) -> None:
         """A request that the client has cancelled gets no response."""
 

@@ -214,11 +214,6 @@ class FrontSession:
         self._close_request(request)
         self._finish(stream, FinalMessage(error_response(request, error), cause=error))
 
-    def passed_on(self, request: RequestId) -> None:
-        """See `backend.ClientLink`."""
-        if request in self._open:
-            self._open[request].weight.change(0)
-
     def forget(self, request: RequestId) -> None:
         """See `backend.ClientLink`."""
         if request in self._open:

@@ -65,6 +65,10 @@ class MirrorBackend:
             if found is not None:
                 found[0].respond(found[1], answer_of(opened), message.headers)
 
+    async def greet(self, id_: RequestId, message: ClientMessage) -> None:
+        """Serve `initialize`, and return once it is answered; raises as `receive`."""
+        await self._answered(id_, self._greeting(message))
+
     async def close(self) -> None:
         """See `Backend`."""
         self.is_closed = True
@@ -78,11 +82,7 @@ class MirrorBackend:
     def _request(self, id_: RequestId, message: ClientMessage) -> None:
         method, headers, changes = message.opened.method, message.headers, self._changes
         if method == mcp.INITIALIZE:
-            if self._is_greeted:
-                raise InvalidRequest("The session is initialized already; a new one needs a new connection")
-            profile = of_initialize(params_of(message.opened))
-            self._is_greeted = True
-            self._spawn(id_, self._initialize(profile, headers))
+            self._spawn(id_, self._greeting(message))
         elif method == mcp.PING:
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif changes is None:
@@ -113,6 +113,14 @@ class MirrorBackend:
             return
         if not self.is_closed:
             self.link.send(jsonrpc.result(id_, result), id_)
+
+    def _greeting(self, message: ClientMessage) -> Coroutine[None, None, bytes]:
+        """What serves `initialize`; raises InvalidRequest or InvalidParams."""
+        if self._is_greeted:
+            raise InvalidRequest("The session is initialized already; a new one needs a new connection")
+        profile = of_initialize(params_of(message.opened))
+        self._is_greeted = True
+        return self._initialize(profile, message.headers)
 
     async def _initialize(self, profile: Profile, headers: Headers) -> bytes:
         try:

@@ -1,17 +1,23 @@
-"""A legacy host that a backend serves, line by line."""
+"""A legacy host that a backend serves, line by line: the relay to its server, or the mirror."""
 
-from collections.abc import Callable
+import asyncio
 from typing import Final
 
 from msgspec import Raw
 
 from gateway.http.outbox import error_response
-from gateway.legacy_front.backend import Backend, ClientMessage, Connect, cancelled
+from gateway.legacy_front.backend import ClientMessage, cancelled
+from gateway.mirror.call_rounds import CallServer
+from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.server_client import server_of
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
-from gateway.runtime.call_bytes import CallBytes, Weight
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.call_bytes import Weight  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.stdio_front.host import HOST, Host
+from gateway.transport_relay.session_relay import SessionRelay
 
 _MAX_ASKED: Final = 256
 """Open questions that are counted; beyond them, a request that asks counts as one that is worked on."""
@@ -20,23 +26,33 @@ _MAX_ASKED: Final = 256
 class LegacyHost:
     """The one session of a legacy host; the link of its backend."""
 
-    def __init__(self, host: Host, connect: Connect, ended: Callable[[], None], calls: CallBytes) -> None:
-        """`ended` is called when the backend ends the session."""
-        self._calls = calls
+    def __init__(self, host: Host, live: LiveRoute, over: asyncio.Future[None]) -> None:
+        """`over` is done when the backend ends the session."""
+        self._calls = live.process.calls
         self._host = host
-        self._ended = ended
+        self._over = over
         self._open: dict[RequestId, Weight] = {}
         """The requests that are not answered yet."""
         self._cancelled: set[RequestId] = set()
         """Open requests that the host has given up; their responses may come all the same."""
         self._asked: dict[RequestId, RequestId] = {}
         """Open questions by id, each with the open request that it is about."""
-        self._backend: Backend = connect(self)
+        server, era = CallServer(live, server_of(live), ToolCatalog(), (live.route.path, HOST)), live.route.era
+        self._backend: SessionRelay | MirrorBackend = (
+            MirrorBackend(server, self)
+            if era == "mirror"
+            else SessionRelay(live, self, mirror_of=server if era == "auto" else None)
+        )
 
     @property
     def is_busy(self) -> bool:
         """Whether a request of the host is worked on, and does not wait for an answer of the host."""
         return bool(self._open.keys() - set(self._asked.values()) - self._cancelled)
+
+    async def room(self, size: int) -> None:
+        """Wait until a message of this size can be taken."""
+        if isinstance(self._backend, SessionRelay):
+            await self._backend.room(size)
 
     def receive(self, message: ClientMessage) -> None:
         """Take one message of the host."""
@@ -78,11 +94,6 @@ class LegacyHost:
         """Answer a request with an error."""
         self.send(error_response(request, error), request)
 
-    def passed_on(self, request: RequestId) -> None:
-        """Weigh a request no more."""
-        if request in self._open:
-            self._open[request].change(0)
-
     def forget(self, request: RequestId) -> None:
         """Count a request as answered."""
         if request in self._open:
@@ -96,7 +107,8 @@ class LegacyHost:
         for id_ in sorted(self._open):
             self._host.send(jsonrpc.failure(id_, error))
         self._release_all()
-        self._ended()
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _release_all(self) -> None:
         for weight in self._open.values():

@@ -15,6 +15,8 @@ _SHORTEST_PART: Final = 8
 """A shorter value may be in a secret by chance."""
 _ALWAYS_SECONDS: Final = 86_400.0
 _SETTLE_SECONDS: Final = 1.5
+_START_SECONDS: Final = 55.0
+"""A command may have to be downloaded before it starts (npx, uvx), and hosts wait for about a minute."""
 _SESSIONS: Final = 64
 """A subscription is a session too; all of them share one child."""
 
@@ -38,7 +40,13 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
             ),
             sessions=structs.replace(route.sessions, affinity="principal", idle_seconds=_ALWAYS_SECONDS),
         )
-        config = structs.replace(config, sessions=structs.replace(config.sessions, quarantine_seconds=_SETTLE_SECONDS))
+        config = structs.replace(
+            config,
+            sessions=structs.replace(config.sessions, quarantine_seconds=_SETTLE_SECONDS),
+            timeouts=structs.replace(
+                config.timeouts, handshake_seconds=max(config.timeouts.handshake_seconds, _START_SECONDS)
+            ),
+        )
     if era is not None:
         route = structs.replace(route, era=era)
     key = world.token_hex(32)

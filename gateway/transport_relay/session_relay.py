@@ -1,35 +1,57 @@
-"""One client session on its way to a legacy server that speaks another transport.
+"""One client session on its way to a legacy server that speaks another transport, or to the child of a host.
 
 Rule 1: one upstream session per client session, opened by the client's `initialize`. Rule 2: messages pass unchanged,
 in the order in which they came. Rule 3: when the upstream session ends, so does the client's. Rule 4: the upstream is
-never told of the end of a session in which a call may still run; each such call is cancelled instead.
+never told of the end of a session in which a call may still run; each such call is cancelled instead. Rule 5: a server
+that refuses `initialize` because it is modern is mirrored from then on: nothing else tells such a server from one that
+speaks both protocols.
 """
 
 import asyncio
 from collections import deque
 from contextlib import suppress
+from typing import Final
 
 from msgspec import Raw
 
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.legacy_front.session import negotiated
+from gateway.mirror.call_rounds import CallServer
+from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.server_client import is_modern
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.protocol.errors import (
+    Busy,
+    CallLost,
+    GatewayError,
+    InvalidRequest,
+    Refused,
+    SessionLost,
+    UpstreamError,
+)
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.pieces import Turn
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+from gateway.upstream.stdio import StdioChannel
 
 log = get_logger()
+
+_MESSAGE_BYTES: Final = 512
+"""What a message that waits costs besides its text."""
 
 
 class SessionRelay(SideListener):
     """The backend of one session; it implements `backend.Backend`."""
 
-    def __init__(self, live: LiveRoute, link: ClientLink) -> None:
+    def __init__(self, live: LiveRoute, link: ClientLink, mirror_of: CallServer | None = None) -> None:
+        """`mirror_of` is the server as a modern one, if it may turn out to be that."""
         self._live = live
+        self._mirror_of = mirror_of
+        self._mirror: MirrorBackend | None = None
+        """Once the server has refused `initialize`, and proved to be modern."""
         self._link = link
         self._tasks = live.process.tasks
         self._channel: Channel | None = None
@@ -52,8 +74,11 @@ class SessionRelay(SideListener):
 
     def receive(self, message: ClientMessage) -> None:
         """See `backend.Backend`."""
-        limit = self._live.config.limits.body_bytes
-        if self._waiting and self._waiting_bytes + len(message.data) > limit:
+        if self._mirror is not None and self._sender is None:
+            self._mirror.receive(message)
+            return
+        size = len(message.data)
+        if self._waiting and not self._has_room(size):
             raise Busy(
                 "The server does not read the messages of this session: more than limits.body_bytes of them wait; "
                 "send this one again later",
@@ -61,9 +86,17 @@ class SessionRelay(SideListener):
             )
         self._headers = message.headers
         self._waiting.append(message)
-        self._waiting_bytes += len(message.data)
+        self._waiting_bytes += size + _MESSAGE_BYTES
         if self._sender is None:
             self._sender = self._tasks.start(self._send_all(), "relay to upstream")
+
+    def _has_room(self, size: int) -> bool:
+        return self._waiting_bytes + size <= self._live.config.limits.body_bytes
+
+    async def room(self, size: int) -> None:
+        """Wait until a message of this size can be taken."""
+        if self._sender is not None and not self._has_room(size):
+            _ = await asyncio.wait((self._sender,))
 
     async def _send_all(self) -> None:
         """Send the messages that wait, one after another."""
@@ -71,21 +104,37 @@ class SessionRelay(SideListener):
             turn = Turn()
             while self._waiting:
                 message = self._waiting.popleft()
-                self._waiting_bytes -= len(message.data)
-                if self._channel is None:
-                    await self._initialize(message)
-                else:
+                self._waiting_bytes -= len(message.data) + _MESSAGE_BYTES
+                if self._channel is not None:
                     await self._send(self._channel, message)
+                else:
+                    await self._send_early(message)
+                del message  # the next one may come much later
                 await turn.give_way()
         finally:
             self._sender = None
 
-    async def _initialize(self, message: ClientMessage) -> None:
+    async def _send_early(self, message: ClientMessage) -> None:
+        """Send `initialize`, or a message to the mirror."""
+        request = message.request_id
+        try:
+            if self._mirror is not None:
+                self._mirror.receive(message)
+            elif request is not None:
+                if message.opened.method != mcp.INITIALIZE:
+                    raise InvalidRequest("The first message of a session must be `initialize`")
+                error = await self._initialize(request, message)
+                if error is not None:
+                    await self._refused(request, message, error)
+        except GatewayError as exc:
+            if request is not None:
+                self._refuse(request, exc)
+
+    async def _initialize(self, request: RequestId, message: ClientMessage) -> GatewayError | None:
         """Open the upstream session, and the stream for its messages, before the client gets the answer."""
-        request, seconds = message.request_id, self._live.config.timeouts.handshake_seconds
-        if request is None:
-            return  # a notification before `initialize`
-        channel = self._live.upstream.pool.connect()
+        seconds, stdio = self._live.config.timeouts.handshake_seconds, self._live.upstream.stdio
+        # A process of its own, also where the sessions of modern requests share one.
+        channel = self._live.upstream.pool.connect() if stdio is None else StdioChannel(stdio.launcher)
         try:
             async with asyncio.timeout(seconds):
                 channel, result = await channel.open(message.data, message.headers)
@@ -96,13 +145,22 @@ class SessionRelay(SideListener):
             error = pool_errors.handshake_failed(exc, self._live.route, seconds)
             if not isinstance(error, GatewayError):
                 raise
-            self._fail(request, error)
-            if not isinstance(error, Refused):
-                self._link.ended()
-            return
+            return error
         self._channel = channel
         self._live.upstream.health.ok()
         self._link.send(jsonrpc.result(request, result), request)
+        return None
+
+    async def _refused(self, request: RequestId, message: ClientMessage, error: GatewayError) -> None:
+        """Go on with the mirror if the server is modern; else the session is over, unless the client may sign in."""
+        may_sign_in, server = isinstance(error, Refused), self._mirror_of
+        if server is not None and not may_sign_in and await is_modern(self._live, message.headers):
+            self._mirror = MirrorBackend(server, self._link)
+            await self._mirror.greet(request, message)  # until then, it serves no other request
+            return
+        self._refuse(request, error)
+        if not may_sign_in:
+            self._link.ended()
 
     async def _send(self, channel: Channel, message: ClientMessage) -> None:
         request = message.request_id
@@ -220,7 +278,7 @@ class SessionRelay(SideListener):
 
     def _lost(self, error: UpstreamError) -> None:
         """The upstream session has ended, so the client's ends too."""
-        if self._is_closed:
+        if self._is_closed or self._mirror is not None:
             return
         log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
         requests = [*self._open, *(message.request_id for message in self._waiting)]
@@ -244,6 +302,8 @@ class SessionRelay(SideListener):
         for task in (*self._calls.values(), self._sender):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
+        if self._mirror is not None:
+            await self._mirror.close()
         if self._channel is None:
             return
         try:

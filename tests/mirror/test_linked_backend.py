@@ -40,9 +40,6 @@ class FakeLink:
     def refuse(self, request: bytes, error: GatewayError) -> None:
         self.refused.append((request, error))
 
-    def passed_on(self, request: bytes) -> None:
-        """Nothing is weighed."""
-
     def forget(self, request: bytes) -> None:
         self.forgotten.append(request)
 

@@ -3,45 +3,51 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from unittest.mock import Mock
+from typing import Any, Final
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec import Raw
 
-from gateway.config import InForce
+from gateway.config import InForce, Limits, Route, Timeouts, Upstream
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.call_bytes import CallBytes
+from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.legacy_host import LegacyHost
+from gateway.telemetry import Metrics
 from tests.support import host
+from tests.support.fake_child import FakeChild, FakeLauncher
+from tests.support.fake_server import fake_live
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.memory import left_by
 from tests.support.stand import Start
 from tests.support.workbench import eventually
 
-
-def test_two_open_requests_cannot_have_the_same_id() -> None:
-    host, backend = Mock(), Mock()
-    legacy = LegacyHost(host, lambda _: backend, Mock(), CallBytes(InForce(1000), InForce(1000)))
-    for id_ in ('"a"', '"\\u0061"', "1", '"1"'):
-        line = f'{{"jsonrpc":"2.0","id":{id_},"method":"tools/list"}}'.encode()
-        legacy.receive(ClientMessage(line, jsonrpc.message(line)))
-    assert backend.receive.call_count == 3
-    host.send.assert_called_once()
-    refused = jsonrpc.message(host.send.call_args.args[0])
-    assert isinstance(refused.error, Raw)
-    assert jsonrpc.error(refused.error).code == mcp.INVALID_REQUEST
-    assert not isinstance(refused.id, Raw), "it would end the other request"
+GREETING: Final = '{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'
+CALL: Final = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}'
 
 
 class Bench:
-    """A host of which the test knows one open request."""
+    """A host before a relayed server that takes every message and answers none."""
 
-    def __init__(self) -> None:
-        self.calls = CallBytes(InForce(1000), InForce(1000))
-        self.legacy = LegacyHost(Mock(send=lambda _: None), lambda _: Mock(), Mock(), self.calls)
-        self.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
+    def __init__(self, tasks: Tasks) -> None:
+        self.heard: list[bytes] = []
+        self.channel = Mock(answers_apart=False, session_id=None, send=AsyncMock(), close=AsyncMock())
+        self.channel.open = AsyncMock(return_value=(self.channel, Raw(b"{}")))
+        self.channel.listen = AsyncMock()
+        live = fake_live(tasks)
+        live.route.era, live.upstream.stdio, live.upstream.pool.connect.return_value = "bridge", None, self.channel
+        live.config.limits, live.config.timeouts = Limits(), Timeouts()
+        self.calls = live.process.calls = CallBytes(InForce(1000), InForce(1000))
+        self.over = asyncio.get_running_loop().create_future()
+        self.legacy = LegacyHost(Mock(send=self.heard.append), live, self.over)
+
+    async def begin(self) -> None:
+        self.host_says(GREETING)
+        await eventually(lambda: len(self.heard) == 1)
+        self.host_says(CALL)
 
     def host_says(self, line: str) -> None:
         self.legacy.receive(ClientMessage(line.encode(), jsonrpc.message(line.encode())))
@@ -50,8 +56,29 @@ class Bench:
         self.legacy.send(f'{{"jsonrpc":"2.0","id":{id_},"method":"roots/list"}}'.encode(), about)
 
 
-def test_a_request_that_waits_for_an_answer_of_the_host_is_not_worked_on() -> None:
-    bench = Bench()
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    tasks = Tasks(Metrics("test", []))
+    found = Bench(tasks)
+    await found.begin()
+    yield found
+    await found.legacy.end()
+    await tasks.close()
+    assert (tasks.failures, found.calls.used) == (0, 0)
+
+
+async def test_two_open_requests_cannot_have_the_same_id(bench: Bench) -> None:
+    for id_ in ('"a"', '"\\u0061"', "2", '"2"'):
+        bench.host_says(f'{{"jsonrpc":"2.0","id":{id_},"method":"tools/list"}}')
+    _, answer = bench.heard
+    refused = jsonrpc.message(answer)
+    assert isinstance(refused.error, Raw)
+    assert jsonrpc.error(refused.error).code == mcp.INVALID_REQUEST
+    assert not isinstance(refused.id, Raw), "it would end the other request"
+    await eventually(lambda: bench.channel.send.await_count == 4, "the call and three lists")
+
+
+async def test_a_request_that_waits_for_an_answer_of_the_host_is_not_worked_on(bench: Bench) -> None:
     assert bench.legacy.is_busy
     bench.server_asks('"caf\\u00e9"')
     assert not bench.legacy.is_busy
@@ -59,28 +86,27 @@ def test_a_request_that_waits_for_an_answer_of_the_host_is_not_worked_on() -> No
     assert bench.legacy.is_busy
 
 
-def test_the_id_of_a_request_that_gets_no_response_is_free_again() -> None:
-    bench = Bench()
+async def test_the_id_of_a_request_that_gets_no_response_is_free_again(bench: Bench) -> None:
     bench.server_asks("5")
     bench.host_says('{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}')
     bench.legacy.forget(b"1")
     assert bench.calls.used == 0
-    bench.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
+    bench.host_says(CALL)
     assert bench.legacy.is_busy, "its question is forgotten"
     assert bench.calls.used > 0
 
 
-def test_questions_are_remembered_no_longer_than_their_request() -> None:
-    bench = Bench()
+async def test_questions_are_remembered_no_longer_than_their_request(bench: Bench) -> None:
     for number in range(300):
         bench.server_asks(str(number), b"2" if number % 2 else None)
     assert bench.legacy.is_busy, "they are about no open request"
     bench.server_asks("300")
     assert not bench.legacy.is_busy, "and need no room"
-    assert left_by(lambda: [bench.server_asks(str(number)) for number in range(2000)]) < 100_000
+    bench.heard.clear()
+    assert left_by(lambda: [bench.server_asks(str(number)) or bench.heard.clear() for number in range(2000)]) < 100_000
     bench.legacy.send(b'{"jsonrpc":"2.0","id":1,"result":{}}', None)
     assert not bench.legacy.is_busy
-    bench.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
+    bench.host_says(CALL)
     assert bench.legacy.is_busy, "its questions are forgotten"
 
 
@@ -116,3 +142,96 @@ async def test_a_server_behind_a_url_gets_the_credential_and_the_headers_of_the_
     pipes.said.put_nowait(None)
     await running
     await front.close()
+
+
+# -- before a child ---------------------------------------------------------------------------------------------------
+
+
+class SlowLauncher(FakeLauncher):
+    """A FAKE launcher whose child starts when the test says so, and then accepts the handshake if it `accepts`."""
+
+    accepts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start = asyncio.Event()
+
+    async def take(self) -> FakeChild:
+        _ = await self.may_start.wait()
+        child = await super().take()
+        if self.accepts:
+            asyncio.get_running_loop().call_soon(lambda: child.say(id=0, result={}))
+        return child
+
+    @property
+    def read(self) -> list[bytes]:
+        """What its child has read."""
+        return self.children[0].lines if self.children else []
+
+
+class Child:
+    """A host that writes these lines as fast as they are read, before a child."""
+
+    def __init__(self, tasks: Tasks, *lines: str) -> None:
+        self.launcher, self.lines = SlowLauncher(), [*lines]
+        self.heard: list[bytes] = []
+        self.live = fake_live(tasks)
+        self.live.route = Route(upstream=Upstream(), era="bridge")
+        self.live.config.limits, self.live.config.timeouts = Limits(body_bytes=10_000), Timeouts()
+        self.live.process.calls = CallBytes(InForce(1 << 20), InForce(1 << 20))
+        self.live.upstream.stdio = Mock(launcher=self.launcher)
+        host: Any = Mock(lines=self._lines, send=self.heard.append)
+        self.front = StdioFront(host, Mock(), self.live, [])  # type: ignore[arg-type]
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        while self.lines:
+            yield self.lines.pop(0).encode()
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    found = Tasks(Metrics("test"))
+    yield found
+    await found.close()
+
+
+async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks: Tasks) -> None:
+    child = Child(tasks, GREETING, *[CALL.replace("1,", f"{number},") for number in range(1, 100)])
+    running = tasks.start(child.front.run(), "host")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(child.lines) > 50, "the gateway reads no further"
+    child.launcher.may_start.set()
+    await eventually(lambda: len(child.launcher.read) == 100, "everything arrives")
+    await running
+    await child.front.close()
+
+
+async def test_what_the_host_sent_before_its_end_reaches_a_child_that_starts_slowly(tasks: Tasks) -> None:
+    child = Child(tasks, GREETING, CALL)
+    await child.front.run()
+    finishing = tasks.start(child.front.finish(3600), "drain")
+    await asyncio.sleep(0)
+    child.launcher.may_start.set()
+    await eventually(lambda: len(child.launcher.read) == 2)
+    child.launcher.children[0].say(id=1, result={})
+    await finishing
+    assert len(child.heard) == 2
+    await child.front.close()
+    assert child.launcher.children[0].is_closed
+
+
+async def test_a_host_that_has_closed_its_end_does_not_wait_for_a_child_that_died_before_it_answered(
+    tasks: Tasks,
+) -> None:
+    child = Child(tasks, GREETING, CALL)
+    child.launcher.accepts = False
+    child.launcher.may_start.set()
+    await child.front.run()
+    finishing = tasks.start(child.front.finish(3600), "drain")
+    await eventually(lambda: child.launcher.read == [GREETING.encode()])
+    child.launcher.children[0].over.set_result("exit code 1")
+    await asyncio.wait_for(finishing, 5)
+    assert child.front.ended.done()
+    assert b"exit code 1 before it answered `initialize`" in child.heard[0]
+    await child.front.close()

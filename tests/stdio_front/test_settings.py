@@ -76,6 +76,11 @@ def test_a_host_keeps_one_session_for_as_long_as_it_lives() -> None:
     assert route.upstream.warm == 0
 
 
+def test_a_command_of_a_host_may_take_long_to_start_but_a_server_behind_a_url_may_not() -> None:
+    config = parse(TEXT, "test", {})
+    assert [for_host(config, path, {}).timeouts.handshake_seconds for path in ("/a", "/b")] == [55, 10]
+
+
 @pytest.mark.parametrize("era", ["bridge", "mirror"])
 def test_the_era_may_be_given(era: str) -> None:
     (route,) = for_host(for_command(["server"], env={}), None, {}, era).routes

@@ -107,8 +107,6 @@ STORIES: Final[dict[str, Story]] = {
         Client(),
         {
             **dict.fromkeys(PASSED, "progress 1; cut off"),
-            "stdio > stdio": "progress 1; error -32603",
-            "stdio > modern stdio": "progress 1; error -32603",
             "": "progress 1; error call_lost",
         },
     ),
@@ -117,8 +115,6 @@ STORIES: Final[dict[str, Story]] = {
         Client({"name": ADA}),
         {
             **dict.fromkeys(PASSED[1:], "asked name; cut off"),
-            "stdio > stdio": "asked name; error -32603",
-            "stdio > modern stdio": "asked name; error -32603",
             "": "asked name; error call_lost",
         },
         rounds=2,
@@ -128,8 +124,6 @@ STORIES: Final[dict[str, Story]] = {
         Client(),
         {
             "HTTP+SSE > HTTP+SSE": "cut off",
-            "stdio > stdio": "error -32603",
-            "stdio > modern stdio": "error -32603",
             "": "error call_lost",
         },
     ),

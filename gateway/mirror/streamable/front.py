@@ -8,7 +8,6 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 """
 
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -22,10 +21,8 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import Connect
 from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.client_requests import Request, level_of, of_initialize, params_of, request_of, uri_of
-from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
@@ -231,7 +228,6 @@ class Mirror:
 
     # -- the upstream -------------------------------------------------------------------------------------------
 
-    def connect(self, at: Arrival) -> Connect:
-        """Make backends for links that hold their own state."""
-        caller = at.incoming.path, at.caller.principal
-        return partial(MirrorBackend, CallServer(at.live, server_of(at.live), self._shared.catalog, caller))
+    def server(self, at: Arrival) -> CallServer:
+        """The server for a link that holds its own state."""
+        return CallServer(at.live, server_of(at.live), self._shared.catalog, (at.incoming.path, at.caller.principal))

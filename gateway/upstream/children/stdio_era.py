@@ -73,11 +73,6 @@ class StdioEra:
             self._probe = self._tasks.start(probe(), "era probe")
         _ = await asyncio.wait((self._probe,))
 
-    def found_modern(self, child: Child) -> None:
-        """A child has shown in another way that the server is modern; it serves the requests from now on."""
-        self.known = True
-        self.modern.use(child)
-
     def retire(self) -> None:
         """Start no more children ahead, and end the modern one once it has answered its open requests."""
         self.launcher.stop_prestarting()
