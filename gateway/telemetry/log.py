@@ -8,13 +8,12 @@ fills the disk, forges a line or commands the operator's terminal.
 import json
 import logging
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from math import inf
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
@@ -72,51 +71,48 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
     `format`: json, console, or auto (console on a terminal).
     """
     stream = stream or sys.stderr
-    ours: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
-    ]
-    render = _renderer(format, stream)
-    end: list[Processor] = [redact, _in_order, render]
     least = logging.getLevelNamesMapping()[level.upper()]
-    logger: Any = type("JsonLogger", (_JsonLogger,), {name: _method(name, least) for name in _LEVELS})
+    if format == "console" or (format == "auto" and stream.isatty()):
+        trace = structlog.dev.plain_traceback  # rich prints the variables of every frame
+        processors: list[Processor] = [
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
+            redact,
+            _stamp,
+            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=trace),
+        ]
+    else:
+        processors = [_json]
     structlog.configure(
-        processors=ours + end,
-        wrapper_class=logger if render is _json else structlog.make_filtering_bound_logger(least),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    _route_stdlib(least, stream, [structlog.stdlib.add_logger_name, *ours], end)
+    # The records of libraries (aiohttp, asyncio, warnings) get the same form.
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *processors],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=least, force=True)
+    logging.captureWarnings(capture=True)
 
 
-def _in_order(_: object, __: str, line: EventDict) -> EventDict:
-    """Begin each line with its time, its level and its event, where a reader looks first."""
-    first = {key: line.pop(key) for key in ("level", "event") if key in line}
-    return {"timestamp": _now(), **first, **line}  # behind redact, which would search the time for secrets
+def _stamp(_: object, __: str, line: EventDict) -> EventDict:
+    return {"timestamp": _now(), **line}  # behind redact, which would search the time for secrets
 
 
-class _JsonLogger:
-    """Does all of that at once, because each call that asks is logged; structlog's own logger copies the fields."""
+def _json(_: object, level: str, line: EventDict) -> str:
+    """Write a line at once, with its time, its level and its event first: each call that asks is logged.
 
-    def __init__(self, logger: structlog.WriteLogger, **_: object) -> None:
-        self.write = logger.msg
-
-
-def _method(name: str, least: int) -> Callable[..., None]:
-    level = _LEVELS[name]
-
-    def say(self: _JsonLogger, event: str, **line: object) -> None:
-        if name == "exception":
-            _ = line.setdefault("exc_info", True)
-        self.write(_json_at_once(level, event, line))
-
-    return say if logging.getLevelNamesMapping()[level.upper()] >= least else lambda *_, **__: None
-
-
-def _json_at_once(level: str, event: str, line: EventDict) -> str:
+    A processor for each step, and the library's own renderer, take four times as long.
+    """
     if "exc_info" in line:
-        line = structlog.processors.format_exc_info(None, level, line)
-    first = _repeated("level", level), _repeated("event", event)
+        line = structlog.processors.format_exc_info(None, level, line)  # before redaction, as above
+    first = _repeated("level", level), _repeated("event", line.pop("event"))
     written = [
         _repeated(key, value)
         if key in REPEATED and isinstance(value, str)
@@ -128,7 +124,6 @@ def _json_at_once(level: str, event: str, line: EventDict) -> str:
     return f'{{"timestamp": "{_now()}", {", ".join((*first, *written))}}}'
 
 
-_LEVELS: Final = {level: level for level in ("debug", "info", "warning", "error", "critical")} | {"exception": "error"}
 _second = (0, "")
 """The newest second of a line, and how it is written: that is most of the work."""
 
@@ -140,18 +135,6 @@ def _now() -> str:
     if second != _second[0]:
         _second = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
     return f"{_second[1]}.{nanoseconds // 1000:06d}Z"
-
-
-def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
-    if format == "console" or (format == "auto" and stream.isatty()):
-        plain = structlog.dev.plain_traceback  # rich prints the variables of every frame
-        return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
-    return _json
-
-
-def _json(_: object, __: str, line: EventDict) -> str:
-    """Write a line, which is plain JSON after `redact`."""
-    return f"{{{', '.join([_member(key, value) for key, value in line.items()])}}}"
 
 
 def _member(key: str, value: object) -> str:
@@ -166,16 +149,6 @@ def _repeated(key: str, value: str) -> str:
 @lru_cache(maxsize=256)
 def _quoted(key: str) -> str:
     return f"{encode_basestring_ascii(key)}: "
-
-
-def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:
-    """Format the records of libraries (aiohttp, asyncio, warnings) in the same way."""
-    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[remove_meta, *end])
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=least, force=True)
-    logging.captureWarnings(capture=True)
 
 
 def get_logger() -> Logger:
