@@ -8,7 +8,7 @@ from gateway.bridge.call_context import ClientCall, Context, may_run_twice
 from gateway.bridge.call_report import Report
 from gateway.exchange import events as on
 from gateway.exchange import results
-from gateway.protocol import jsonrpc, mcp, tool_filter
+from gateway.protocol import jsonrpc, mcp, tool_list
 from gateway.protocol.errors import CallLost
 from gateway.protocol.json_text.json_bounds import TooMany
 from gateway.protocol.request import Request, TextParams
@@ -97,8 +97,9 @@ def modern_result(
     cache = live.route.cache.of(method)
     if method != mcp.TOOLS_LIST:
         return results.modern(method, result, server_info, cache, retried=is_retried)
-    legacy = tool_schemas.usable(pool, Raw(result))
-    shown = legacy if request.said.declared.legacy_tasks else tool_filter.without_execution(legacy)
+    listed = tool_schemas.read(pool, Raw(result))
+    legacy = listed.result
+    shown = legacy if request.said.declared.legacy_tasks else tool_list.without_execution(legacy)
     modern = results.modern(method, shown, server_info, cache, retried=is_retried)
-    tool_schemas.learn(pool.group(call.key), request.params, legacy, call.headers)
+    tool_schemas.learn(pool.group(call.key), request.params, listed, call.headers)
     return modern

@@ -25,7 +25,7 @@ from gateway.http.server.request_id import request_id
 from gateway.http.server.response import Response
 from gateway.parking.lot import Lot
 from gateway.protocol.errors import Busy
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group

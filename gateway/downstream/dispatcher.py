@@ -22,7 +22,7 @@ from gateway.http.outbox import ending_of
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, NoHandshake, ShuttingDown, UpstreamError
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.sessions.group import Group
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session

@@ -34,7 +34,7 @@ from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.sessions.call import Listener

@@ -14,9 +14,9 @@ from msgspec import Raw
 
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ANSWER_SECONDS, ModernRequest, ServerClient, ask
-from gateway.protocol import jsonrpc, mcp, param_headers
+from gateway.protocol import jsonrpc, mcp, tool_list
 from gateway.protocol.errors import GatewayError
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.runtime.newest import Newest
 from gateway.sessions.pool.tool_schemas import only_page, read_pages
 from gateway.upstream.channel import Headers
@@ -53,8 +53,9 @@ class ToolCatalog:
 
     def learn(self, caller: CallerKey, params: jsonrpc.Fields, result: Raw) -> None:
         """Take over a tools/list that was complete in one page; `tool` reads the longer ones."""
-        if (tools := only_page(params, result)) is not None:
-            self._keep(caller, tools)
+        with suppress(ValueError):
+            if (tools := only_page(params, tool_list.read(result))) is not None:
+                self._keep(caller, tools)
 
     def _keep(self, caller: CallerKey, tools: dict[str, Tool]) -> None:
         self.forget(caller)
@@ -81,7 +82,7 @@ class ToolCatalog:
         try:
             with suppress(GatewayError, ValueError, TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    _ = await read_pages(page, lambda result: tools.update(param_headers.of_tools(bytes(result))))
+                    _ = await read_pages(page, lambda result: tools.update(tool_list.read(result).tools or {}))
                 self._keep(caller, tools)
         finally:
             del self._reading[caller]

@@ -19,19 +19,11 @@ _ANNOTATION: Final = "x-mcp-header"
 ANNOTATION: Final = _ANNOTATION.encode()
 _OF_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
-_OF_LISTED: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_OF_ONE: Final = (
-    "items",
-    "contains",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
+_OF_OTHERS: Final = (
+    *("allOf", "anyOf", "oneOf", "prefixItems", "items", "contains", "additionalProperties", "unevaluatedProperties"),
+    *("unevaluatedItems", "propertyNames", "not", "if", "then", "else"),
 )
+"""Keywords whose value is a schema, or a list of schemas."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,3})?")
 _PRIMITIVE: Final = frozenset({"string", "integer", "boolean"})
@@ -44,120 +36,43 @@ class Mirrored(msgspec.Struct, frozen=True):
     header: str
 
 
-class _Tools(msgspec.Struct):
-    tools: list["_Tool"]
-
-
-class _Tool(msgspec.Struct):
-    name: str
-    inputSchema: Raw = Raw(b"{}")  # noqa: N815  (the wire's spelling)
-    annotations: Raw = Raw(b"{}")
-    execution: Raw = Raw(b"{}")
-
-
-class _Hints(msgspec.Struct):
-    readOnlyHint: bool = False  # noqa: N815
-    idempotentHint: bool = False  # noqa: N815
-
-
-_decode_tools = msgspec.json.Decoder(_Tools).decode
-_decode_hints: Final[msgspec.json.Decoder[_Hints | None]] = msgspec.json.Decoder(_Hints | None)
-
-
-class Tool(msgspec.Struct, frozen=True):
-    """What the gateway needs to know about a tool.
-
-    `mirrored`: its annotated parameters. `ephemeral`: it declares that it may run twice (`readOnlyHint` or
-    `idempotentHint`; SEP-2322, ephemeral workflow). `task_support`: `execution.taskSupport`, empty if it has none.
-    """
-
-    mirrored: tuple[Mirrored, ...] = ()
-    ephemeral: bool = False
-    task_support: str = ""
-
-
-def of_tools(result: bytes) -> dict[str, Tool]:
-    """The tools of a ListToolsResult, by name; raises ValueError."""
-    try:
-        return {tool.name: _known(tool) for tool in jsonrpc.inspect(_decode_tools, result).tools}
-    except RecursionError as exc:
-        raise ValueError("a tool is nested too deeply") from exc
-
-
-def _known(tool: _Tool) -> Tool:
-    return Tool(_of_schema(tool.inputSchema), _is_ephemeral(tool.annotations), _task_support(tool.execution))
-
-
-def _task_support(execution: Raw) -> str:
-    return jsonrpc.text(jsonrpc.members(execution).get("taskSupport")) or ""
-
-
-def _is_ephemeral(annotations: Raw) -> bool:
-    try:
-        hints = jsonrpc.inspect(_decode_hints.decode, annotations)
-    except ValueError:
-        return False
-    return hints is not None and (hints.readOnlyHint or hints.idempotentHint)
-
-
-def _of_schema(schema: Raw) -> tuple[Mirrored, ...]:
-    if ANNOTATION not in bytes(schema):
-        return ()
-    return tuple(_walk(jsonrpc.value(schema), ()))
-
-
-def _walk(schema: Any, path: tuple[str, ...]) -> Iterator[Mirrored]:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
-        return
-    for name, property_ in properties.items():
-        if not isinstance(property_, dict):
-            continue
-        header = property_.get(_ANNOTATION)
-        type_ = property_.get("type")
-        if isinstance(header, str) and _TOKEN.fullmatch(header) and isinstance(type_, str) and type_ in _PRIMITIVE:
-            yield Mirrored((*path, name), mcp.PARAM_HEADER + header)
-        yield from _walk(property_, (*path, name))
-
-
-def flaw(schema: Any) -> str | None:
-    """The rule for annotations that an input schema breaks, in words; clients must drop such a tool."""
-    seen: set[str] = set()
-    for where, annotated, is_reachable in _annotated(schema, "inputSchema", is_reachable=False):
+def mirrored(schema: Any) -> tuple[Mirrored, ...]:
+    """The annotated parameters of an input schema; raises ValueError for one for which clients must drop the tool."""
+    found: dict[str, Mirrored] = {}
+    for where, annotated, path in _annotated(schema, "inputSchema", ()):
         header = annotated[_ANNOTATION]
-        if not is_reachable:
-            return f"{where} has {_ANNOTATION}, but the root does not reach it through properties alone"
+        if not path:
+            raise ValueError(f"{where} has {_ANNOTATION}, but the root does not reach it through properties alone")
         if not isinstance(header, str) or not _TOKEN.fullmatch(header):
-            return f"{where} has an {_ANNOTATION} that is not a header name"
+            raise ValueError(f"{where} has an {_ANNOTATION} that is not a header name")
         if not isinstance(annotated.get("type"), str) or annotated["type"] not in _PRIMITIVE:
-            return f"{where} has {_ANNOTATION}, but its type is not string, integer or boolean"
-        if header.lower() in seen:
-            return f"{where} repeats the {_ANNOTATION} of another property"
-        seen.add(header.lower())
-    return None
+            raise ValueError(f"{where} has {_ANNOTATION}, but its type is not string, integer or boolean")
+        if header.lower() in found:
+            raise ValueError(f"{where} repeats the {_ANNOTATION} of another property")
+        found[header.lower()] = Mirrored(path, mcp.PARAM_HEADER + header)
+    return tuple(found.values())
 
 
-def _annotated(schema: Any, where: str, *, is_reachable: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Every annotated schema in a schema: its place, itself, and whether the place may be annotated.
+def _annotated(
+    schema: Any, where: str, path: tuple[str, ...] | None
+) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...] | None]]:
+    """Every annotated schema in a schema: its place, itself, its path if properties alone lead to it from the root.
 
     Only places of schemas are searched: a property may have the annotation's name, or a default value contain it.
     """
     if not isinstance(schema, dict):
         return
     if _ANNOTATION in schema:
-        yield where, schema, is_reachable
-    is_root = where == "inputSchema"
+        yield where, schema, path
     for keyword in _OF_NAMED:
         inner = schema.get(keyword)
         for name, each in inner.items() if isinstance(inner, dict) else ():
-            reached = keyword == "properties" and (is_root or is_reachable)
-            yield from _annotated(each, f"{where}.{name[:40]}", is_reachable=reached)
-    for keyword in _OF_LISTED:
+            below = (*path, name) if keyword == "properties" and path is not None else None
+            yield from _annotated(each, f"{where}.{name[:40]}", below)
+    for keyword in _OF_OTHERS:
         inner = schema.get(keyword)
-        for each in inner if isinstance(inner, list) else ():
-            yield from _annotated(each, f"{where}.{keyword}", is_reachable=False)
-    for keyword in _OF_ONE:
-        yield from _annotated(schema.get(keyword), f"{where}.{keyword}", is_reachable=False)
+        for each in inner if isinstance(inner, list) else (inner,):
+            yield from _annotated(each, f"{where}.{keyword}", None)
 
 
 def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: HeaderValues) -> None:

@@ -15,7 +15,7 @@ from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy  # noqa: TC001
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.runtime.newest import Newest
 from gateway.sessions.affinity import S
 from gateway.sessions.call import PoolKey, Watcher

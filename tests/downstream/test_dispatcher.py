@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol import tool_filter
+from gateway.protocol import tool_list
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand
@@ -66,13 +66,13 @@ async def test_the_same_page_means_the_same_for_every_client(upstream: FakeUpstr
 async def test_only_a_page_of_usual_size_is_kept_for_other_clients(
     upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch, description_bytes: int, times: int
 ) -> None:
-    read, usable = [], tool_filter.usable
-    monkeypatch.setattr(tool_filter, "usable", lambda page: read.append(page) or usable(page))
+    pages, read = [], tool_list.read
+    monkeypatch.setattr(tool_list, "read", lambda page: pages.append(page) or read(page))
     upstream.tools = [{**TOOL, "description": "x" * description_bytes}]
     for number in range(2):
         client = stand.client(info={"name": f"client-{number}", "version": "1"})
         assert (await client.call("tool", {"region": "eu"})).error["code"] == -32020
-    assert len(read) == times
+    assert len(pages) == times
 
 
 async def test_all_pages_of_the_tools_are_read(upstream: FakeUpstream, client: Client) -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import Kind
-from tests.protocol.test_tool_filter import KEPT, LEFT_OUT
+from tests.protocol.test_tool_list import KEPT, LEFT_OUT
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import Gateway, gateway
 

@@ -16,7 +16,7 @@ from gateway.protocol import (
     request,
     sse,
     stdio_framing,
-    tool_filter,
+    tool_list,
 )
 from gateway.protocol.canonical_json import canonical
 from gateway.protocol.errors import DownstreamError, HeaderMismatch, InvalidParams
@@ -211,12 +211,9 @@ def tool_parameters(data: bytes) -> None:
         _ = jsonrpc.fields(listed)
     except ValueError:
         return
-    kept, _ = tool_filter.usable(Raw(listed))
-    assert tool_filter.usable(kept)[1] == (), "the filter left a tool that it removes"
-    try:
-        tools = param_headers.of_tools(bytes(kept))
-    except (ValueError, RecursionError):
-        return
+    found = tool_list.read(Raw(listed))
+    assert tool_list.read(found.result) == found._replace(left_out=()), "the filter left a tool that it removes"
+    tools = found.tools or {}
     given = Raw(arguments) if arguments and _is_message(arguments) else None
     for tool in tools.values():
         try:

@@ -29,11 +29,10 @@ from gateway.protocol import (
     header_mismatch,
     jsonrpc,
     mcp,
-    param_headers,
     request,
     sse,
     stdio_framing,
-    tool_filter,
+    tool_list,
 )
 from gateway.protocol.canonical_json import canonical_members
 from gateway.protocol.json_text.json_bounds import check_bounds
@@ -115,8 +114,7 @@ PASSES: Final = {
     "input_requests.read": Pass(lambda data: input_requests.read(mcp.ELICIT, Raw(data), ALL), "question"),
     "input_requests.read, sampling": Pass(lambda data: input_requests.read(mcp.SAMPLE, Raw(data), ALL), "question"),
     "url_elicitation": Pass(lambda data: questions_of(Raw(data), ()), "question"),
-    "tool_filter.usable": Pass(lambda data: tool_filter.usable(Raw(data)), "result"),
-    "param_headers.of_tools": Pass(param_headers.of_tools, "result"),
+    "tool_list.read": Pass(lambda data: tool_list.read(Raw(data)), "result"),
     "request_state.open": Pass(lambda data: SEALER.open(_text(data)), "state", 65_536),
     "host_check.check": Pass(lambda data: HOST_CHECKS[1].check(_text(data), _text(data)), "host", 8_190),
     "principal.of_authorization": Pass(lambda data: principal.of_authorization(_text(data)), "token", 8_190),

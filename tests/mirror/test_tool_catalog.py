@@ -11,7 +11,7 @@ from gateway.mirror.client_requests import Profile
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from tests.support.fake_server import FakeServer
 from tests.support.workbench import eventually
 
@@ -31,7 +31,9 @@ class Bench:
     async def listed(self, count: int, *names: str, **more: Any) -> None:
         """The server is asked for a list the so-manieth time, and names these tools."""
         await eventually(lambda: len(self.server.of(mcp.TOOLS_LIST)) == count)
-        tools = [{"name": name, "inputSchema": {}, "annotations": {"readOnlyHint": True}} for name in names]
+        tools = [
+            {"name": name, "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}} for name in names
+        ]
         self.server.sent[-1].completes(tools=tools, **more)
 
 
@@ -86,7 +88,7 @@ async def test_a_list_that_cannot_be_asked_for_is_missing(bench: Bench, monkeypa
 async def test_a_part_of_a_list_that_a_client_has_asked_for_tells_nothing(
     bench: Bench, part: tuple[jsonrpc.Fields, str]
 ) -> None:
-    tool = '{"name":"t","inputSchema":{},"annotations":{"readOnlyHint":true}}'
+    tool = '{"name":"t","inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true}}'
     params, more = part
     bench.catalog.learn(ADA, params, Raw(f'{{"tools":[{tool}]{more}}}'.encode()))
     finding = bench.find()

@@ -1,7 +1,6 @@
 """Tool arguments that clients repeat in headers."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,14 +10,13 @@ from msgspec import Raw
 
 from gateway.protocol import param_headers
 from gateway.protocol.errors import HeaderMismatch, InvalidParams
-from gateway.protocol.param_headers import Mirrored, Tool
+from gateway.protocol.param_headers import Mirrored
 from tests.protocol.test_request import values
 from tests.support.playbook import raw
 
 
 def mirrored(properties: Mapping[str, Any]) -> tuple[Mirrored, ...]:
-    schema = {"type": "object", "properties": properties}
-    return param_headers.of_tools(bytes(raw({"tools": [{"name": "t", "inputSchema": schema}]})))["t"].mirrored
+    return param_headers.mirrored({"type": "object", "properties": properties})
 
 
 def annotated(type_: Any = "string", header: Any = "Region") -> dict[str, Any]:
@@ -31,77 +29,9 @@ def test_annotated_parameters_are_found_where_the_specification_allows_them() ->
             "region": annotated(),
             "where": {"type": "object", "properties": {"zone": annotated("integer", "Zone"), "x": True}},
             "plain": {"type": "string"},
-            "list": {"type": "array", "items": {"type": "object", "properties": {"a": annotated()}}},
-            "either": {"anyOf": [annotated()]},
         }
     )
     assert found == (Mirrored(("region",), "Mcp-Param-Region"), Mirrored(("where", "zone"), "Mcp-Param-Zone"))
-
-
-@pytest.mark.parametrize(
-    "property_",
-    [
-        annotated("number"),
-        annotated("array"),
-        annotated(["string", "null"]),
-        annotated({}),
-        annotated(None),
-        annotated(header=""),
-        annotated(header="a b"),
-        annotated(header="a\r\nb"),
-        annotated(header="\xe9"),
-        annotated(header=7),
-        {"x-mcp-header": "A"},
-        "x-mcp-header",
-    ],
-    ids=range(12),
-)
-def test_an_annotation_against_the_rules_is_not_used(property_: Any) -> None:
-    assert mirrored({"a": property_}) == ()
-
-
-def test_tools_without_annotations_or_schemas_have_none() -> None:
-    tools = [{"name": "a"}, {"name": "b", "inputSchema": {"type": "object", "properties": {"a": {}}}}]
-    tools += [{"name": "c", "inputSchema": {"x-mcp-header": "A"}}, {"name": "d", "inputSchema": ["x-mcp-header"]}]
-    assert param_headers.of_tools(bytes(raw({"tools": tools}))) == dict.fromkeys("abcd", Tool())
-
-
-@pytest.mark.parametrize(
-    ("annotations", "ephemeral"),
-    [
-        ({"readOnlyHint": True}, True),
-        ({"idempotentHint": True}, True),
-        ({"readOnlyHint": False, "idempotentHint": True}, True),
-        ({"readOnlyHint": True, "idempotentHint": False, "title": "x", "com.example/a": 1}, True),
-        ({"readOnlyHint": False, "idempotentHint": False}, False),
-        ({"destructiveHint": False}, False),
-        ({"readOnlyHint": "true"}, False),
-        ({"readOnlyHint": 1}, False),
-        ({"readOnlyHint": None}, False),
-        ({"readonlyhint": True}, False),
-        ({}, False),
-        (None, False),
-        ([], False),
-        ("readOnlyHint", False),
-    ],
-    ids=range(14),
-)
-def test_a_tool_may_run_twice_where_it_says_so(annotations: Any, *, ephemeral: bool) -> None:
-    tools = [{"name": "t", "annotations": annotations}, {"name": "plain"}]
-    assert param_headers.of_tools(bytes(raw({"tools": tools}))) == {"t": Tool((), ephemeral), "plain": Tool()}
-
-
-def test_a_tool_has_both_its_parameters_and_its_hints() -> None:
-    schema = {"type": "object", "properties": {"region": annotated()}}
-    tool = {"name": "t", "inputSchema": schema, "annotations": {"readOnlyHint": True}}
-    found = param_headers.of_tools(bytes(raw({"tools": [tool]})))["t"]
-    assert found == Tool((Mirrored(("region",), "Mcp-Param-Region"),), ephemeral=True)
-
-
-@pytest.mark.parametrize("result", [b"{}", b'{"tools":[{}]}', b"[]"])
-def test_what_is_no_list_of_tools_is_a_value_error(result: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        param_headers.of_tools(result)
 
 
 def check(value: Any, header: str | list[str] | None) -> None:
@@ -216,42 +146,6 @@ def test_a_key_that_is_repeated_elsewhere_is_the_upstreams_business() -> None:
     param_headers.check((Mirrored(("a",), "Mcp-Param-A"),), arguments, values({"Mcp-Param-A": "us"}))
 
 
-A = annotated(header="A")
-FLAWS: dict[str, tuple[dict[str, Any], str | None]] = {
-    "none": ({"a": A, "b": annotated("boolean", "B")}, None),
-    "a property with the name of the keyword": ({"x-mcp-header": {"type": "string"}}, None),
-    "in a property of a property": ({"o": {"properties": {"a": A}}}, None),
-    "in a list": ({"o": {"items": A}}, "inputSchema.o.items has x-mcp-header, but the root does not reach it"),
-    "in one of several schemas": (
-        {"o": {"oneOf": [A]}},
-        "inputSchema.o.oneOf has x-mcp-header, but the root does not reach it",
-    ),
-    "in a definition": (
-        {"o": {"$defs": {"a": A}}},
-        "inputSchema.o.a has x-mcp-header, but the root does not reach it",
-    ),
-    "no header name": ({"a": annotated(header="a b")}, "inputSchema.a has an x-mcp-header that is not a header name"),
-    "a number for a name": ({"a": annotated(header=5)}, "inputSchema.a has an x-mcp-header that is not a header name"),
-    "type number": ({"a": annotated("number", "A")}, "inputSchema.a has x-mcp-header, but its type is not"),
-    "two types": ({"a": annotated(["string"], "A")}, "inputSchema.a has x-mcp-header, but its type is not"),
-    "twice": ({"a": A, "b": annotated(header="a")}, "inputSchema.b repeats the x-mcp-header of another property"),
-}
-
-
-@pytest.mark.parametrize(("properties", "flaw"), FLAWS.values(), ids=FLAWS)
-def test_the_flaw_of_an_annotation_is_named_with_its_place(properties: dict[str, Any], flaw: str | None) -> None:
-    found = param_headers.flaw({"type": "object", "properties": properties})
-    assert found is None if flaw is None else found is not None and found.startswith(flaw)
-
-
-def test_a_schema_is_too_deep_to_be_searched_or_it_is_searched() -> None:
-    """JSON that can just be read may still be too deep for what comes after that."""
-    for depth in range(200, 520):
-        schema = b'{"x-mcp-header":"A","properties":{"a":' * depth + b"{}" + b"}}" * depth
-        with suppress(ValueError):
-            assert param_headers.of_tools(b'{"tools":[{"name":"t","inputSchema":%b}]}' % schema).keys() == {"t"}
-
-
 def test_annotated_arguments_are_written_as_headers() -> None:
     found = mirrored(
         {
@@ -274,12 +168,3 @@ def test_annotated_arguments_are_written_as_headers() -> None:
     assert param_headers.headers_for(found, None) == {}
     with pytest.raises(InvalidParams, match="repeats a key"):
         param_headers.headers_for(found, Raw(b'{"text":"a","text":"b"}'))
-
-
-@pytest.mark.parametrize(
-    ("execution", "support"),
-    [({"taskSupport": "optional"}, "optional"), ({"taskSupport": 5}, ""), ({}, ""), (None, ""), ([], "")],
-)
-def test_the_task_support_of_a_tool_is_a_string(execution: Any, support: str) -> None:
-    tools = raw({"tools": [{"name": "t", "execution": execution}]})
-    assert param_headers.of_tools(bytes(tools))["t"].task_support == support

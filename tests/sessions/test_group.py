@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group, Groups, SessionRequest
 from tests.support.memory import left_by

@@ -11,7 +11,7 @@ import pytest
 from gateway.config import InForce, TaskLimits
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.seal.task_handle import QuestionKey
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import tool_schemas

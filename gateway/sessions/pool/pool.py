@@ -20,7 +20,7 @@ from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credentials_in
 from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
-from gateway.protocol.tool_filter import OmittedTool
+from gateway.protocol.tool_list import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
 from gateway.runtime.token_bucket import Rate, TokenBucket

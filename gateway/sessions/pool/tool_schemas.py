@@ -13,12 +13,11 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
+from gateway.protocol import jsonrpc, mcp, param_headers, tool_list
 from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.header_mismatch import HeaderValues
-from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import Params, Request
-from gateway.protocol.tool_filter import OmittedTool
+from gateway.protocol.tool_list import OmittedTool, Tool, ToolList
 from gateway.runtime.newest import Newest
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
@@ -34,14 +33,14 @@ _read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = N
 """What the newest pages of lists say, by their digests: a server shows nearly all callers the same tools."""
 
 
-def usable(pool: Pool, result: Raw) -> Raw:
+def read(pool: Pool, result: Raw) -> ToolList:
     """A tools/list result without the tools that clients would reject; each of these is reported once.
 
     Raises ValueError when the result is not an object.
     """
-    kept, left_out = tool_filter.usable(result)
-    _report(pool, left_out)
-    return kept
+    listed = tool_list.read(result)
+    _report(pool, listed.left_out)
+    return listed
 
 
 def _report(pool: Pool, left_out: Iterable[OmittedTool]) -> None:
@@ -49,21 +48,15 @@ def _report(pool: Pool, left_out: Iterable[OmittedTool]) -> None:
         pool.leave_out(tool)
 
 
-def learn(group: Group[Session], params: Params, result: Raw, headers: Headers) -> None:
+def learn(group: Group[Session], params: Params, listed: ToolList, headers: Headers) -> None:
     """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
-    if (tools := only_page(params, result)) is not None:
+    if (tools := only_page(params, listed)) is not None:
         group.learn(tools, headers)
 
 
-def only_page(params: Params, result: Raw) -> dict[str, Tool] | None:
+def only_page(params: Params, listed: ToolList) -> dict[str, Tool] | None:
     """The tools of a tools/list that was complete in one page; None if it was not, or if it is malformed."""
-    try:
-        opened = jsonrpc.fields(result)
-        if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
-            return None
-        return param_headers.of_tools(bytes(result))
-    except ValueError:
-        return None
+    return listed.tools if listed.is_last and "cursor" not in params else None
 
 
 def mirrors_nothing(group: Group[Session], request: Request, headers: Headers) -> bool:
@@ -153,16 +146,16 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exe
 
 
 def _tools(pool: Pool, page: Raw) -> dict[str, Tool]:
-    """The tools of a page without those that clients would reject; raises ValueError."""
+    """The tools of a page without those that clients would reject; raises ValueError if it is not an object."""
     digest = blake2b(page).digest()
-    read = _read.get(digest)
-    if read is None:
-        kept, left_out = tool_filter.usable(page)
-        read = param_headers.of_tools(bytes(kept)), left_out
+    known = _read.get(digest)
+    if known is None:
+        listed = tool_list.read(page)
+        known = listed.tools or {}, listed.left_out
         if len(bytes(page)) <= _PAGE_BYTES:
-            _ = _read.keep(digest, read)
-    _report(pool, read[1])
-    return read[0]
+            _ = _read.keep(digest, known)
+    _report(pool, known[1])
+    return known[0]
 
 
 async def read_pages(

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway.config import InForce, RouteSettings, parse
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
-from gateway.protocol.param_headers import Tool
+from gateway.protocol.tool_list import Tool
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Quota

@@ -10,7 +10,7 @@ from msgspec import Raw
 from gateway import __version__, world
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
-from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, tool_filter
+from gateway.protocol import jsonrpc, mcp, reply_messages, tool_list
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused, Unreachable, clean
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
@@ -120,13 +120,15 @@ async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
     server = exam.server
 
     def take(page: Raw) -> None:
-        kept, dropped = tool_filter.usable(page)
-        tools = param_headers.of_tools(bytes(kept)).values()
+        listed = tool_list.read(page)
+        if listed.tools is None:
+            raise ValueError("no list of tools")
+        tools = listed.tools.values()
         server.task_tools += sum(tool.task_support == "required" for tool in tools)
         server.optional_task_tools += sum(tool.task_support == "optional" for tool in tools)
         server.tools += len(tools)
         server.ephemeral_tools += sum(tool.ephemeral for tool in tools)
-        left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in dropped)
+        left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in listed.left_out)
 
     if await read_pages(lambda params: _ask(exam, opened.channel, mcp.TOOLS_LIST, params), take):
         server.left_out_tools = tuple(left_out[:100])

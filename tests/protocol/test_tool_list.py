@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.protocol import tool_filter
+from gateway.protocol import tool_list
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, TooMany
+from gateway.protocol.param_headers import Mirrored
+from gateway.protocol.tool_list import Tool
 from tests.support.playbook import raw
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -119,24 +121,28 @@ def listed(*tools: Any) -> Raw:
 @pytest.mark.parametrize("case", KEPT)
 def test_what_clients_take_is_not_touched(case: str) -> None:
     result = listed(odd(name="good"), KEPT[case])
-    assert tool_filter.usable(result) == (result, ())
+    found = tool_list.read(result)
+    assert (found.result, found.left_out, found.is_last) == (result, (), False)
+    assert found.tools is not None
+    assert found.tools.keys() == {"good", KEPT[case]["name"]}
 
 
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_what_would_cost_the_list_is_left_out_and_said(case: str) -> None:
     tool, reason = LEFT_OUT[case]
-    kept, left_out = tool_filter.usable(listed(odd(name="good"), tool, odd(name="last")))
-    assert json.loads(bytes(kept)) == {"tools": [odd(name="good"), odd(name="last")], "nextCursor": "n"}
-    ((name, why),) = left_out
+    found = tool_list.read(listed(odd(name="good"), tool, odd(name="last")))
+    assert json.loads(bytes(found.result)) == {"tools": [odd(name="good"), odd(name="last")], "nextCursor": "n"}
+    assert found.tools == {"good": Tool(), "last": Tool()}
+    ((name, why),) = found.left_out
     assert reason in why
     assert name in {"odd", ""}
 
 
 def test_the_bytes_of_the_others_stay_as_they_are() -> None:
     good = b'{ "name":"\\u0061", "inputSchema":{"type" : "object","x":1.50e3}, "name2": 1 }'
-    kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b, 5 ,%b]}' % (good, good)))
-    assert bytes(kept) == b'{"tools":[%b,%b]}' % (good, good)
-    assert len(left_out) == 1
+    found = tool_list.read(Raw(b'{"tools":[%b, 5 ,%b]}' % (good, good)))
+    assert bytes(found.result) == b'{"tools":[%b,%b]}' % (good, good)
+    assert len(found.left_out) == 1
 
 
 @pytest.mark.parametrize("depth", [50, 200, 300, 400, 450, 480, 490, 5000])
@@ -144,44 +150,54 @@ def test_a_tool_that_is_nested_too_deeply_is_left_out_or_refused_with_the_result
     deep = b'{"properties":{"a":' * depth + b'{"x-mcp-header":"A"}' + b"}}" * depth
     bad = b'{"name":"deep","inputSchema":{"type":"object","not":%b}}' % deep
     try:
-        kept, left_out = tool_filter.usable(Raw(b'{"tools":[%b]}' % bad))
+        found = tool_list.read(Raw(b'{"tools":[%b]}' % bad))
     except ValueError:
         assert depth >= 300, "what the decoder refuses is no result"
     else:
-        assert bytes(kept) == b'{"tools":[]}'
-        assert len(left_out) == 1
-
-
-def test_a_tool_that_exhausts_the_recursion_limit_is_left_out() -> None:
-    # Since Python 3.12, the list may be read although the search for annotations is nested too deeply for Python.
-    deep = b'{"type":"object","not":' * 5000 + b'{"x-mcp-header":"a"}' + b"}" * 5000
-    assert tool_filter._flaw(Raw(b'{"name":"deep","inputSchema":%b}' % deep)) == "JSON is nested too deeply"
+        assert bytes(found.result) == b'{"tools":[]}'
+        assert len(found.left_out) == 1
 
 
 @pytest.mark.parametrize("tools", [b"5", b"{}", b"null"])
 def test_a_result_without_a_list_of_tools_is_returned_unchanged(tools: bytes) -> None:
     for result in (Raw(b'{"tools":%b}' % tools), Raw(b"{}")):
-        assert tool_filter.usable(result) == (result, ())
+        assert tool_list.read(result) == (result, None, (), True)
     with pytest.raises(ValueError, match="object"):
-        tool_filter.usable(Raw(tools if tools != b"{}" else b"[]"))
+        tool_list.read(Raw(tools if tools != b"{}" else b"[]"))
+
+
+@pytest.mark.parametrize(
+    ("tool", "expected"),
+    [
+        (odd(annotations={"readOnlyHint": True}), Tool(ephemeral=True)),
+        (odd(annotations={"readOnlyHint": False, "idempotentHint": True}), Tool(ephemeral=True)),
+        (odd(annotations={"readOnlyHint": False, "idempotentHint": False}), Tool()),
+        (odd(annotations={"destructiveHint": False}), Tool()),
+        (odd(execution={"taskSupport": "optional"}), Tool(task_support="optional")),
+        ({**having(a=A), "annotations": {"readOnlyHint": True}}, Tool((Mirrored(("a",), "Mcp-Param-A"),), True)),
+    ],
+    ids=range(6),
+)
+def test_a_tool_says_what_it_mirrors_and_how_it_may_run(tool: Any, expected: Tool) -> None:
+    assert tool_list.read(listed(tool)).tools == {"odd": expected}
 
 
 def test_a_list_with_too_many_tools_is_refused() -> None:
     many = raw({"tools": [{"name": "t", "inputSchema": OBJECT}] * (MAX_MEMBERS + 1)})
     with pytest.raises(TooMany):
-        tool_filter.usable(many)
+        tool_list.read(many)
 
 
 def test_a_list_with_too_many_values_in_annotated_tools_is_refused() -> None:
     values = {"enum": [""] * (MAX_MEMBERS // 2)}
-    assert not tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(b=values)]}))[1]
+    assert not tool_list.read(raw({"tools": [having(a={**A, **values}), having(b=values)]})).left_out
     with pytest.raises(TooMany):
-        tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(a={**A, **values})]}))
+        tool_list.read(raw({"tools": [having(a={**A, **values}), having(a={**A, **values})]}))
 
 
 def test_what_a_tool_says_about_its_execution_is_taken_off() -> None:
     tool = {"name": "a", "execution": {"taskSupport": "optional"}, "inputSchema": OBJECT}
-    found = json.loads(bytes(tool_filter.without_execution(listed(tool, odd()))))
+    found = json.loads(bytes(tool_list.without_execution(listed(tool, odd()))))
     assert found == {"tools": [{"name": "a", "inputSchema": OBJECT}, odd()], "nextCursor": "n"}
 
 
@@ -189,4 +205,4 @@ def test_what_a_tool_says_about_its_execution_is_taken_off() -> None:
     "result", [b'{"tools":[]}', b'{"execution":1}', b'{"tools":{"execution":1}}', b'{"tools":["execution"]}']
 )
 def test_a_list_without_an_execution_that_can_be_read_stays_as_it_is(result: bytes) -> None:
-    assert tool_filter.without_execution(Raw(result)) == Raw(result)
+    assert tool_list.without_execution(Raw(result)) == Raw(result)
