@@ -148,12 +148,6 @@ class Capacity(Generic[S]):
             _ = self.eligible.pop(principal, None)
 
 
-class Drop(NamedTuple, Generic[S]):
-    """An idle session is dropped, because it was lost."""
-
-    session: S
-
-
 class Reuse(NamedTuple, Generic[S]):
     """A request gets an idle session."""
 
@@ -175,7 +169,7 @@ class Open(NamedTuple, Generic[S]):
     evicted: S | None
 
 
-Assignment = Drop[S] | Reuse[S] | Join[S] | Open[S]
+Assignment = Reuse[S] | Join[S] | Open[S]
 
 
 def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | None:
@@ -189,7 +183,7 @@ def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
     if group is not None and group.takers:
         session = reusable(group)
         if session is not None:
-            return Drop(session) if session.lost else Reuse(next(iter(group.takers)), session)
+            return Reuse(next(iter(group.takers)), session)
         if group.main is not None and group.main.shared.has_room:
             return Join(next(iter(group.takers)), group.main)
     quota, limits = capacity.next_quota(), capacity.limits
@@ -205,8 +199,8 @@ def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
 
 
 def reusable(group: Group[S]) -> S | None:
-    """The idle session that the next call of a group would get; it may turn out to be lost."""
-    newest = next(reversed(group.idle), None)
-    if newest is not None and newest.shared.joiners and not newest.shared.can_begin:
-        return None
-    return newest
+    """The idle session that the next call of a group would get. One that was lost waits to be swept or evicted."""
+    for newest in reversed(group.idle):
+        if not newest.lost:
+            return newest if not newest.shared.joiners or newest.shared.can_begin else None
+    return None

@@ -5,7 +5,7 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 
 import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Generic
@@ -16,6 +16,7 @@ from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy  # noqa: TC001
 from gateway.protocol.tool_list import Tool
+from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.newest import Newest
 from gateway.sessions.affinity import S
 from gateway.sessions.call import PoolKey, Watcher
@@ -77,11 +78,11 @@ class Group(Generic[S]):
     key: PoolKey
     is_affine: bool
     """Whether all calls go to one session, but requests for a fresh one (`sessions.affinity: principal`)."""
-    may_be_stale: Callable[[], None] = lambda: None
-    """To be told that one of its sessions may be of no use any more."""
-    principal: bytes = field(init=False)
-    _all_listeners: ChangeListeners = field(default_factory=ChangeListeners)
+    _all_listeners: ChangeListeners
     """Those of the pool."""
+    _sweeper: Alarm
+    """That of the pool, which closes sessions that are of no use any more."""
+    principal: bytes = field(init=False)
     main: S | None = None
     """With affinity: the session of all calls, from before its handshake until it is dropped."""
     sessions: dict[S, None] = field(default_factory=dict)
@@ -128,9 +129,14 @@ class Group(Generic[S]):
         self._listed.clear()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the group has no session and no waiting request."""
+        return not (self.sessions or self.waiting)
+
+    @property
     def knows_nothing(self) -> bool:
-        """Whether the group has no session and no waiting request, and the upstream has never served it."""
-        return not (self.sessions or self.waiting or self.shaken or self._accepted or self.tools or self.former)
+        """Whether the group is empty, and the upstream has never served it."""
+        return self.is_empty and not (self.shaken or self._accepted or self.tools or self.former)
 
     def accept(self, headers: Headers) -> None:
         """Note that the upstream has just served a request with this credential."""
@@ -169,51 +175,6 @@ class Group(Generic[S]):
 
     def deaf(self, *, heard: bool) -> None:
         """Forget everything if the stream once worked: the server was restarted, and may be a different one now."""
-        self.may_be_stale()
+        self._sweeper.set(world.monotonic())
         if heard:
             self.missed()
-
-
-class Groups(dict[PoolKey, Group[S]]):
-    """The groups of one pool by their keys."""
-
-    def __init__(
-        self,
-        *,
-        is_affine: bool,
-        may_be_stale: Callable[[], None] = lambda: None,
-        made: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`may_be_stale` is as in `Group`; `made` is called when there is one more group."""
-        super().__init__()
-        self._is_affine = is_affine
-        self._may_be_stale, self._made = may_be_stale, made
-        self.listeners = ChangeListeners()
-        self._served = float("-inf")
-        """When the upstream last served a session of a group that is forgotten."""
-
-    def of(self, key: PoolKey) -> Group[S]:
-        """The group of a key; made when it is new."""
-        group = self.get(key)
-        if group is None:
-            self._made()
-            is_affine = self._is_affine or bool(key.pin)
-            group = self[key] = Group(key, is_affine, self._may_be_stale, self.listeners)
-        group.used = world.monotonic()
-        return group
-
-    @property
-    def served(self) -> float:
-        """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
-        return max((self._served, *(group.served for group in self.values())))
-
-    def forget_if_unused(self, group: Group[S]) -> None:
-        """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
-        if group.knows_nothing and self.get(group.key) is group:
-            del self[group.key]
-
-    def forget_if_empty(self, group: Group[S], before: float) -> None:
-        """Forget a group without sessions and requests that was not used since `before`."""
-        if not group.sessions and not group.waiting and group.used <= before:
-            self._served = max(self._served, group.served)
-            del self[group.key]

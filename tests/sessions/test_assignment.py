@@ -7,7 +7,6 @@ import pytest
 
 from gateway.sessions.assignment import (
     Capacity,
-    Drop,
     Join,
     Limits,
     Open,
@@ -17,10 +16,10 @@ from gateway.sessions.assignment import (
     reusable,
 )
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import Group, SessionRequest
+from gateway.sessions.group import ChangeListeners, Group, SessionRequest
 
 NOBODY: Any = None
-"""The future of a request that nobody awaits."""
+"""The future of a request that nobody awaits, and a sweeper that no session tells anything."""
 
 
 class FakeSession:
@@ -36,7 +35,7 @@ class FakeSession:
 
 
 def group_of(principal: bytes, *, is_affine: bool = False) -> Group[FakeSession]:
-    return Group(PoolKey(principal, b"{}", b"{}", ()), is_affine=is_affine)
+    return Group(PoolKey(principal, b"{}", b"{}", ()), is_affine, ChangeListeners(), NOBODY)
 
 
 class Scene:
@@ -92,9 +91,6 @@ class Scene:
         found = assign(self.group(group), self.capacity)
         if found is None:
             return ""
-        if isinstance(found, Drop):
-            self.close(found.session.name)
-            return f"drop {found.session.name}"
         name = next(name for name, request in self.requests.items() if request is found.request)
         said = name
         if isinstance(found, Reuse):
@@ -153,11 +149,17 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         "a/x",
         ["r2 reuses s1"],
     ),
-    "a lost session is dropped, and its room is used": (
+    "a lost session only makes room": (
         Limits(1, 1),
         ["open s1 a/x", "rest s1", "set s1 lost", "wait r1 a/x"],
         "a/x",
-        ["drop s1", "r1 opens"],
+        ["r1 opens for s1"],
+    ),
+    "a lost session is passed by": (
+        Limits(9, 2),
+        ["open s1 a/x", "open s2 a/x", "rest s1", "rest s2", "set s2 lost", "wait r1 a/x"],
+        "a/x",
+        ["r1 reuses s1"],
     ),
     "requests of a group are served in the order of their arrival": (
         Limits(1, 1),

@@ -1,34 +1,26 @@
 """What the gateway knows of the sessions of one pool key."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from msgspec.structs import replace
 
 from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
 from gateway.protocol.tool_list import Tool
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import Group, Groups, SessionRequest
+from gateway.sessions.group import ChangeListeners, Group, SessionRequest
 from tests.support.memory import left_by
 
 ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
 KEY = PoolKey(b"p", b"{}", b"{}", ())
-OTHER = PoolKey(b"q", b"{}", b"{}", ())
 
 
 def group(*tools: str, headers: Any = ADA) -> Group[Any]:
-    made: Group[Any] = Group(KEY, is_affine=False)
+    made: Group[Any] = Group(KEY, False, ChangeListeners(), Mock())
     if tools:
         made.learn({name: Tool() for name in tools}, headers)
     return made
-
-
-def test_a_pinned_client_has_one_session() -> None:
-    groups: Groups[Any] = Groups(is_affine=False)
-    assert not groups.of(KEY).is_affine
-    assert groups.of(replace(KEY, pin="x")).is_affine
-    assert groups.of(replace(KEY, pin="x")) is not groups.of(replace(KEY, pin="y"))
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -105,26 +97,15 @@ def test_a_stream_that_never_worked_says_nothing_of_a_restart(*, heard: bool) ->
     assert (known.tools is None) is heard
 
 
-# -- groups -----------------------------------------------------------------------------------------------------------
+# -- what nobody would miss --------------------------------------------------------------------------
 
 
-def test_a_group_is_found_again_until_it_is_forgotten() -> None:
-    groups: Groups[Any] = Groups(is_affine=True)
-    made = groups.of(KEY)
-    assert made.is_affine
-    assert groups.of(KEY) is made
-    groups.forget_if_unused(made)
-    again = groups.of(KEY)
-    assert again is not made
-    groups.forget_if_unused(made)
-    assert groups.of(KEY) is again, "a group that was forgotten before stands for nothing"
-
-
-@pytest.mark.parametrize("known", ["sessions", "waiting", "shaken", "accepted", "tools", "former"])
+@pytest.mark.parametrize("known", ["nothing", "sessions", "waiting", "shaken", "accepted", "tools", "former"])
 def test_a_group_that_knows_anything_is_not_unused(known: str) -> None:
-    groups: Groups[Any] = Groups(is_affine=False)
-    made = groups.of(KEY)
+    made = group()
     match known:
+        case "nothing":
+            pass
         case "sessions":
             made.sessions["session"] = None
         case "waiting":
@@ -137,21 +118,5 @@ def test_a_group_that_knows_anything_is_not_unused(known: str) -> None:
             made.learn({"a": Tool()}, ADA)
     if known == "former":
         made.missed()
-    groups.forget_if_unused(made)
-    assert groups.get(KEY) is made
-
-
-def test_an_empty_group_is_forgotten_and_when_it_was_served_is_not() -> None:
-    groups: Groups[Any] = Groups(is_affine=False)
-    assert groups.served == float("-inf")
-    made, other = groups.of(KEY), groups.of(OTHER)
-    made.accept(ADA)
-    served = groups.served
-    assert served > float("-inf")
-    groups.forget_if_empty(made, made.used - 0.001)
-    assert groups.get(KEY) is made, "it was used after that"
-    other.sessions["session"] = None
-    for each in (made, other):
-        groups.forget_if_empty(each, float("inf"))
-    assert list(groups) == [OTHER]
-    assert groups.served == served
+    assert made.knows_nothing is (known == "nothing")
+    assert made.is_empty is (known not in ("sessions", "waiting"))

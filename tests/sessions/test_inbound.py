@@ -13,7 +13,7 @@ from gateway.protocol.errors import CannotAsk
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import inbound
 from gateway.sessions.call import Call, OwnListener, PoolKey
-from gateway.sessions.group import Group
+from gateway.sessions.group import ChangeListeners, Group
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, NestedOutcome
 from gateway.telemetry.metrics.series import Count
@@ -34,7 +34,7 @@ class Scene(OwnListener):
         metrics = Mock(Metrics, notification=self.count)
         metrics.upstream_failures = metrics.nested_requests = MagicMock()
         metrics.nested_requests.__getitem__.side_effect = self.counted
-        group: Group[Session] = Group(PoolKey(b"p", b"{}", b"{}", ()), is_affine=False)
+        group: Group[Session] = Group(PoolKey(b"p", b"{}", b"{}", ()), False, ChangeListeners(), Mock())
         self.tasks = Tasks(Mock(Metrics))
         self.session = Session(group, self.channel, "/mcp", metrics, self.tasks)
         self.session.watch(self)

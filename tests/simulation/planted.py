@@ -149,8 +149,8 @@ FAULTS: Final = (
     Planted(
         "sessions: idle sessions are not swept",
         "sessions/pool/pool.py",
-        "                self._drop(session)\n            self._groups.forget_if_empty",
-        "                break\n            self._groups.forget_if_empty",
+        "                self._drop(session)\n            if group.is_empty",
+        "                break\n            if group.is_empty",
     ),
     Planted(
         "sessions: the session of a call that was given up is used and ended",

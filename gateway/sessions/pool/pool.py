@@ -28,7 +28,7 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity, Limits
 from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.group import Group, Groups, SessionRequest
+from gateway.sessions.group import ChangeListeners, Group, SessionRequest
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
@@ -62,12 +62,10 @@ class Pool:
         self._tasks = tasks
         name = f"session sweeper of {self.route.path}"
         self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, name)
-        is_affine = self.route.sessions.affinity == "principal"
-        self._groups: Groups[Session] = Groups(
-            is_affine=is_affine, may_be_stale=self._sweep_soon, made=self._sweep_later
-        )
-        self.group = self._groups.of
-        """Returns the group of a key; makes it when it is new."""
+        self._groups: dict[PoolKey, Group[Session]] = {}
+        self._listeners = ChangeListeners()
+        self._served = float("-inf")
+        """When the upstream last served a session of a group that is forgotten."""
         self._capacity: Capacity[Session] = Capacity(self._limits)
         self._rate = TokenBucket(settings.part(_opening_rate))
         self._counts = metrics.sessions_by_state(self.route.path)
@@ -108,12 +106,22 @@ class Pool:
     @property
     def served(self) -> float:
         """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
-        return self._groups.served
+        return max((self._served, *(group.served for group in self._groups.values())))
 
     @property
     def waiting(self) -> int:
         """How many requests wait for a session."""
         return sum(len(group.waiting) for group in self._groups.values())
+
+    def group(self, key: PoolKey) -> Group[Session]:
+        """The group of a key; made when it is new."""
+        group = self._groups.get(key)
+        if group is None:
+            self._sweep_later()
+            is_affine = bool(key.pin) or self.route.sessions.affinity == "principal"
+            group = self._groups[key] = Group(key, is_affine, self._listeners, self._alarm)
+        group.used = world.monotonic()
+        return group
 
     def _session(self, group: Group[Session]) -> Session:
         return Session(group, self.connect(), self.route.path, self._metrics, self._tasks)
@@ -144,11 +152,11 @@ class Pool:
         """
         if self.route.upstream.command is None:
             return nullcontext()
-        return self._groups.listeners.listening(principal, listener, uris)
+        return self._listeners.listening(principal, listener, uris)
 
     def is_ready(self, principal: bytes, log_level: str | None) -> bool:
         """Whether any idle session of a principal can take a call with this log level without `prepare`."""
-        return log_level is None and not self._groups.listeners.of(principal)
+        return log_level is None and not self._listeners.of(principal)
 
     async def prepare(self, session: Session, log_level: str | None, headers: Headers) -> None:
         """Set on a session what its next call depends on; raises as `Session.ask` does.
@@ -159,7 +167,7 @@ class Pool:
         if log_level is not None:
             await session.set_log_level(log_level, headers, self.handshake_seconds)
         if session.channel.is_process:
-            uris = self._groups.listeners.uris(session.group.principal)
+            uris = self._listeners.uris(session.group.principal)
             await session.set_subscriptions(uris, headers, self.handshake_seconds)
 
     # -- what the upstream says to a credential ---------------------------------------------------------------------
@@ -282,13 +290,11 @@ class Pool:
 
     def take(self, group: Group[Session]) -> Session | None:
         """An idle session, if there is one; none is idle while a request waits for it."""
-        while (session := assignment.reusable(group)) is not None:
-            if not session.lost:
-                self._capacity.occupied(session, group)
-                self._move(session, _BUSY)
-                return session
-            self._drop(session)
-        return None
+        session = assignment.reusable(group)
+        if session is not None:
+            self._capacity.occupied(session, group)
+            self._move(session, _BUSY)
+        return session
 
     async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, is_exempt: bool = True) -> Session:
         """Wait for a session, which is yet to be opened if it is new; raises Busy."""
@@ -311,19 +317,24 @@ class Pool:
         finally:
             if not future.done():
                 self._capacity.remove(request)
-                self._groups.forget_if_unused(group)
+                self._forget_if_unused(group)
                 self._assign(group)
         if not future.done():
             raise pool_errors.busy(self.route, is_pinned=bool(group.key.pin))
         obtained = future.result()
         if isinstance(obtained, Busy):
-            self._groups.forget_if_unused(group)
+            self._forget_if_unused(group)
             raise obtained
         return obtained
 
+    def _forget_if_unused(self, group: Group[Session]) -> None:
+        """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
+        if group.knows_nothing and self._groups.get(group.key) is group:
+            del self._groups[group.key]
+
     def _end_start(self, group: Group[Session]) -> None:
         """The handshake of a session has ended, well or not."""
-        self._groups.forget_if_unused(group)
+        self._forget_if_unused(group)
         self._capacity.starting -= 1
         self._assign(group)
 
@@ -332,9 +343,6 @@ class Pool:
         if (group is None or not group.takers) and not self._capacity.eligible:
             return
         while (found := assignment.assign(group, self._capacity)) is not None:
-            if isinstance(found, assignment.Drop):
-                self._remove(found.session)
-                continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
                 self._capacity.occupied(session, session.group)
@@ -463,16 +471,15 @@ class Pool:
         """Nothing of a group is stale before it was not used for `sessions.idle_seconds`."""
         self._alarm.set(world.monotonic() + self.config.sessions.idle_seconds)
 
-    def _sweep_soon(self) -> None:
-        self._alarm.set(world.monotonic())
-
     def _sweep(self, now: float) -> float | None:
         """Close sessions that were not used for `sessions.idle_seconds`, and forget empty groups."""
         seconds = self.config.sessions.idle_seconds
         for group in list(self._groups.values()):
-            while group.idle and _is_stale(session := next(iter(group.idle)), now - seconds):
+            for session in [each for each in group.idle if _is_stale(each, now - seconds)]:
                 self._drop(session)
-            self._groups.forget_if_empty(group, now - seconds)
+            if group.is_empty and group.used <= now - seconds:
+                self._served = max(self._served, group.served)
+                del self._groups[group.key]
         return min((_unused_since(group, now) + seconds for group in self._groups.values()), default=None)
 
     def retire(self) -> None:

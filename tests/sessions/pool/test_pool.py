@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Quota
 from gateway.sessions.call import Call, OwnListener, PoolKey
-from gateway.sessions.group import MAX_FOLLOWED, Group, Groups
+from gateway.sessions.group import MAX_FOLLOWED, Group
 from gateway.sessions.pool import pool as pools
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
@@ -334,43 +333,47 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     await bench.close()
 
 
-class Unsearched(Groups):
-    """Groups that may be looked up, and not looked through."""
-
-    searches = 0
-
-    def __iter__(self) -> Iterator[PoolKey]:
-        Unsearched.searches += 1
-        return super().__iter__()
-
-    def items(self) -> Any:
-        Unsearched.searches += 1
-        return super().items()
-
-    def values(self) -> Any:
-        Unsearched.searches += 1
-        return super().values()
+async def test_a_pinned_client_has_one_session_and_the_others_have_one_each(begin: Start) -> None:
+    pool = (await begin()).gateway.routes.live["/mcp"].upstream.pool
+    assert [pool.group(PoolKey(b"p", b"{}", b"{}", (), pin)).is_affine for pin in ("", "x", "y")] == [
+        False,
+        True,
+        True,
+    ]
+    assert pool.group(PoolKey(b"p", b"{}", b"{}", (), "x")) is not pool.group(PoolKey(b"p", b"{}", b"{}", (), "y"))
 
 
-async def test_a_release_does_not_search_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "Groups", Unsearched)
+async def test_callers_that_wait_at_their_own_limit_and_for_room_are_all_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pools, "_SWEEP_SECONDS", 1000.0)
     before, bench = alive(Quota), Bench(sessions={"max": 40, "max_per_principal": 1})
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
     waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit
     waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
     await turns()
-    Unsearched.searches = 0
     while waiting:
         bench.pool.release(held.pop(0), clean=True)  # idle, and closed for room at once
         served, waiting = await asyncio.wait(waiting, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert served
         held += [each.result() for each in served]
-    assert Unsearched.searches == 0
     for session in held:
         bench.pool.release(session, clean=True)
     await bench.close()
     assert alive(Quota) == before
+
+
+async def test_a_session_that_was_lost_while_it_was_idle_is_closed_soon() -> None:
+    bench = Bench(sessions={"idle_seconds": 600})
+    session, other = await bench.acquire(key("a")), await bench.acquire(key("a"))
+    for each in (other, session):
+        bench.pool.release(each, clean=True)
+    session.side_closed(was_open=True)
+    await eventually(lambda: session.state is None)
+    assert list(session.group.idle) == [other]
+    assert bench.pool.take(session.group) is other
+    bench.pool.release(other, clean=True)
+    await bench.close()
 
 
 @pytest.mark.parametrize("status", [401, 500])
@@ -457,6 +460,8 @@ async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) 
     for number in range(5):
         await stand.client(f"Bearer {number}").call()
     await eventually(lambda: alive(Group, Quota) == before)
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
+    assert pool.served > float("-inf"), "what was known of the server as a whole stays known"
 
 
 async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Start) -> None:
@@ -483,7 +488,7 @@ async def test_a_process_is_subscribed_to_what_its_caller_listens_to_before_each
         await pool.prepare(session, None, NO_HEADERS)
         return list(channel.sent)
 
-    one, two, other = session.group, Group(key("b"), is_affine=False), Group(key("c"), is_affine=False)
+    one, two, other = Heard(), Heard(), Heard()
     assert await sent() == []
     with pool.hearing(b"b", other, ["x:b"]):
         assert pool.is_ready(b"a", None)
