@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from gateway import __version__, world
 from gateway.admin.workers_view import Overview
@@ -36,9 +36,6 @@ from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.server.serve import ignore_signals, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection  # generic for the type checker only
 
 log = get_logger()
 
@@ -92,7 +89,6 @@ class Supervisor:
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
         self._failed = False
-        self._error: OSError | None = None
         self._kill: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
@@ -137,8 +133,6 @@ class Supervisor:
             await self._tasks.close()
             if self._listener is not None:
                 await self._listener.close()
-        if self._error is not None:
-            raise self._error
         if not self._failed:
             ignore_signals()
         return int(self._failed)
@@ -153,19 +147,19 @@ class Supervisor:
             code = await life.ended()
             del self._lives[number]
             self._overview.died(number)
-            error = life.close()
             seconds = round(loop.time() - began, 3)
             if self._stopping.is_set():
                 self._failed |= code != 0
                 return
             if number not in self._overview.proven:
-                self._give_up(number, code, error)
+                # What made a first start fail would make the next one fail too.
+                self._failed = True
+                log.error(Event.WORKER_ENDED, worker=number, exit_code=code, note="it ended before it was ready")
+                self._stop(signal.SIGINT)
                 return
             if seconds >= _LONG_LIFE_SECONDS:
                 pause = _FIRST_PAUSE_SECONDS
-            log.warning(
-                Event.WORKER_ENDED, worker=number, exit_code=code, error=error, seconds=seconds, again_in_seconds=pause
-            )
+            log.warning(Event.WORKER_ENDED, worker=number, exit_code=code, seconds=seconds, again_in_seconds=pause)
             self._metrics.worker_restarts.inc()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -185,14 +179,6 @@ class Supervisor:
     async def _prove(self, number: int) -> None:
         while number in self._lives and not await self._overview.is_ready(number):
             await asyncio.sleep(_POLL_SECONDS)
-
-    def _give_up(self, number: int, code: int, error: OSError | None) -> None:
-        """End the program: the cause of a failed first start would make the next one fail too."""
-        self._failed = True
-        self._error = self._error or error
-        if error is None:
-            log.error(Event.WORKER_ENDED, worker=number, exit_code=code, note="it ended before it was ready")
-        self._stop(signal.SIGINT)
 
     def _stop(self, number: signal.Signals) -> None:
         """Forward a signal; a second one makes the workers end at once."""
@@ -221,17 +207,12 @@ class _Life:
     """One process of a worker, from its start to its end."""
 
     def __init__(self, config: Config, worker: Worker, read: Read | None) -> None:
-        self._error, error = _SPAWN.Pipe(duplex=False)
         # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
-        self._process = _SPAWN.Process(target=_work, args=(config, worker, read, error), daemon=True)
+        self._process = _SPAWN.Process(target=_work, args=(config, worker, read), daemon=True)
         with _blocked_signals():
             self._process.start()
-        error.close()
-
-    @property
-    def pid(self) -> int:
         assert self._process.pid is not None
-        return self._process.pid
+        self.pid = self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         """Signal the process, unless it has ended: another process may have its pid by then."""
@@ -248,17 +229,10 @@ class _Life:
             loop.remove_reader(self._process.sentinel)
         # The kernel has closed its files, so this waits for microseconds.
         self._process.join()
-        assert self._process.exitcode is not None
-        return self._process.exitcode
-
-    def close(self) -> OSError | None:
-        """Release the resources of an ended process; return the error that kept it from listening."""
-        error: OSError | None = None
-        with suppress(EOFError):
-            error = OSError(*self._error.recv())
-        self._error.close()
+        code = self._process.exitcode
+        assert code is not None
         self._process.close()
-        return error
+        return code
 
 
 async def _claim(config: Config, address: str) -> None:
@@ -282,7 +256,7 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(config: Config, worker: Worker, read: Read | None, error: "Connection[Any, Any]") -> None:
+def _work(config: Config, worker: Worker, read: Read | None) -> None:
     """Run a worker in its own process."""
     _die_with_supervisor()
     os.setsid()
@@ -290,7 +264,7 @@ def _work(config: Config, worker: Worker, read: Read | None, error: "Connection[
     try:
         event_loop.run(_serve(config, worker, read))
     except OSError as exc:
-        error.send(exc.args)
+        log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - as for a process alone
         sys.exit(1)
 
 
