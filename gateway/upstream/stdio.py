@@ -5,21 +5,17 @@ which call a nested request belongs to, so a child has one call in flight, as ev
 ids: a call is lost when its child ends. Credentials and forwarded headers select the child, and it does not see them.
 """
 
-import asyncio
-
 from msgspec import Raw
 
 from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, lost_session
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
-from gateway.upstream.channel import Channel, Headers, Receive, SideListener
-
-_Listening = tuple[Receive, "asyncio.Future[None]"]
-"""The callback of a request, with the future of its answer."""
+from gateway.upstream.channel import Headers, Receive, SideListener
+from gateway.upstream.one_stream import OneStreamChannel
 
 
-class StdioChannel(Channel):
+class StdioChannel(OneStreamChannel):
     """One session, which is one child."""
 
     taken = True
@@ -28,17 +24,16 @@ class StdioChannel(Channel):
     is_process = True
 
     def __init__(self, launcher: ChildLauncher) -> None:
+        super().__init__()
         self._launcher = launcher
         self._child: Child
         self._started = False
-        self._call: _Listening | None = None
-        self._side: SideListener | None = None
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
         child = self._child = await self._launcher.take()
         self._started = True
-        child.hear_with(self.hear)
+        child.hear_with(lambda line, _: self.hear(line))
         answers: list[Raw] = []
 
         def receive(data: bytes) -> bool:
@@ -89,37 +84,12 @@ class StdioChannel(Channel):
         child = self._child
         if child.over.done():
             raise SessionLost(f"{child.where} {child.over.result()}")
-        answered = asyncio.get_running_loop().create_future()
-        call = self._call = receive, answered
-        try:
+        with self._awaited(receive) as answered:
             await child.send(message)
             message = b""  # it is not sent again, and a call that waits should not keep it
             _ = await child.answers(answered)
             answered.result()
-        finally:
-            self._forget(call)
-            answered.cancel()
         return None
-
-    def _forget(self, call: _Listening) -> None:
-        """Remove this request. Another one may have been sent as soon as it was answered."""
-        if self._call is call:
-            self._call = None
-
-    def hear(self, line: bytes, _message: jsonrpc.Message) -> None:
-        """Take a message of the child."""
-        if self._call is None:
-            if self._side is not None:
-                self._side.hear_side(line)
-            return
-        call = receive, answered = self._call
-        try:
-            if receive(line):
-                self._forget(call)
-                answered.set_result(None)
-        except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe)
-            self._forget(call)
-            answered.set_exception(exc)
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""

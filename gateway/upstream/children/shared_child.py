@@ -83,7 +83,7 @@ class SharedChild:
         if is_question and self._given_up and any(each.may_ask for each in self.channels):
             self._refuse(message)
         elif (channel := self._channel_of(message)) is not None:
-            channel.hear(line, message)
+            channel.hear(line)
 
     def _channel_of(self, message: jsonrpc.Message) -> "SharedChannel | None":
         if message.method is None:

@@ -7,8 +7,7 @@ answered with 404 (Python SDK), with 400, or never (server-everything), so every
 """
 
 import asyncio
-from collections import deque
-from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -16,9 +15,9 @@ from yarl import URL  # noqa: TC002  (one import style; it costs nothing here)
 
 from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
-from gateway.upstream.channel import Callbacks, Channel, Headers, Receive, SideListener
+from gateway.protocol import jsonrpc, lost_session, mcp, sse
+from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable, UpstreamError, clean
+from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
 from gateway.upstream.http.http_errors import (
     PING_PREFIX,
     InitializeAnswer,
@@ -30,16 +29,16 @@ from gateway.upstream.http.http_errors import (
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, redirected
+from gateway.upstream.one_stream import Answered, OneStreamChannel, settle
 
 _ENDPOINT_BYTES: Final = 4096
-_EARLY_KEPT: Final = 16
-_PINGS_KEPT: Final = 64
-_EARLY_BYTES: Final = 65_536
 _POST_REDIRECTS: Final = (307, 308)
 """Redirects after which the same POST is sent again. The first one was not processed."""
 _FAILURES: Final = (RequestFailed, UpstreamError, sse.EventTooLarge)
 _UNREAD: Final = frozenset(range(300, 500)) - {401, 403}
 """Statuses of a GET whose body does not matter."""
+_UNHEARD: Final = Callbacks(lambda _: False, lambda _: False)
+"""The hearer of replies without messages."""
 
 
 class _SessionStream(StreamReply, kw_only=True):
@@ -49,44 +48,20 @@ class _SessionStream(StreamReply, kw_only=True):
 
     def take(self, event: sse.Event) -> None:
         """The first event names the address for messages."""
-        if self.channel.is_named(event) and event.data and event.event == "message":
-            _ = self.hearer.hear_call(event.data)
+        self.channel.take(event)
 
 
-class _Waiting:
-    """A request whose answer is expected on the stream."""
-
-    def __init__(self, receive: Receive, *, is_repeatable: bool) -> None:
-        self.receive, self.is_repeatable = receive, is_repeatable
-        self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
-        """Done with None when it is answered, or with the reason why it will not be."""
-        self.post: ReplyReader | None = None
-        """The reply to its POST, once that is sent."""
-
-    def end(self, error: GatewayError | ValueError | None) -> None:
-        """Complete the request, and wait for its POST no more, whose outcome matters little now."""
-        if not self.over.done():
-            self.over.set_result(error)
-            if self.post is not None:
-                self.post.answered()
-
-
-class HttpSseChannel(Channel):
+class HttpSseChannel(OneStreamChannel):
     """One session over HTTP+SSE."""
 
     def __init__(self, upstream: HttpUpstream) -> None:
+        super().__init__()
         self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._stream: _SessionStream | None = None
         """The reply to the GET, while it is open. No task reads it, because it is silent most of the time."""
         self._messages: URL | None = None
         """The address for messages, while the stream is open."""
-        self._waiting: _Waiting | None = None
-        self._side: SideListener | None = None
-        self._early: deque[bytes] = deque(maxlen=_EARLY_KEPT)
-        """Messages between the answer to `initialize` and `listen`."""
-        self._pings: deque[bytes] = deque(maxlen=_PINGS_KEPT)
-        """Ids of pings whose answers will come on the stream and are dropped there."""
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
         self._closed = False
@@ -126,7 +101,7 @@ class HttpSseChannel(Channel):
 
         async def send() -> ReplyReader:
             stream = _SessionStream(
-                Callbacks(self._receive, self._receive),
+                _UNHEARD,
                 client.limits.event_bytes,
                 client.arriving,
                 0.0,
@@ -160,21 +135,21 @@ class HttpSseChannel(Channel):
         self._side = listener
         if not self.hears_side:
             listener.side_closed(was_open=True)
-        while self._early:
-            listener.hear_side(self._early.popleft())
 
     def adopt(self, session_id: str, version: str) -> None:
         """Do nothing: the session is a stream of another process, and `resume` fails."""
 
     # -- the stream ---------------------------------------------------------------------------------------------
 
-    def is_named(self, event: sse.Event) -> bool:
-        """Whether the address for messages was named before this event, which names it otherwise.
+    def take(self, event: sse.Event) -> None:
+        """Take an event; the answers to pings are dropped."""
+        if self._messages is None:
+            self._open(event)
+        elif event.data and event.event == "message" and not (PING_PREFIX in event.data and _is_pong(event.data)):
+            self.hear(event.data)
 
-        Raises WrongTransport or Unreachable.
-        """
-        if self._messages is not None:
-            return True
+    def _open(self, event: sse.Event) -> None:
+        """Take the address for messages from the first event. Raises WrongTransport or Unreachable."""
         where = self._endpoint.where
         if event.event != "endpoint":
             raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
@@ -188,7 +163,6 @@ class HttpSseChannel(Channel):
             )
         if self._stream is not None:
             self._stream.wake()
-        return False
 
     def _over(self) -> None:
         """The stream has ended, or there is none."""
@@ -217,37 +191,11 @@ class HttpSseChannel(Channel):
             return
         stream.close()
         self._messages = None
-        if self._waiting is not None:
+        if self._call is not None:
             cause = ended.message.partition(";")[0]
-            self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
+            settle(self._call[1], CallLost(f"{cause} under a call; the call may have had effects"))
         if self._side is not None and not self._closed:
             self._side.side_closed(was_open=True)
-
-    def _receive(self, data: bytes) -> bool:
-        """Pass one message to the request in flight, or else to the side listener; the stream goes on."""
-        if self._pings and PING_PREFIX in data:
-            with suppress(ValueError):
-                opened = jsonrpc.message(data)
-                if opened.method is None and isinstance(opened.id, Raw) and bytes(opened.id) in self._pings:
-                    self._pings.remove(bytes(opened.id))
-                    return False
-        waiting = self._waiting
-        if waiting is None:
-            if self._side is not None:
-                self._side.hear_side(data)
-            elif len(data) <= _EARLY_BYTES:
-                self._early.append(data)
-            return False
-        failure: GatewayError | ValueError | None = None
-        try:
-            is_over = waiting.receive(data)
-        except (GatewayError, ValueError) as exc:
-            is_over, failure = True, exc
-        if is_over:
-            if self._waiting is waiting:  # the next request may have been sent while the answer was received
-                self._waiting = None
-            waiting.end(failure)
-        return False
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -256,37 +204,27 @@ class HttpSseChannel(Channel):
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
         self._check_stream()
-        waiting = self._waiting = _Waiting(receive, is_repeatable=is_repeatable)
         self.taken = False
-        try:
-            refused = await self._request(message, headers, waiting)
-            if refused is not None:
+        with self._awaited(receive) as answered:
+            try:
+                refused = await self._post_in_session(message, headers, answered, is_repeatable=is_repeatable)
+            except UpstreamError as exc:
+                # Whatever happened to the POST, the server accepted a request that it answered. If the stream ended,
+                # the call may have run, so the loss of the stream is reported and not SessionLost.
+                is_over = answered.done() and (answered.exception() is None or isinstance(exc, SessionLost | CallLost))
+                if not is_over:
+                    raise
+                refused = None
+            if refused is not None and not answered.done():
                 return refused
             message = b""  # it is not sent again, and a call that waits should not keep it
-            error = await waiting.over
-            if error is not None:
-                raise error
-            return None
-        finally:
-            if self._waiting is waiting:
-                self._waiting = None
+            await answered
+        return None
 
     def _check_stream(self) -> None:
         """Raise SessionLost if the stream, which is the session, has ended."""
         if self._messages is None:
             raise SessionLost(f"{self._endpoint.where} ended the stream of its session")
-
-    async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
-        """POST a request; return the body of an HTTP error, unless the stream brought the answer."""
-        try:
-            refused = await self._post_in_session(message, headers, waiting)
-        except UpstreamError as exc:
-            # Whatever happened to the POST, the server accepted a request that it answered. If the stream ended, the
-            # call may have run, so the loss of the stream is reported and not SessionLost.
-            if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost | CallLost)):
-                return None
-            raise
-        return None if waiting.over.done() else refused
 
     async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, because a call ends with its stream."""
@@ -307,18 +245,16 @@ class HttpSseChannel(Channel):
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`. Its acceptance proves the session, so its answer is dropped."""
         self._check_stream()
-        id_ = ping_id()
-        self._pings.append(id_)
-        refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers)
+        refused = await self._post(jsonrpc.request(ping_id(), mcp.PING, {}), headers)
         if refused is not None:
             check_ping_answer(refused, self._endpoint)
 
     async def _post_in_session(
-        self, message: bytes, headers: Headers, waiting: _Waiting | None = None
+        self, message: bytes, headers: Headers, answered: Answered | None = None, *, is_repeatable: bool = True
     ) -> jsonrpc.Error | Raw | None:
         """POST as `_post` does; raises SessionLost only if a ping proves that the session is gone."""
         try:
-            return await self._post(message, headers, waiting)
+            return await self._post(message, headers, answered, is_repeatable=is_repeatable)
         except SuspectedSessionLoss as exc:
             if not self._is_ready:
                 raise
@@ -326,45 +262,45 @@ class HttpSseChannel(Channel):
             return exc.conclude(is_gone=self.forgotten)
 
     async def _post(
-        self, message: bytes, headers: Headers, waiting: _Waiting | None = None
+        self, message: bytes, headers: Headers, answered: Answered | None = None, *, is_repeatable: bool = True
     ) -> jsonrpc.Error | Raw | None:
-        """Send a message and wait until it is accepted, or until the request is over."""
-        where = self._endpoint.where
+        """POST a message, following one redirect within the origin, until it is accepted or its request is over.
+
+        An answer, a notification or a ping may come twice.
+        """
+        where, target, client = self._endpoint.where, self._messages, self._client
         try:
-            async with asyncio.timeout(self._client.timeouts.answer_seconds):
-                return await self._deliver(message, headers, waiting)
+            async with asyncio.timeout(client.timeouts.answer_seconds):
+                for _ in range(2):
+                    if target is None:
+                        break
+                    reply = ReplyReader(
+                        _UNHEARD,
+                        0,
+                        client.arriving,
+                        self._times.drain_seconds,
+                        needs_body=False,
+                        unread=_POST_REDIRECTS,
+                    )
+                    own = {**headers, **self._fixed}
+                    pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)
+                    if answered is not None:
+                        answered.add_done_callback(partial(_wait_no_more, reply))
+                    _ = await reply.over(pending)
+                    if reply.is_done:
+                        if self._messages is not None:
+                            self._messages = target
+                        if answered is not None and not answered.done():
+                            self.taken = True
+                        return None
+                    if reply.status not in _POST_REDIRECTS:
+                        return read_refusal(reply, self._endpoint, message)
+                    assert reply.head is not None, "it has a status"
+                    target = self._endpoint.within(reply.head.text(b"location") or "", target)
         except TimeoutError as exc:
             raise CallLost(
                 f"{where} did not accept a message within timeouts.answer_seconds; the call may have had effects"
             ) from exc
-
-    async def _deliver(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
-        """POST a message, following one redirect within the origin."""
-        where, target, client = self._endpoint.where, self._messages, self._client
-        for _ in range(2):
-            if target is None:
-                break
-            own = {**headers, **self._fixed}
-            # An answer, a notification or a ping may come twice.
-            is_repeatable = waiting is None or waiting.is_repeatable
-            hearer = Callbacks(self._receive, self._receive)
-            reply = ReplyReader(
-                hearer, 0, client.arriving, self._times.drain_seconds, needs_body=False, unread=_POST_REDIRECTS
-            )
-            pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)
-            if waiting is not None:
-                waiting.post = reply
-            _ = await reply.over(pending)
-            if reply.is_done:
-                if self._messages is not None:
-                    self._messages = target
-                if waiting is not None and waiting is self._waiting and not waiting.over.done():
-                    self.taken = True
-                return None
-            if reply.status not in _POST_REDIRECTS:
-                return read_refusal(reply, self._endpoint, message)
-            assert reply.head is not None, "it has a status"
-            target = self._endpoint.within(reply.head.text(b"location") or "", target)
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
 
     async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)
@@ -377,3 +313,13 @@ def _without_secrets(data: bytes) -> str:
     """Return the address without secrets, such as a session id in its query."""
     address = data[:200].decode(errors="replace")
     return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])
+
+
+def _wait_no_more(reply: ReplyReader, _: Answered) -> None:
+    """The request of a POST is over, so the outcome of the POST matters little."""
+    reply.answered()
+
+
+def _is_pong(data: bytes) -> bool:
+    message = lost_session.opened(data)
+    return message.method is None and isinstance(message.id, Raw) and bytes(message.id).startswith(b'"' + PING_PREFIX)
