@@ -3,33 +3,22 @@
 import json
 from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc
 
-_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_PLAIN: Final = bytes(
-    48 if each in b"0123456789" else 101 if each in b".eE" else each if 32 <= each < 127 and each != 92 else 0
-    for each in range(256)
-)
-"""For `translate`: one digit, one sign behind the digits of a float, and 0 for escapes and all but printable ASCII."""
 
 
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and without white space: values that `jsonrpc.value` reads as equal give equal bytes."""
     try:
-        written = _encode_sorted(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        pass
-    else:
-        plain = written.translate(_PLAIN)
-        if plain.find(b"\0") < 0 and plain.find(b"0e") < 0:
-            return written  # no float and no escape, which the encoder below writes in another way
-    return _CANONICAL.encode(value).encode()
+        return _encode_sorted(value)
+    except OverflowError:  # an integer of more than 64 bits
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def canonical_members(members: Mapping[str, Raw]) -> bytes:

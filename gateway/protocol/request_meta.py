@@ -30,7 +30,6 @@ _REMEMBERED: Final = 1_024
 _REMEMBERED_BYTES: Final = 1_024
 _MAX_DECLARATION_BYTES: Final = 16_384
 NO_META: Final[jsonrpc.Fields] = {}
-_metas: "Final[dict[bytes, Meta]]" = {}
 UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
@@ -88,15 +87,7 @@ class Meta(NamedTuple):
 
 def meta_of(raw: Raw) -> Meta:
     """Open `_meta`; raises InvalidParams or InvalidRequest unless it is an object."""
-    data = bytes(raw)
-    found = _metas.get(data)
-    if found is None:
-        found = _opened(data)
-        if _is_repeated(data):
-            if len(_metas) >= _REMEMBERED:
-                _metas.clear()
-            _metas[data] = found
-    return found
+    return _remembered(_opened, bytes(raw))
 
 
 def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
@@ -108,6 +99,7 @@ def _is_repeated(raw: bytes) -> bool:
     return len(raw) <= _REMEMBERED_BYTES and raw.find(_PROGRESS_TOKEN) < 0
 
 
+@lru_cache(_REMEMBERED)
 def _opened(raw: bytes) -> Meta:
     members = jsonrpc.object_of(Raw(raw), '"params._meta"', InvalidParams)
     try:
