@@ -96,7 +96,7 @@ class MirrorBackend:
             self._spawn(id_, _subscribe(changes, method, uri_of(params_of(message.opened)), headers))
         else:
             call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), changes.profile, headers)
-            call.open(_LinkedLeg(self, id_))
+            call.open(call)
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
         self.upstream.live.process.tasks.spawn(self._answered(id_, work), "mirrored request")
@@ -141,11 +141,11 @@ class MirrorBackend:
         """Put a question to the client."""
         id_ = b"%d" % next(self._ids)
         self._nested[id_] = call, question.key
-        self.link.send(question.nested(id_), call.id)
+        self.link.send(question.nested(id_), bytes(call.id))
 
     def forget(self, call: "_LinkedCall") -> None:
         """A call is over."""
-        self._calls.pop(call.id, None)
+        self._calls.pop(bytes(call.id), None)
         self._nested = {id_: found for id_, found in self._nested.items() if found[0] is not call}
 
 
@@ -154,42 +154,34 @@ async def _subscribe(changes: Changes, method: str, uri: str, headers: Headers) 
     return b"{}"
 
 
-class _LinkedLeg(Leg):
-    """The request of a call, which waits at the link."""
-
-    def __init__(self, backend: MirrorBackend, id_: RequestId) -> None:
-        super().__init__(Raw(id_))
-        self._backend, self._id = backend, id_
-
-    def notify(self, message: bytes) -> None:
-        self._backend.link.send(message, self._id)
-
-    def finish(self, final: FinalMessage) -> None:
-        if self._backend.is_closed:
-            return
-        link = self._backend.link
-        if final.cause is not None:
-            link.refuse(self._id, final.cause)
-        elif final.body:
-            link.send(final.body, self._id)
-        else:
-            link.forget(self._id)
-
-
-class _LinkedCall(MirroredCall):
-    """One call of the session."""
+class _LinkedCall(MirroredCall, Leg):
+    """One call of the session, which is the leg that waits for it, too: it ends with the link."""
 
     def __init__(self, backend: MirrorBackend, request: Request, profile: Profile, headers: Headers) -> None:
-        self.id = request.id
         self._backend = backend
-        super().__init__(backend.upstream, world.token_hex(8), request, profile, headers, backend.level, Policy())
+        Leg.__init__(self, Raw(request.id))
+        level = backend.level
+        MirroredCall.__init__(self, backend.upstream, world.token_hex(8), request, profile, headers, level, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         for question in questions:
             self._backend.ask(self, question)
 
+    def notify(self, message: bytes) -> None:
+        self._backend.link.send(message, bytes(self.id))
+
+    def finish(self, final: FinalMessage) -> None:
+        if self._backend.is_closed:
+            return
+        link, id_ = self._backend.link, bytes(self.id)
+        if final.cause is not None:
+            link.refuse(id_, final.cause)
+        elif final.body:
+            link.send(final.body, id_)
+        else:
+            link.forget(id_)
+
     def _ended(self) -> None:
         self._backend.forget(self)
 
-    def _forget(self) -> None:
-        self._backend.forget(self)
+    _forget = _ended

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,47 +26,7 @@ from tests.support.workbench import ACCEPT, ALL, KEY, Reply, Stand
 
 __all__ = ["cluster"]
 
-PAPER: Final = {
-    "Clients that support state MUST declare the `state` capability": (
-        "test_the_server_learns_that_the_client_keeps_state",
-        "test_a_client_that_declares_no_session_state_gets_none",
-    ),
-    "State can be set in any Result message": ("test_every_result_may_set_the_state",),
-    "State MUST be a dictionary, whose keys are strings, under one of two `_meta` keys": (
-        "test_every_result_may_set_the_state",
-    ),
-    "State can be deleted by setting it to null": ("test_the_servers_own_state_passes_untouched",),
-    "State is additive, and the same name overwrites the entire value": (
-        "test_the_servers_own_state_passes_untouched",
-    ),
-    "State MUST be sent in all requests": ("test_all_requests_of_a_client_reach_one_session",),
-    "Without state, a client SHOULD NOT send the key": ("test_the_servers_own_state_passes_untouched",),
-    "The session's state ends with the session": ("test_a_new_session_of_a_client_has_a_session_upstream_of_its_own",),
-    "The server's state persists across sessions": ("test_the_servers_own_state_passes_untouched",),
-    "State may be cleared unexpectedly": ("test_a_client_that_lost_its_state_gets_a_new_one",),
-    "Clients MUST only send state to the server that set it": (
-        "test_a_bad_state_is_ignored",
-        "test_the_state_of_another_caller_or_route_is_ignored",
-    ),
-    "Clients MUST NOT keep state for localhost or an address": ("test_a_client_that_may_keep_nothing_is_served",),
-    "No errors are added: a bad state is ignored": (
-        "test_a_bad_state_is_ignored",
-        "test_the_state_of_another_caller_or_route_is_ignored",
-        "test_the_state_of_a_dead_replica_is_ignored",
-    ),
-    "State spares the service sticky sessions": (
-        "test_all_requests_of_a_client_reach_one_session",
-        "test_workers_of_other_hosts_are_reached",
-    ),
-}
-"""Each rule of the paper, with the tests that show it."""
-
 ROUTE: Final[dict[str, Any]] = {"dialects": ["sep-1655"]}
-
-
-def test_each_rule_of_the_paper_has_its_tests() -> None:
-    names = re.findall(r"def (test_\w+)", Path(__file__).read_text())
-    assert {name for tests in PAPER.values() for name in tests} <= set(names)
 
 
 class PaperClient(KeepingClient):

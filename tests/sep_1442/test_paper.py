@@ -1,8 +1,6 @@
 """SEP-1442 by a client that follows the paper line by line: before servers of both eras, one replica or three."""
 
 import json
-import re
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -15,61 +13,9 @@ from tests.support.paper_client import VERSION, PaperClient
 from tests.support.replicas import Cluster, operations
 from tests.support.workbench import Stand, eventually, jwt
 
-PAPER: Final = {
-    "HTTP: the protocol version MUST be passed as a header, and `_meta` MUST match it, or else 400": (
-        "test_a_header_that_differs_from_meta_is_refused",
-    ),
-    "Servers should reject requests with a missing or unsupported version": (
-        "test_an_unsupported_version_is_refused",
-        "test_a_missing_version_header_is_refused",
-    ),
-    "An unsupported version MUST get -32000 `Unsupported protocol version` with `supportedVersions`": (
-        "test_an_unsupported_version_is_refused",
-    ),
-    "Discovery is OPTIONAL": ("test_a_request_needs_no_other_one_before_it",),
-    "`server/discover` tells versions, capabilities, serverInfo, instructions": ("test_discover_has_its_own_shape",),
-    "An unsupported RPC MUST be rejected with 404 or -32601": ("test_an_unknown_method_is_refused",),
-    "A server SHOULD only send requests that match the capabilities": (
-        "test_a_client_is_asked_only_what_it_declared",
-        "test_a_request_without_capabilities_gets_one_json_body",
-    ),
-    "A client that cannot serve a request MUST return -32601": ("test_a_client_may_refuse_a_question",),
-    "A client MAY give its capabilities per request; the server MAY then stream": (
-        "test_a_question_is_a_request_on_the_response_stream",
-        "test_the_log_level_is_that_of_the_request",
-    ),
-    "The first event of `messages/listen` MUST be `notifications/messages/listen`": (
-        "test_a_background_stream_begins_with_its_notification",
-    ),
-    "A client MAY initialize; a server with sessions MUST respond with a sessionId": (
-        "test_initialize_gives_a_session_id",
-    ),
-    "A client MUST attach the session to requests, over any connection": ("test_a_session_goes_with_any_request",),
-    "HTTP: the session is passed as a header, which is the source of truth": (
-        "test_the_session_of_the_header_counts",
-    ),
-    "An invalid session id MUST get -32001 `Invalid Session ID` (400)": ("test_an_invalid_session_is_refused",),
-    "`logging/setLevel` is removed": ("test_an_unknown_method_is_refused",),
-    "The log level is specified per request": ("test_the_log_level_is_that_of_the_request",),
-    "`notifications/roots/list_changed` is removed; roots come with the request": (
-        "test_roots_that_came_with_the_request_are_not_asked_for",
-        "test_notifications_without_a_meaning_are_accepted",
-    ),
-    "`notifications/initialized` is accepted, and ignored": ("test_notifications_without_a_meaning_are_accepted",),
-    "Any request can be handled by any server instance": ("test_a_question_is_a_request_on_the_response_stream",),
-    "Resource exhaustion: servers SHOULD use quotas": ("test_calls_that_wait_have_a_cap",),
-    "A server MAY serve old clients too": ("test_other_clients_notice_nothing",),
-}
-"""Each rule of the paper, with the tests that show it."""
-
 ACCEPT: Final[Json] = {"action": "accept", "content": {"name": "Ann"}}
 ROOT: Final[Json] = {"uri": "file:///a", "name": "a"}
 CLIENT_INFO: Final = {"name": "paper", "version": "7"}
-
-
-def test_each_rule_of_the_paper_has_its_tests() -> None:
-    names = re.findall(r"def (test_\w+)", Path(__file__).read_text())
-    assert {name for tests in PAPER.values() for name in tests} <= set(names)
 
 
 def text(message: Json) -> Any:

@@ -22,7 +22,7 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer
-from gateway.mirror.client_requests import Request, level_of, of_initialize, params_of, request_of, uri_of
+from gateway.mirror.client_requests import level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
@@ -62,8 +62,6 @@ class Mirror:
         self.lot = self._shared.lot
         self.homes = Homes(tokens, results)
         self._calls = CallContinuation(self._shared, self.homes, router)
-        self._subscribing: set[tuple[str, bytes]] = set()
-        """The requests about subscriptions that are not answered yet, as in `Shared.running`."""
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
@@ -95,7 +93,9 @@ class Mirror:
         if message.method is None:
             return await self._calls.answer(at, session, message)
         if id_ is None:
-            return await self._notified(at, session, message)
+            if message.method == mcp.CANCELLED:
+                await self._calls.cancel(at, session, message)
+            return await at.accept()
         serving = self._request(at, session, id_, message)
         del message  # a call keeps the params alone, and these coroutines wait for its end
         return await serving
@@ -132,21 +132,14 @@ class Mirror:
         token = self._shared.tokens.new_session(at.bearer, profile)
         return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
 
-    async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
-        if message.method == mcp.CANCELLED:
-            await self._calls.cancel(at, session, message)
-        return await at.accept()
-
     async def _request(self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
-        key = session.key, id_
-        if key in self._shared.running or key in self._subscribing:
+        if (session.key, id_) in self._shared.running:
             raise IdInUse
         response = jsonrpc.result(id_, b"{}")
         keeps_level = sep_1655_item.is_kept(at.live, session)
         if keeps_level:
-            message, known = sep_1655_item.taken(message, at, session)
-            if known is not None:
-                self.homes.learn_level(session, known)
+            message, kept = sep_1655_item.taken(message, at, session)
+            self.homes.learn_level(session, kept)
         match message.method:
             case mcp.PING:
                 pass
@@ -157,38 +150,23 @@ class Mirror:
                 if keeps_level:
                     response = sep_1655_item.given(response, level, at.live)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
-                self._subscribing.add(key)
-                try:
-                    found = await self._subscribe(at, session, message)
-                finally:
-                    self._subscribing.remove(key)
+                self._check_home(at)
+                found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
                 if found is not None:
                     return found
+                home = self.homes.of(session, at.live)
+                await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
                 if len(id_) > _MAX_ID_BYTES:
                     raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 request = request_of(id_, message)
                 del message
                 at.incoming.drop_body(id_)
-                return await self._call(at, session, request)
+                if self.draining.refuses_calls:
+                    raise ShuttingDown("call again")
+                exchange, wanted = world.token_urlsafe(9), self.homes.level(session)
+                return await StreamedCall(self._shared, at, session, exchange, request, wanted).write(at)
         return await at.reply.whole(FinalMessage(response))
-
-    async def _subscribe(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response | None:
-        """Have the home of a session serve resources/subscribe or resources/unsubscribe; None if that is here."""
-        self._check_home(at)
-        found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
-        if found is not None:
-            return found
-        home = self.homes.of(session, at.live)
-        await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
-        return None
-
-    async def _call(self, at: MirrorArrival, session: Session, request: Request) -> Response:
-        if self.draining.refuses_calls:
-            raise ShuttingDown("call again")
-        level = self.homes.level(session)
-        held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request, level)
-        return await held.write(at)
 
     # -- GET ----------------------------------------------------------------------------------------------------
 

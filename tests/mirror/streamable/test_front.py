@@ -10,7 +10,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
-from tests.support.workbench import KEY, eventually, jwt
+from tests.support.workbench import KEY, jwt
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
 
@@ -89,23 +89,6 @@ async def test_two_open_calls_of_a_session_cannot_have_the_same_id(
     async with client.request("tools/call", echo, id_=taken) as served:
         assert text(await served.message()) == "x", "the id is free again"
     assert [body["params"]["name"] for body in server.of("tools/call")] == ["wait", *["echo"] * 4]
-
-
-async def test_two_open_subscriptions_of_a_session_cannot_have_the_same_id(
-    client: LegacyClient, server: FakeModern
-) -> None:
-    server.may_listen.clear()
-
-    async def subscribe() -> Json:
-        async with client.request("resources/subscribe", {"uri": "a://b"}, id_="s") as stream:
-            return await stream.message()
-
-    first = asyncio.get_running_loop().create_task(subscribe())
-    await eventually(lambda: server.of(mcp.LISTEN), "the server is asked")
-    assert (await subscribe())["error"]["code"] == mcp.INVALID_REQUEST
-    server.may_listen.set()
-    assert (await first)["result"] == {}
-    assert (await subscribe())["result"] == {}
 
 
 async def test_the_id_of_a_call_has_a_limit(client: LegacyClient, server: FakeModern) -> None:

@@ -1,7 +1,5 @@
 """SEP-1655 in the mirror, by a client that follows the paper line by line, before one replica and before several."""
 
-import re
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,25 +18,8 @@ from tests.support.replicas import Cluster
 from tests.support.state_keeper import CAPABILITY, SESSION, StateKeeper
 from tests.support.workbench import KEY, Stand, jwt
 
-PAPER: Final = {
-    "Clients that support state MUST declare the `state` capability": ("test_state_is_for_those_who_speak_of_it",),
-    "State can be set in any Result message, and MUST be sent in all requests": (
-        "test_a_replica_that_starts_later_learns_the_log_level_from_the_state",
-    ),
-    "The same name overwrites the entire value": ("test_the_newest_level_counts",),
-    "The session's state ends with the session, and goes to the server that set it; no errors are added": (
-        "test_the_state_of_another_session_is_ignored",
-    ),
-}
-"""Each rule of the paper that concerns the mirror, with the tests that show it."""
-
 ROUTE: Final = {"era": "mirror", "dialects": ["sep-1655"]}
 DECLARED: Final = {**CAPABILITIES, **CAPABILITY}
-
-
-def test_each_rule_of_the_paper_has_its_tests() -> None:
-    names = re.findall(r"def (test_\w+)", Path(__file__).read_text())
-    assert {name for tests in PAPER.values() for name in tests} <= set(names)
 
 
 class PaperClient(LegacyClient):

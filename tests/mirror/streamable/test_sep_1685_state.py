@@ -1,10 +1,8 @@
 """SEP-1685 by a client that follows the paper line by line, before one replica and before several."""
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -20,49 +18,10 @@ from tests.support.mirrored_client import CAPABILITIES, LegacyClient
 from tests.support.replicas import Cluster
 from tests.support.workbench import Stand, eventually, jwt
 
-PAPER: Final = {
-    "Clients that support state MUST declare `capabilities.state.scopes` with `request`": (
-        "test_a_client_that_declares_the_scope_gets_a_state",
-        "test_a_client_without_the_scope_gets_no_state",
-    ),
-    "Servers SHOULD check the capability, and MUST fall back to traditional state without it": (
-        "test_a_client_without_the_scope_gets_no_state",
-    ),
-    "Servers MAY include a state, a string, in any ServerRequest": (
-        "test_a_client_that_declares_the_scope_gets_a_state",
-    ),
-    "Clients MUST echo the exact state": (
-        "test_every_kind_of_answer_brings_its_state",
-        "test_a_state_that_is_not_echoed_exactly_is_refused",
-    ),
-    "Clients MUST NOT send a state if there was none": ("test_a_state_that_nobody_set_is_refused",),
-    "Servers SHOULD sign or encrypt the state": ("test_a_state_that_is_not_echoed_exactly_is_refused",),
-    "Servers SHOULD reject expired states": ("test_an_expired_state_continues_no_call",),
-    "Servers SHOULD reject duplicate states": (
-        "test_a_state_counts_once",
-        "test_the_state_of_a_cancelled_call_is_refused",
-    ),
-    "The state SHOULD have a maximum size, e.g. 8 KB": (
-        "test_a_state_has_at_most_8_kb",
-        "test_a_state_that_is_not_echoed_exactly_is_refused",
-    ),
-    "An invalid or tampered state has the code -32010": ("test_a_state_that_is_not_echoed_exactly_is_refused",),
-    "Any server can process the response at once": (
-        "test_an_answer_at_another_replica_is_checked_by_the_owner",
-        "test_a_state_continues_a_call_that_is_too_large_for_an_id",
-    ),
-}
-"""Each rule of the paper, with the tests that show it."""
-
 ROUTE: Final = {"era": "mirror", "dialects": ["sep-1685"]}
 DECLARED: Final = {**CAPABILITIES, "state": {"scopes": ["request"]}}
 ROOTS: Final[Json] = {"method": "roots/list", "params": {}}
 DECLINE: Final[Json] = {"action": "decline"}
-
-
-def test_each_rule_of_the_paper_has_its_tests() -> None:
-    names = re.findall(r"def (test_\w+)", Path(__file__).read_text())
-    assert {name for tests in PAPER.values() for name in tests} <= set(names)
 
 
 def state_of(question: Json) -> str:
