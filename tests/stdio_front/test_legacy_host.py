@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Final
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import pytest
 from msgspec import Raw
@@ -176,6 +176,7 @@ class Child:
         self.launcher, self.lines = SlowLauncher(), [*lines]
         self.heard: list[bytes] = []
         self.live = fake_live(tasks)
+        self.live.process.metrics = MagicMock()
         self.live.route = Route(upstream=Upstream(), era="bridge")
         self.live.config.limits, self.live.config.timeouts = Limits(body_bytes=10_000), Timeouts()
         self.live.process.calls = CallBytes(InForce(1 << 20), InForce(1 << 20))
