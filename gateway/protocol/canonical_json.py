@@ -1,24 +1,15 @@
 """JSON in the one form that is compared, or digested: equal values have the same bytes."""
 
-import json
 from collections.abc import Mapping
-from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc
 
-_encode_sorted = msgspec.json.Encoder(order="sorted").encode
-
-
-def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and without white space: values that `jsonrpc.value` reads as equal give equal bytes."""
-    try:
-        return _encode_sorted(value)
-    except OverflowError:  # an integer of more than 64 bits
-        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+canonical: Final = msgspec.json.Encoder(order="sorted").encode
+"""JSON with sorted keys and without white space: values that `jsonrpc.value` reads as equal give equal bytes."""
 
 
 def canonical_members(members: Mapping[str, Raw]) -> bytes:
@@ -30,8 +21,7 @@ def canonical_members(members: Mapping[str, Raw]) -> bytes:
     try:
         return canonical({key: jsonrpc.value(raw) for key, raw in members.items()})
     except ValueError:  # one of them is such a value
-        written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
-        return b"{%b}" % b",".join(written)
+        return jsonrpc.merge((key, _canonical(members[key])) for key in sorted(members))
 
 
 def _canonical(raw: Raw) -> bytes:

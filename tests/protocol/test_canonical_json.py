@@ -76,8 +76,7 @@ def test_a_value_has_one_canonical_json_however_it_is_spelled(text: str) -> None
 
 
 def test_canonical_json_sorts_keys() -> None:
-    for large in (1, 2**70):
-        assert canonical({"b": large, "a": {"d": 1, "c": "e"}}) == b'{"a":{"c":"e","d":1},"b":%d}' % large
+    assert canonical({"b": 2**70, "a": {"d": 1, "c": "é"}}) == f'{{"a":{{"c":"é","d":1}},"b":{2**70}}}'.encode()
 
 
 def test_members_are_canonical_unless_they_have_too_many_values() -> None:
