@@ -18,7 +18,7 @@ from gateway.tools.probe.report.findings import ProbedServer, worst
 from gateway.tools.probe.report.suggested_config import snippet
 from gateway.tools.probe.steps import network, sessions, wire_behaviour
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped, Subject
-from gateway.tools.probe.steps.discover import described, greet, website
+from gateway.tools.probe.steps.discover import capability_names, described, greet, website
 from gateway.tools.probe.steps.sessions import VERSIONS, Connect, ProbedSession, explain, session
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.streamable_http import StreamableChannel
@@ -75,7 +75,7 @@ def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
     upstream = subject.route.upstream
     checks = tuple(exam.checks)
     result = ProbedServer(target=exam.hide.text(upstream.name), route=route, state=worst(checks), checks=checks)
-    if not exam.spoken or result.state == "failed":
+    if result.state == "failed":
         return result
     server = exam.server
     result.server = exam.hide.server(server)
@@ -88,7 +88,7 @@ def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
             subject.route,
             list(subject.headers),
             subject.config.timeouts.handshake_seconds,
-            needs_sse=exam.needs_sse,
+            needs_sse=exam.has_checked("auto"),
         )
     return result
 
@@ -110,7 +110,7 @@ async def _examine_url(exam: ProbeContext) -> None:
     except _OPENING as exc:
         if isinstance(exc, TimeoutError) and transport == "auto":
             await _try_sse(exam)
-        if exam.spoken:
+        if exam.has_checked("handshake"):
             return
         if exam.met_page and not isinstance(exc, Refused | TimeoutError):
             raise website(exam, f"{clean(str(exc), 300)}; its first answer was a web page") from exc
@@ -123,31 +123,18 @@ def _connector(exam: ProbeContext, transport: str) -> Connect:
 
 
 async def _examine_modern(exam: ProbeContext) -> None:
-    server = exam.server
-    exam.spoken = True
+    """Report what a server that answered `server/discover` is, and whether it serves legacy clients too."""
     try:
         async with session(exam, _connector(exam, "streamable-http"), mcp.LEGACY) as opened:
-            _note_legacy_side(exam, opened)
-            server.versions = tuple(dict.fromkeys((*server.versions, opened.shaken.version)))
-            server.name = server.name or described(opened.shaken.server_info)
+            exam.learn(
+                era="both",
+                legacy_sessions=opened.channel.can_ask,
+                versions=tuple(dict.fromkeys((*exam.server.versions, opened.shaken.version))),
+                name=exam.server.name or described(opened.shaken.server_info),
+            )
     except _OPENING:
         pass
-    _tell_modern(exam)
-    exam.ok("name", server.name or "none")
-    _tell_authorization(exam)
-    exam.ok("versions", ", ".join(server.versions))
-    _tell_capabilities(exam)
-
-
-def _note_legacy_side(exam: ProbeContext, opened: ProbedSession) -> None:
-    """A server that answered `server/discover` has opened a legacy session too."""
-    exam.server.era = "both"
-    exam.server.legacy_sessions = opened.channel.can_ask
-
-
-def _tell_modern(exam: ProbeContext) -> None:
-    """Report the era of a server that answered `server/discover`, with a note on the key if it speaks both."""
-    server = exam.server
+    server, both = exam.server, "modern, and it serves legacy clients too"
     if server.era == "modern":
         exam.ok(
             "era",
@@ -155,12 +142,10 @@ def _tell_modern(exam: ProbeContext) -> None:
             "Modern clients need no gateway to use this server. Legacy clients get its tools and its questions from "
             "the gateway, with era: auto.",
         )
-        return
-    found = "modern, and it serves legacy clients too"
-    if server.legacy_sessions:
+    elif server.legacy_sessions:
         exam.ok(
             "era",
-            found,
+            both,
             "Modern clients need no gateway to use its modern side. But the tools of some servers can ask the user "
             "only on the legacy side: for modern clients such a tool fails with -32600 `no back-channel for "
             "server-initiated requests`, or with isError and `unavailable on 2026-07-28 connections`.",
@@ -170,12 +155,16 @@ def _tell_modern(exam: ProbeContext) -> None:
     else:
         exam.ok(
             "era",
-            found,
+            both,
             "Modern clients need no gateway to use its modern side. Its legacy side has no sessions, so no tool can "
             "ask there, and era: bridge would not help.",
             "Set era: mirror on the route if its tools ask: legacy clients are then asked too. Otherwise leave era: "
             "auto.",
         )
+    exam.ok("name", server.name or "none")
+    _tell_authorization(exam)
+    exam.ok("versions", ", ".join(server.versions))
+    _tell_capabilities(exam)
 
 
 async def _try_sse(exam: ProbeContext) -> None:
@@ -184,7 +173,6 @@ async def _try_sse(exam: ProbeContext) -> None:
         await _examine_old(exam, _connector(exam, "sse"))
     except _OPENING:
         return
-    exam.needs_sse = True
     exam.warn(
         "auto",
         "`transport: auto` cannot detect that the server speaks HTTP+SSE",
@@ -209,22 +197,29 @@ async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
 
 def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
     if exam.server.era == "modern":
-        _note_legacy_side(exam, opened)
+        exam.learn(era="both", legacy_sessions=opened.channel.can_ask)
         exam.ok("era", "modern and legacy: with era: bridge, the gateway uses the legacy side")
     else:
         exam.ok("era", "legacy: the gateway translates for modern clients")
-    sessions.introduce(exam, opened)
+    channel, shaken, seconds = opened
+    is_http, took = isinstance(channel, StreamableChannel), f"in {seconds * 1000:.0f} ms"
+    exam.learn(
+        name=described(shaken.server_info),
+        versions=tuple(dict.fromkeys((*exam.server.versions, shaken.version))),
+        transport="streamable-http" if is_http else "stdio" if isinstance(channel, StdioChannel) else "sse",
+        sessions=channel.can_ask,
+        side_stream=channel.hears_side,
+        handshake_seconds=round(seconds, 3),
+        capabilities=capability_names(shaken.capabilities),
+    )
     server = exam.server
-    if isinstance(opened.channel, StdioChannel):
-        server.transport = "stdio"
-        exam.ok("handshake", f"{server.name or 'no name'}, {opened.shaken.version}, in {opened.seconds * 1000:.0f} ms")
+    if server.transport == "stdio":
+        exam.ok("handshake", f"{server.name or 'no name'}, {shaken.version}, {took}")
         _tell_capabilities(exam)
         return
-    server.transport = "streamable-http" if isinstance(opened.channel, StreamableChannel) else "sse"
-    exam.ok("handshake", f"{server.name or 'no name'}, in {opened.seconds * 1000:.0f} ms")
+    exam.ok("handshake", f"{server.name or 'no name'}, {took}")
     _tell_authorization(exam)
-    exam.ok("transport", "streamable HTTP" if server.transport == "streamable-http" else "HTTP+SSE (2024-11-05)")
-    is_http = server.transport == "streamable-http"
+    exam.ok("transport", "streamable HTTP" if is_http else "HTTP+SSE (2024-11-05)")
     # What can carry a question; the features say what comes of it.
     if not server.sessions:
         exam.warn("session", "none: the server is stateless")
@@ -255,8 +250,7 @@ def _tell_capabilities(exam: ProbeContext) -> None:
 
 async def _open_others(exam: ProbeContext, connect: Connect) -> None:
     """Open a session for each other version while the first is open, as two clients would."""
-    server = exam.server
-    found = set(server.versions)
+    found = set(exam.server.versions)
     refused = ""
     for version in VERSIONS:
         if version in found:
@@ -267,8 +261,8 @@ async def _open_others(exam: ProbeContext, connect: Connect) -> None:
         except _OPENING as exc:
             refused = clean(str(exc) or type(exc).__name__, 200)
             break
-    server.versions = tuple(sorted(found, reverse=True))
-    exam.ok("versions", ", ".join(server.versions))
+    exam.learn(versions=tuple(sorted(found, reverse=True)))
+    exam.ok("versions", ", ".join(exam.server.versions))
     if refused:
         exam.warn(
             "more sessions",

@@ -41,7 +41,7 @@ class Feature(Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-class Server(Struct, kw_only=True):
+class Server(Struct, frozen=True, kw_only=True):
     """The properties of the server itself."""
 
     name: str = ""

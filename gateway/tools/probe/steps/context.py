@@ -2,7 +2,7 @@
 
 import ssl
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from yarl import URL
 
 from gateway.children.child import given_secrets
@@ -83,12 +83,16 @@ class ProbeContext(Notes):
         """Of the request `server/discover`."""
         self.met_page = False
         """Whether the first answer was a web page, as some frameworks send for an unknown path."""
-        self.spoken = False
-        """Whether the server answered in MCP, so that its features are known."""
-        self.needs_sse = False
-        """Whether it speaks HTTP+SSE in a way that `transport: auto` cannot detect."""
 
     @property
     def timeouts(self) -> Timeouts:
         """The time limits of the steps."""
         return self.subject.config.timeouts
+
+    def learn(self, **facts: object) -> None:
+        """Note properties of the server."""
+        self.server = structs.replace(self.server, **facts)
+
+    def has_checked(self, name: str) -> bool:
+        """Whether there is a check of this name."""
+        return any(check.name == name for check in self.checks)

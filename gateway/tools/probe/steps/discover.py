@@ -205,9 +205,7 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
 
 def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:
     """Record a modern server's DiscoverResult; a modern error carries no such data."""
-    server = exam.server
-    server.era = "modern"
-    server.versions = (mcp.MODERN,)
+    exam.learn(era="modern", versions=(mcp.MODERN,))
     for message in reply.messages():
         if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id)):
             continue
@@ -215,9 +213,11 @@ def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:
             found = msgspec.json.decode(message.result, type=_Discovery)
         except (ValueError, RecursionError):
             continue
-        server.versions = tuple(clean(each, 40) for each in found.supportedVersions[:20])
-        server.capabilities = capability_names(found.capabilities)
-        server.name = described(found.meta.get(mcp.META_SERVER_INFO, Raw(b"{}")))
+        exam.learn(
+            versions=tuple(clean(each, 40) for each in found.supportedVersions[:20]),
+            capabilities=capability_names(found.capabilities),
+            name=described(found.meta.get(mcp.META_SERVER_INFO, Raw(b"{}"))),
+        )
 
 
 def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from gateway.protocol.errors import GatewayError, NoHandshake, Refused, Unreacha
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
-from gateway.tools.probe.steps.discover import capability_names, described
 from gateway.upstream.channel import Channel, SideListener
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
@@ -100,56 +99,42 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
     return exam.failed(name, found, why, fix)
 
 
-def introduce(exam: ProbeContext, opened: ProbedSession) -> None:
-    """Record what the handshake says."""
-    server, shaken = exam.server, opened.shaken
-    server.name = described(shaken.server_info)
-    server.versions = tuple(dict.fromkeys((*server.versions, shaken.version)))
-    server.sessions = opened.channel.can_ask
-    server.side_stream = opened.channel.hears_side
-    server.handshake_seconds = round(opened.seconds, 3)
-    server.capabilities = capability_names(shaken.capabilities)
-    exam.spoken = True
-
-
 async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
     """Count the tools, and those that need attention."""
     if not opened.shaken.offers("tools"):
         return
+    tools: list[tool_list.Tool] = []
     left_out: list[str] = []
-    server = exam.server
 
     def take(page: Raw) -> None:
         listed = tool_list.read(page)
         if listed.tools is None:
             raise ValueError("no list of tools")
-        tools = listed.tools.values()
-        server.task_tools += sum(tool.task_support == "required" for tool in tools)
-        server.optional_task_tools += sum(tool.task_support == "optional" for tool in tools)
-        server.tools += len(tools)
-        server.ephemeral_tools += sum(tool.ephemeral for tool in tools)
+        tools.extend(listed.tools.values())
         left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in listed.left_out)
 
-    if await read_pages(lambda params: _ask(exam, opened.channel, mcp.TOOLS_LIST, params), take):
-        server.left_out_tools = tuple(left_out[:100])
-        _tell_tools(exam)
-    else:
+    is_complete = await read_pages(lambda params: _ask(exam, opened.channel, mcp.TOOLS_LIST, params), take)
+    exam.learn(
+        tools=len(tools),
+        ephemeral_tools=sum(tool.ephemeral for tool in tools),
+        task_tools=sum(tool.task_support == "required" for tool in tools),
+        optional_task_tools=sum(tool.task_support == "optional" for tool in tools),
+        left_out_tools=tuple(left_out[:100]),
+    )
+    if not is_complete:
         exam.warn(
             "tools",
             "tools/list was refused, or its result is malformed",
             "Clients cannot see which tools there are.",
             "Look in the server's log for its answer to tools/list.",
         )
-
-
-def _tell_tools(exam: ProbeContext) -> None:
+        return
     server = exam.server
     found = f"{server.tools}, of which {server.ephemeral_tools} declare that they may run twice"
-    if server.left_out_tools:
-        shown = "; ".join(server.left_out_tools[:_NAMED])
+    if left_out:
         exam.warn(
             "tools",
-            f"{found}; left out: {shown}",
+            f"{found}; left out: {'; '.join(left_out[:_NAMED])}",
             "One such tool makes modern clients reject the whole list, so the gateway leaves them out.",
             "Correct their schemas in the server.",
         )

@@ -32,7 +32,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     if has_tools:
         method, params = mcp.TOOLS_CALL, {"name": _NO_TOOL, "arguments": {}}
     own = {**headers, "Accept": f"application/json, {EVENTS}", "Content-Type": "application/json"}
-    server, seconds = exam.server, exam.timeouts.handshake_seconds
+    seconds = exam.timeouts.handshake_seconds
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
         request = ProbeRequest("POST", exam.endpoint.url, own, message)
@@ -45,15 +45,15 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
             "Look in the server's log.",
         )
         return
-    server.json_replies = reply.content_type != EVENTS
     ids = reply.event_ids()
-    server.event_store = bool(ids)
-    if server.json_replies:
+    exam.learn(json_replies=reply.content_type != EVENTS, event_store=bool(ids))
+    if exam.server.json_replies:
         exam.warn("replies", "JSON bodies")
     else:
         exam.ok("replies", "event streams")
     if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
-        server.replays = await _replays(exam, headers, ids[0])
+        exam.learn(replays=await _replays(exam, headers, ids[0]))
+    server = exam.server
     if not server.sessions or server.json_replies:
         return
     if server.replays is False:
@@ -86,5 +86,5 @@ async def end(exam: ProbeContext, headers: Headers) -> None:
     except NO_REPLY:
         exam.ok("DELETE", "does not end a session")
         return
-    exam.server.ends_sessions = status < 300
-    exam.ok("DELETE", "ends a session" if exam.server.ends_sessions else "does not end a session")
+    exam.learn(ends_sessions=status < 300)
+    exam.ok("DELETE", "ends a session" if status < 300 else "does not end a session")
