@@ -6,19 +6,11 @@ first request, and the session that has been idle longest. The pool carries the 
 until nothing is left to assign.
 """
 
+from math import inf
 from typing import Generic, NamedTuple
 
 from gateway.sessions.affinity import S
 from gateway.sessions.group import Group, SessionRequest
-
-
-class Limits(NamedTuple):
-    """How many sessions there may be."""
-
-    total: int
-    per_principal: int
-    starting: float = float("inf")
-    """How many may be in their handshake at the same time."""
 
 
 class Quota(Generic[S]):
@@ -36,9 +28,9 @@ class Quota(Generic[S]):
 class Capacity(Generic[S]):
     """All sessions and requests of one pool."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        """Changed by `change_limits`, because they decide which principals are eligible."""
+    def __init__(self, most: int, most_of_one: int, most_starting: float = inf) -> None:
+        """There may be `most` sessions, `most_of_one` of a principal, `most_starting` in their handshake at a time."""
+        self._most, self._most_of_one, self._most_starting = most, most_of_one, most_starting
         self.count = 0
         self.starting = 0
         """Sessions in their handshake."""
@@ -51,15 +43,24 @@ class Capacity(Generic[S]):
     def __len__(self) -> int:
         return len(self._quotas)
 
-    def change_limits(self, limits: Limits) -> None:
-        """Have other limits from now on."""
-        self.limits = limits
+    def change_limits(self, most: int, most_of_one: int) -> None:
+        """Have other limits from now on; that of a principal decides who is eligible."""
+        self._most, self._most_of_one = most, most_of_one
         for principal, quota in tuple(self._quotas.items()):
             self._settle(principal, quota)
 
-    def next_quota(self) -> Quota[S] | None:
-        """The quota of the principal that gets the next room."""
-        return next(iter(self.eligible.values()), None)
+    def room(self) -> "Open[S] | None":
+        """Room for a new session, for the principal whose turn it is."""
+        quota = next(iter(self.eligible.values()), None)
+        if quota is None or self.starting >= self._most_starting:
+            return None
+        request = next(iter(quota.openers))
+        if quota.count >= self._most_of_one:
+            return Open(request, next(iter(quota.evictable)))
+        if self.count < self._most:
+            return Open(request, None)
+        oldest = next(iter(self.evictable), None)
+        return Open(request, oldest) if oldest is not None else None
 
     def add(self, request: SessionRequest[S]) -> None:
         """A request waits from now on."""
@@ -142,7 +143,7 @@ class Capacity(Generic[S]):
             self._quotas[principal] = quota
         else:
             self._quotas.pop(principal, None)
-        if quota.openers and (quota.count < self.limits.per_principal or quota.evictable):
+        if quota.openers and (quota.count < self._most_of_one or quota.evictable):
             _ = self.eligible.setdefault(principal, quota)
         else:
             _ = self.eligible.pop(principal, None)
@@ -186,16 +187,7 @@ def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
             return Reuse(next(iter(group.takers)), session)
         if group.main is not None and group.main.shared.has_room:
             return Join(next(iter(group.takers)), group.main)
-    quota, limits = capacity.next_quota(), capacity.limits
-    if quota is None or capacity.starting >= limits.starting:
-        return None
-    request = next(iter(quota.openers))
-    if quota.count >= limits.per_principal:
-        return Open(request, next(iter(quota.evictable)))
-    if capacity.count < limits.total:
-        return Open(request, None)
-    oldest = next(iter(capacity.evictable), None)
-    return Open(request, oldest) if oldest is not None else None
+    return capacity.room()
 
 
 def reusable(group: Group[S]) -> S | None:

@@ -8,9 +8,7 @@ import pytest
 from gateway.sessions.assignment import (
     Capacity,
     Join,
-    Limits,
     Open,
-    Quota,
     Reuse,
     assign,
     reusable,
@@ -41,8 +39,8 @@ def group_of(principal: bytes, *, is_affine: bool = False) -> Group[FakeSession]
 class Scene:
     """Sessions and requests by name; a group is named `principal/kind`, or `principal!kind` with affinity."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.capacity: Capacity[FakeSession] = Capacity(limits)
+    def __init__(self, limits: tuple[int, ...]) -> None:
+        self.capacity: Capacity[FakeSession] = Capacity(*limits)
         self.groups: dict[str, Group[FakeSession]] = {}
         self.group_of: dict[str, Group[FakeSession]] = {}
         self.sessions: dict[str, FakeSession] = {}
@@ -114,9 +112,9 @@ class Scene:
             yield said
 
 
-ROOMY = Limits(9, 9)
+ROOMY = (9, 9)
 
-CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
+CASES: dict[str, tuple[tuple[int, ...], list[str], str, list[str]]] = {
     "nothing waits": (ROOMY, ["open s1 a/x", "rest s1"], "a/x", []),
     "the first request opens a session": (ROOMY, ["wait r1 a/x"], "a/x", ["r1 opens"]),
     "an idle session of the group comes before a new one": (
@@ -144,74 +142,74 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         ["r1 opens"],
     ),
     "a fresh request does not stand in the way of one that a used session satisfies": (
-        Limits(1, 1),
+        (1, 1),
         ["open s1 a/x", "wait r1 a/x fresh", "wait r2 a/x", "rest s1"],
         "a/x",
         ["r2 reuses s1"],
     ),
     "a lost session only makes room": (
-        Limits(1, 1),
+        (1, 1),
         ["open s1 a/x", "rest s1", "set s1 lost", "wait r1 a/x"],
         "a/x",
         ["r1 opens for s1"],
     ),
     "a lost session is passed by": (
-        Limits(9, 2),
+        (9, 2),
         ["open s1 a/x", "open s2 a/x", "rest s1", "rest s2", "set s2 lost", "wait r1 a/x"],
         "a/x",
         ["r1 reuses s1"],
     ),
     "requests of a group are served in the order of their arrival": (
-        Limits(1, 1),
+        (1, 1),
         ["open s1 a/x", "wait r1 a/x", "wait r2 a/x", "rest s1"],
         "a/x",
         ["r1 reuses s1"],
     ),
-    "nothing is assigned when all sessions are in use": (Limits(1, 9), ["open s1 a/x", "wait r1 b/x"], "b/x", []),
+    "nothing is assigned when all sessions are in use": ((1, 9), ["open s1 a/x", "wait r1 b/x"], "b/x", []),
     "the session that is idle longest makes room": (
-        Limits(2, 9),
+        (2, 9),
         ["open s1 a/x", "open s2 b/x", "rest s2", "rest s1", "wait r1 c/x"],
         "c/x",
         ["r1 opens for s2"],
     ),
     "a principal at its limit gives a session of its own": (
-        Limits(9, 1),
+        (9, 1),
         ["open s1 b/x", "rest s1", "open s2 a/y", "rest s2", "wait r1 a/x"],
         "a/x",
         ["r1 opens for s2"],
     ),
     "a principal at its limit takes nothing of another": (
-        Limits(9, 1),
+        (9, 1),
         ["open s1 b/x", "rest s1", "open s2 a/y", "wait r1 a/x"],
         "a/x",
         [],
     ),
     "a principal at its limit gives a session of its own that becomes idle": (
-        Limits(9, 1),
+        (9, 1),
         ["open s1 a/y", "wait r1 a/x", "rest s1"],
         "a/x",
         ["r1 opens for s1"],
     ),
     "a principal at its limit gives no session that is in use again": (
-        Limits(9, 1),
+        (9, 1),
         ["open s1 a/y", "wait r1 a/x", "rest s1", "use s1"],
         "a/x",
         [],
     ),
     "a principal at its limit gets the room of its own session that ended": (
-        Limits(9, 1),
+        (9, 1),
         ["open s1 a/y", "wait r1 a/x", "close s1"],
         "a/x",
         ["r1 opens"],
     ),
     "room passes a principal at its limit by": (
-        Limits(2, 1),
+        (2, 1),
         ["open s1 a/y", "open s2 b/x", "wait r1 a/x", "wait r2 c/x", "close s2"],
         "b/x",
         ["r2 opens"],
     ),
     "principals take turns, and each serves its first request": (
-        Limits(3, 9),
+        (3, 9),
         [
             *("open s0 z/x", "open s1 z/x", "open s2 z/x"),
             *("wait r1 a/x", "wait r2 a/y", "wait r3 b/x", "wait r4 b/y"),
@@ -227,13 +225,13 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         ["r2 opens"],
     ),
     "a start waits while too many sessions are in their handshake": (
-        Limits(9, 9, starting=1),
+        (9, 9, 1),
         ["start s1 a/x", "wait r1 b/x"],
         "b/x",
         [],
     ),
     "a session that comes free needs no start": (
-        Limits(9, 9, starting=1),
+        (9, 9, 1),
         ["start s1 a/x", "open s2 b/x", "wait r1 b/x", "rest s2"],
         "b/x",
         ["r1 reuses s2"],
@@ -275,25 +273,25 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         ["r1 opens"],
     ),
     "with affinity the next call takes the place of one that was given up": (
-        Limits(1, 9),
+        (1, 9),
         ["open s0 z/x", "wait r1 a!x", "wait r2 a!x", "leave r1", "close s0"],
         "a!x",
         ["r2 opens"],
     ),
     "room passes calls by that wait for the one session of their group": (
-        Limits(2, 9),
+        (2, 9),
         ["open s1 a!x", "open s2 z/x", "wait r1 a!x", "wait r2 b/x", "close s2"],
         "z/x",
         ["r2 opens"],
     ),
     "an idle session with joiners is not closed for room": (
-        Limits(2, 9),
+        (2, 9),
         ["open s1 a!x", "set s1 joiners", "rest s1", "open s2 b/x", "rest s2", "wait r1 c/x"],
         "c/x",
         ["r1 opens for s2"],
     ),
     "an idle session is closed for room once its joiners have left": (
-        Limits(1, 9),
+        (1, 9),
         ["open s1 a!x", "set s1 joiners", "rest s1", "wait r1 c/x", "set s1 not-joiners", "rest s1"],
         "c/x",
         ["r1 opens for s1"],
@@ -302,7 +300,7 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("limits", "steps", "group", "expected"), CASES.values(), ids=CASES)
-def test_assignments(limits: Limits, steps: list[str], group: str, expected: list[str]) -> None:
+def test_assignments(limits: tuple[int, ...], steps: list[str], group: str, expected: list[str]) -> None:
     scene = Scene(limits)
     for step in steps:
         scene.do(step)
@@ -336,7 +334,7 @@ class Unsearched(dict[Any, Any]):
 
 @pytest.mark.parametrize("many", [1, 1000])
 def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> None:
-    scene = Scene(Limits(many * 2, 1))
+    scene = Scene((many * 2, 1))
     for number in range(many):
         for step in (f"open i{number} i{number}/x", f"rest i{number}"):
             scene.do(step)
@@ -355,26 +353,22 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
 
 
 def capacity(per_principal: int = 9) -> Capacity[FakeSession]:
-    return Capacity(Limits(9, per_principal))
+    return Capacity(9, per_principal)
 
 
 def request(group: Group, *, is_fresh: bool = False) -> SessionRequest[FakeSession]:
     return SessionRequest(group, NOBODY, is_fresh=is_fresh)
 
 
-def opener(quota: Quota[FakeSession] | None) -> SessionRequest[FakeSession] | None:
-    return next(iter(quota.openers)) if quota is not None else None
-
-
 def test_new_limits_decide_which_principals_are_eligible() -> None:
     counted, group = capacity(1), group_of(b"a")
     counted.opened(FakeSession(), group)
     counted.add(waiting := request(group))
-    assert counted.next_quota() is None
-    counted.change_limits(Limits(9, 2))
-    assert opener(counted.next_quota()) is waiting
-    counted.change_limits(Limits(9, 1))
-    assert counted.next_quota() is None
+    assert counted.room() is None
+    counted.change_limits(9, 2)
+    assert counted.room() == Open(waiting, None)
+    counted.change_limits(9, 1)
+    assert counted.room() is None
 
 
 def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
@@ -389,4 +383,4 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     counted.remove(waiting)
     counted.closed(session, there)
     assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
-    assert counted.next_quota() is None
+    assert counted.room() is None

@@ -26,7 +26,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.runtime.token_bucket import Rate, TokenBucket
 from gateway.seal.request_state import Upstream
 from gateway.sessions import assignment, pool_errors
-from gateway.sessions.assignment import Capacity, Limits
+from gateway.sessions.assignment import Capacity
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import ChangeListeners, Group, SessionRequest
 from gateway.sessions.session import Session
@@ -66,7 +66,8 @@ class Pool:
         self._listeners = ChangeListeners()
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
-        self._capacity: Capacity[Session] = Capacity(self._limits)
+        starts = math.inf if self.route.upstream.command is None else _STARTS
+        self._capacity: Capacity[Session] = Capacity(self.most, self.config.sessions.max_per_principal, starts)
         self._rate = TokenBucket(settings.part(_opening_rate))
         self._counts = metrics.sessions_by_state(self.route.path)
         self.closed = False
@@ -91,13 +92,8 @@ class Pool:
         most, upstream = self.config.sessions.max, self.route.upstream
         return most if upstream.command is None else min(most, upstream.max_children)
 
-    @property
-    def _limits(self) -> Limits:
-        starting = float("inf") if self.route.upstream.command is None else _STARTS
-        return Limits(self.most, self.config.sessions.max_per_principal, starting)
-
     def _change_limits(self, _: RouteSettings) -> None:
-        self._capacity.change_limits(self._limits)
+        self._capacity.change_limits(self.most, self.config.sessions.max_per_principal)
         if self._groups:
             self._sweep_later()
         for group in tuple(self._groups.values()):
