@@ -24,7 +24,7 @@ from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call, Listener, OwnListener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks
-from gateway.tasks.legacy_tasks import Ended, Status
+from gateway.tasks.legacy_tasks import FINAL, Ended
 
 _POLL_SECONDS: Final = 0.5
 _HELD_IDS: Final = 4
@@ -57,7 +57,7 @@ async def answer_to(
 class Past(msgspec.Struct, frozen=True):
     """The past of a task that another replica followed before."""
 
-    looked: Callable[[Status | None], Awaitable[None]]
+    looked: Callable[[str | None], Awaitable[None]]
     """Hears of the task's status, which is asked for first."""
     is_shared: bool
     """Whether that replica may still hold tasks/result; then it is sent here only once the task is over."""
@@ -83,7 +83,7 @@ class Follower:
         self._is_stopped = False
         self._waits = True
         """Whether the server holds tasks/result until the task is over, as far as is known."""
-        self._looked: Callable[[Status | None], Awaitable[None]] | None = None
+        self._looked: Callable[[str | None], Awaitable[None]] | None = None
         session.standing = standing(listener)
 
     async def run(self, past: Past | None = None) -> Ended | None:
@@ -124,7 +124,7 @@ class Follower:
             await self._looked(found)
             self._looked = None
             # `mcp` 1.30 forgets a tasks/result that comes in the moment in which the answers just sent end the task.
-            if self._is_stopped or (found is not None and not found.is_final):
+            if self._is_stopped or (found is not None and found not in FINAL):
                 return None
         if self._waits:
             # A server does not notice that a stream was cut, and would send the next question there: so the request
@@ -137,16 +137,16 @@ class Follower:
             if legacy_tasks.is_result(answer):
                 assert isinstance(answer, Raw)
                 return on.Resulted(legacy_tasks.without_task(answer))
-        answer = await self.ask(mcp.TASKS_GET)
-        found = legacy_tasks.status(answer)
+        got = await self.ask(mcp.TASKS_GET)
+        found = legacy_tasks.status(got)
         if found is None:
-            said = answer.message if isinstance(answer, jsonrpc.Error) else "an answer without a status"
+            said = got.message if isinstance(got, jsonrpc.Error) else "an answer without a status"
             raise _gone(said)
-        if not found.is_final:
+        if found not in FINAL:
             self._waits = False
             return None
         # What tasks/result said before may have been said before the end.
-        return legacy_tasks.ended(found, await self.ask(mcp.TASKS_RESULT))
+        return legacy_tasks.ended(got, await self.ask(mcp.TASKS_RESULT))
 
     def _held_id(self, holder: str, number: int) -> bytes:
         """JSON of the id of a tasks/result that is held open, so that another process can name it."""

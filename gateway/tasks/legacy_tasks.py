@@ -16,7 +16,8 @@ from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import TaskCancelled, clean
 
-_FINAL: Final = frozenset({"completed", "failed", "cancelled"})
+FINAL: Final = frozenset({"completed", "failed", "cancelled"})
+"""The states of a task that is over."""
 _FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
 
 
@@ -26,18 +27,6 @@ class Created(msgspec.Struct, frozen=True):
     id: str
     ttl_seconds: float | None
     """None if the server states no limit."""
-
-
-class Status(msgspec.Struct, frozen=True):
-    """The answer to tasks/get."""
-
-    status: str
-    message: str = ""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the task is over."""
-        return self.status in _FINAL
 
 
 Ended = on.Resulted | on.Failed | on.Broke
@@ -61,11 +50,9 @@ def _seconds(raw: Raw | None) -> float | None:
     return milliseconds / 1000
 
 
-def status(answer: Raw | jsonrpc.Error) -> Status | None:
-    """The answer to tasks/get; None if the server does not know the task."""
-    opened = jsonrpc.members(answer)
-    found = jsonrpc.text(opened.get("status"))
-    return Status(found, jsonrpc.text(opened.get("statusMessage")) or "") if found else None
+def status(got: Raw | jsonrpc.Error) -> str | None:
+    """What the answer to tasks/get says of a task; None if the server does not know it."""
+    return jsonrpc.text(jsonrpc.members(got).get("status")) or None
 
 
 def is_result(answer: Raw | jsonrpc.Error) -> bool:
@@ -86,17 +73,19 @@ def without_task(result: Raw) -> Raw:
     return Raw(jsonrpc.merge(jsonrpc.with_meta(opened, meta).items()))
 
 
-def ended(found: Status, answer: Raw | jsonrpc.Error) -> Ended:
-    """How a task ended whose status is final, from a tasks/result that was sent after that."""
+def ended(got: Raw | jsonrpc.Error, answer: Raw | jsonrpc.Error) -> Ended:
+    """How a task ended that is over as tasks/get says, from a tasks/result that was sent after that."""
     if is_result(answer):
         assert isinstance(answer, Raw)
         return on.Resulted(without_task(answer))
-    if found.status == "cancelled":
+    found = status(got)
+    if found == "cancelled":
         return on.Broke(TaskCancelled())
-    if found.status == "completed" and isinstance(answer, Raw):
+    if found == "completed" and isinstance(answer, Raw):
         return on.Resulted(without_task(answer))
+    message = jsonrpc.text(jsonrpc.members(got).get("statusMessage"))
     said = answer.message if isinstance(answer, jsonrpc.Error) else ""
-    return on.Failed(jsonrpc.Error(mcp.INTERNAL_ERROR, clean(found.message or said or "The task failed")))
+    return on.Failed(jsonrpc.Error(mcp.INTERNAL_ERROR, clean(message or said or "The task failed")))
 
 
 def must_not_be_cancelled(task_id: str) -> bool:

@@ -25,7 +25,7 @@ from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
 from gateway.tasks.follower import Follower, Past
-from gateway.tasks.legacy_tasks import Created, Status
+from gateway.tasks.legacy_tasks import FINAL, Created
 from gateway.telemetry import Step
 
 Adopt = Callable[[Session, Created], None]
@@ -74,8 +74,8 @@ class TaskCall(UpstreamCall):
         """
         session = await self._adopted_session(upstream, is_shared=is_shared)
 
-        async def looked(status: Status | None) -> None:
-            if self._is_given and status is not None and status.is_final:
+        async def looked(status: str | None) -> None:
+            if self._is_given and status in FINAL:
                 self._report.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
                 self._resumed()
