@@ -1,8 +1,4 @@
-"""Compares two configurations to tell which changes a running process can apply.
-
-A reload applies whole sections: everything reads them through an `InForce`, so their new keys are applied too. A key
-of another section needs a restart unless it is listed (decision 56).
-"""
+"""Compares two configurations to tell which changes a running process can apply."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -11,16 +7,11 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from gateway.config.model.config import Config
-from gateway.config.route_overrides import OWN_SECTIONS
 
-_SECTIONS: Final = frozenset(
-    {
-        *("tls", "state", "limits", "legs", "tasks", *OWN_SECTIONS, "principal", "debug", "security"),
-        *("routes[]", *(f"routes[].{section}" for section in OWN_SECTIONS), "routes[].tasks"),
-        *("routes[].upstream", "routes[].upstream.tls", "routes[].credentials", "routes[].cache"),
-    }
+RESTART: Final = frozenset(
+    {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}
 )
-_KEYS: Final = frozenset({"public_url", "replica.peers", "replica.peers_dns"})
+"""The keys that are read only at start (decision 56). All others are read through an `InForce`."""
 
 
 class KeyChange(NamedTuple):
@@ -37,12 +28,7 @@ def changes(old: Config, new: Config) -> tuple[KeyChange, ...]:
 
 def refused(found: tuple[KeyChange, ...]) -> tuple[str, ...]:
     """Return the texts of the changes that need a restart."""
-    return tuple(change.text for change in found if not is_applied(change.key))
-
-
-def is_applied(key: str) -> bool:
-    """Return whether a reload applies a key."""
-    return key in _KEYS or key.rpartition(".")[0] in _SECTIONS
+    return tuple(change.text for change in found if change.key in RESTART)
 
 
 def _routes(old: Config, new: Config) -> Iterator[KeyChange]:
