@@ -201,7 +201,7 @@ def known_peers(members: Membership) -> list[PeerStatus]:
     for name, address in members.others().items():
         if members.is_own_host(name):
             continue
-        seen = members.discovery.seen.get(name)
+        seen = members.seen.get(name)
         found.append(
             PeerStatus(
                 id=name,

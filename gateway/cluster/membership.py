@@ -1,28 +1,69 @@
 """The members of the cluster: their ids, their addresses, the order in which a call fails over to them.
 
 A member is one process. A host with one process is the member `gw-1`; with `workers: 3` it is `gw-1#0` to `gw-1#2`,
-which reach each other over unix sockets and share the host's peer listener. Addresses come from the configuration or
-from the name service, never from a message (threat 17).
+which reach each other over unix sockets and share the host's peer listener.
+
+The other hosts are those of `replica.peers`, or those behind the DNS name `replica.peers_dns`. A lookup returns
+addresses, and each address is asked for the id of its replica. The question also introduces the asking replica,
+because a process can start before the name service lists it. An introduction is a hint: its sender's address is asked
+for its id before it is believed, so an address never comes from a message (threat 17).
 
 Every replica puts the failover candidates of a call into the same order (rendezvous hashing). So two retries that
 arrive at two replicas at the same time still meet at one.
 """
 
+import asyncio
 import hashlib
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.discovery import Discovery
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address, Worker, host_id, member_id
-from gateway.config import InForce, Replica
+from gateway.config import InForce, Replica, split_address
 from gateway.protocol.errors import OwnerSilent
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 
 _SILENT_SECONDS: Final = 2.0
 """How long a candidate is skipped after its address neither accepted nor refused a connection.
 
 A candidate that refused one is asked again at once: that costs nothing, and it may be back."""
+_FRESH_SECONDS: Final = 5.0
+"""How long the result of a lookup is used, unless it lacks the id that is needed."""
+_PAUSE_SECONDS: Final = 0.5
+"""The shortest time between two lookups."""
+_RESOLVE_SECONDS: Final = 1.0
+_GREETED_SECONDS: Final = 60.0
+"""How long an introduction stands in for a record that the name service does not have yet."""
+_NAMELESS_SECONDS: Final = 10.0
+"""How long after its own start a process takes an unknown id for a replica too new to have a record."""
+MAX_REMEMBERED: Final = 1000
+"""Replicas that are remembered; in a long-lived process the ids of former replicas pile up."""
+
+State = Literal["answered", "dead", "silent", "stalled"]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The result of the last contact with a member."""
+
+    state: State
+    answered: float | None = None
+    """Monotonic time of its last answer."""
+    skipped_until: float = 0.0
+    """Monotonic time until which it is no candidate, because its address was silent."""
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """The A and AAAA records of a name; raises OSError."""
+    found = await world.resolve(host, port)
+    return list(dict.fromkeys(_joined(str(to[0]), port) for *_, to in found))
+
+
+def _joined(host: str, port: int) -> Address:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Membership:
@@ -35,13 +76,56 @@ class Membership:
         self.own = member_id(replica.value, worker)
         self._in_force = replica
         self._worker = worker
-        self.discovery = Discovery(replica, connections, tasks)
-        self._silent: dict[str, float] = {}
-        replica.after_replace(lambda _: self._silent.clear())
+        self._connections = connections
+        self._tasks = tasks
+        self._name = replica.value.peers_dns
+        replica.after_replace(self._use)
+        self.seen: Newest[str, Seen] = Newest(MAX_REMEMBERED)
+        """By worker on this host, and by host elsewhere."""
+        self.found: dict[str, Address] = {}
+        """The hosts that the last lookup found."""
+        self._greeted: dict[str, tuple[Address, float]] = {}
+        """Replicas that introduced themselves, and until when that counts."""
+        self._last: Newest[str, Address] = Newest(MAX_REMEMBERED)
+        """The last address of each host, including those that the name service has dropped: they may live there."""
+        self._born = world.monotonic()
+        self._looked = float("-inf")
+        self._lookup: asyncio.Task[None] | None = None
+        self._is_repeating = False
+        self.is_unsure = False
+        """Whether there may be unknown members: the last lookup failed, or an address did not tell its id."""
 
     @property
     def _replica(self) -> Replica:
         return self._in_force.value
+
+    def _use(self, replica: Replica) -> None:
+        """Look for peers under the DNS name of a new configuration; forget those of another name."""
+        for name, seen in self.seen.items():
+            self.seen[name] = replace(seen, skipped_until=0.0)
+        if replica.peers_dns != self._name:
+            self._name = replica.peers_dns
+            self._looked = float("-inf")
+            self.found = {}
+            self._greeted.clear()
+            self._last.clear()
+            self.is_unsure = self._name is not None
+        self._tasks.spawn(self.begin(), "look for peers")
+
+    async def begin(self) -> None:
+        """Look the peers up now and periodically: of two replicas that start together, the later lookup finds both."""
+        if self._name is not None and not self._is_repeating:
+            self._is_repeating = True
+            await self.look()
+            self._tasks.spawn(self._repeat(), "look for peers")
+
+    async def _repeat(self) -> None:
+        try:
+            while self._name is not None:
+                await asyncio.sleep(_FRESH_SECONDS)
+                await self.look()
+        finally:
+            self._is_repeating = False
 
     # -- members ------------------------------------------------------------------------------------------------
 
@@ -52,14 +136,9 @@ class Membership:
         others = replica.peers.keys() - {self.host}
         return not others and replica.peers_dns is None and (self._worker is None or self._worker.count == 1)
 
-    @property
-    def is_unsure(self) -> bool:
-        """Whether there may be unknown members: the last lookup failed, or an address did not tell its id."""
-        return self.discovery.is_unsure
-
     def is_own_host(self, member: str) -> bool:
         """Whether a member is a worker of this host, or the host itself."""
-        return member.partition("#")[0] == self.host
+        return host_of(member) == self.host
 
     def is_meant(self, to: str, *, is_local: bool) -> bool:
         """Whether a message for `to` is for this process, or for this host if it did not come from this host.
@@ -79,7 +158,7 @@ class Membership:
 
     def others(self) -> dict[str, Address]:
         """The other members that are known now, with their addresses."""
-        found, worker = self.discovery.known(), self._worker
+        found, worker = self.known(), self._worker
         found.pop(self.host, None)
         siblings = range(worker.count) if worker is not None else ()
         found |= {f"{self.host}#{number}": "this host" for number in siblings}
@@ -92,19 +171,22 @@ class Membership:
 
     async def is_unlisted(self, member: str) -> bool:
         """Whether a lookup that succeeded just now does not list a member."""
-        host = member.partition("#")[0]
+        host = host_of(member)
         if host == self.host:
             return False
-        await self.discovery.look()
-        is_unknown = self.discovery.address(host) is None and not self.discovery.is_unsure
-        return is_unknown and not self.discovery.may_be_new(host)
+        await self.look()
+        if self.is_unsure or host in self.known():
+            return False
+        # It may be too new for the name service; only a young process has to assume so.
+        is_young = world.monotonic() - self._born < _NAMELESS_SECONDS
+        return self._name is None or host in self._last or not is_young
 
     # -- failover -----------------------------------------------------------------------------------------------
 
     async def candidates(self, exchange: str) -> list[str]:
         """The members in the order in which this exchange fails over to them; other hosts without their workers."""
-        await self.discovery.look_if_stale()
-        hosts = {self.host, *self.discovery.listed()}
+        await self.look_if_stale()
+        hosts = {self.host, *self.listed()}
         order: list[str] = []
         for host in sorted(hosts, key=lambda host: _weight(host, exchange)):
             order += self.local_candidates(exchange) if host == self.host else [host]
@@ -119,6 +201,15 @@ class Membership:
 
     # -- addresses ----------------------------------------------------------------------------------------------
 
+    def listed(self) -> dict[str, Address]:
+        """The hosts that are configured, or that the last lookup found."""
+        return {**self._replica.peers, **self.found}
+
+    def known(self) -> dict[str, Address]:
+        """The hosts that are listed, and those that introduced themselves recently."""
+        greeted = {host: address for host, (address, until) in self._greeted.items() if world.monotonic() < until}
+        return {**greeted, **self.listed()}
+
     async def address(self, member: str) -> Address | None:
         """The address of a member; None if it belongs to this host and does not exist.
 
@@ -129,10 +220,10 @@ class Membership:
             worker = self._worker
             exists = worker is not None and number.isdecimal() and int(number) < worker.count
             return worker.socket("peer", int(number)) if worker is not None and exists else None
-        address = self.discovery.address(host)
+        address = self.known().get(host)
         if address is None:
-            await self.discovery.look()
-            address = self.discovery.address(host) or self.discovery.last_address(host)
+            await self.look()
+            address = self.known().get(host) or self._last.get(host)
         if address is None:
             raise self._not_found(member)
         return address
@@ -141,7 +232,7 @@ class Membership:
         if self._replica.peers_dns is None:
             return OwnerSilent(member, f"is not among replica.peers of {self.own}")
         where = f"by {self.own} (does replica.peers_dns name it, and does it answer?)"
-        return OwnerSilent(member, f"cannot be found {where}", is_local=self.discovery.is_unsure)
+        return OwnerSilent(member, f"cannot be found {where}", is_local=self.is_unsure)
 
     async def is_back(self, member: str) -> bool:
         """Whether a new lookup finds a member that refused a connection, at the same address or another one.
@@ -150,27 +241,110 @@ class Membership:
         """
         if self._replica.peers_dns is None or self.is_own_host(member):
             return False
-        await self.discovery.look()
-        found = self.discovery.address(member.partition("#")[0]) is not None
-        if not found and self.discovery.is_unsure:
+        await self.look()
+        is_found = host_of(member) in self.known()
+        if not is_found and self.is_unsure:
             raise self._not_found(member)
-        return found
+        return is_found
 
     def forget_address(self, member: str) -> None:
         """Look a member up again before the next request: by then its address may belong to another replica."""
-        self.discovery.forget(member.partition("#")[0])
+        host = host_of(member)
+        _ = self.found.pop(host, None), self._greeted.pop(host, None)
 
     # -- contacts -----------------------------------------------------------------------------------------------
 
+    def _contact(self, member: str) -> str:
+        """The name under which a member's contacts are remembered."""
+        return member if self.is_own_host(member) else host_of(member)
+
+    def note(self, member: str, state: State, *, is_local: bool = False) -> None:
+        """Remember the result of a contact with a member; `is_local`: the cause of its silence may be on this host.
+
+        A member whose address neither accepted nor refused a connection is looked up again before the next request.
+        """
+        name, now = self._contact(member), world.monotonic()
+        before = self.seen.get(name)
+        answered = now if state == "answered" else before.answered if before is not None else None
+        is_silent = state == "silent"
+        _ = self.seen.keep(name, Seen(state, answered, now + _SILENT_SECONDS if is_silent and not is_local else 0.0))
+        if is_silent:
+            self.forget_address(member)
+
     def was_silent(self, member: str) -> bool:
         """Whether the member's address neither accepted nor refused a connection a moment ago."""
-        return world.monotonic() < self._silent.get(member, float("-inf"))
+        seen = self.seen.get(self._contact(member))
+        return seen is not None and world.monotonic() < seen.skipped_until
 
-    def note_silent(self, member: str) -> None:
-        """Remember that the member's address neither accepted nor refused a connection."""
-        self._silent = {name: until for name, until in self._silent.items() if until > world.monotonic()}
-        self._silent[member] = world.monotonic() + _SILENT_SECONDS
-        self.forget_address(member)
+    # -- introductions ------------------------------------------------------------------------------------------
+
+    def greeted(self, host: str, remote: str | None) -> None:
+        """Verify the introduction of a process at the address `remote` that claims to be `host`."""
+        if self._name is None or remote is None or host == self.host:
+            return
+        _, port = split_address(self._name)
+        address = _joined(remote, port)
+        if self.found.get(host) != address:
+            self._tasks.spawn(self._verify(host, address), "verify a greeting")
+
+    async def _verify(self, host: str, address: Address) -> None:
+        try:
+            name = await self._connections.ask_name(address, "")
+        except TimeoutError:
+            return
+        if name == host:
+            self._greeted[host] = (address, world.monotonic() + _GREETED_SECONDS)
+            _ = self._last.keep(host, address)
+
+    # -- lookups ------------------------------------------------------------------------------------------------
+
+    async def look_if_stale(self) -> None:
+        """Look the peers up, unless the last lookup is still fresh."""
+        if self._name is not None and world.monotonic() - self._looked > _FRESH_SECONDS:
+            await self.look()
+
+    async def look(self) -> None:
+        """Look the peers up, unless they are configured; calls share a lookup, and a pause separates two of them."""
+        if self._name is None:
+            return
+        if self._lookup is None:
+            pause = self._looked + _PAUSE_SECONDS - world.monotonic()
+            self._lookup = self._tasks.start(self._look_up(pause), "resolve peers")
+        _ = await asyncio.wait((self._lookup,))  # a caller that is cancelled does not cancel the lookup
+
+    async def _look_up(self, pause: float) -> None:
+        try:
+            await asyncio.sleep(max(pause, 0))
+            asked = self._name
+            host, port = split_address(asked or "")
+            try:
+                async with asyncio.timeout(_RESOLVE_SECONDS):
+                    addresses = await resolve(host, port)
+            except (OSError, TimeoutError):
+                self.is_unsure = True
+                return  # the hosts found before stay known
+            names = await asyncio.gather(
+                *(self._connections.ask_name(each, self.host) for each in addresses), return_exceptions=True
+            )
+            if asked != self._name:
+                return  # a reload changed it meanwhile
+            self.is_unsure = any(isinstance(name, BaseException) for name in names)
+            self.found = {
+                name: address
+                for name, address in zip(names, addresses, strict=True)
+                if isinstance(name, str) and name != self.host
+            }
+            for name, address in self.found.items():
+                _ = self._last.keep(name, address)
+                self.note(name, "answered")
+        finally:
+            self._looked = world.monotonic()
+            self._lookup = None
+
+
+def host_of(member: str) -> str:
+    """The host of a member."""
+    return member.partition("#")[0]
 
 
 def _weight(member: str, exchange: str) -> bytes:

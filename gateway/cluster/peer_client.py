@@ -4,9 +4,8 @@ import asyncio
 from typing import Final
 
 from gateway import world
-from gateway.cluster.discovery import State
 from gateway.cluster.draining import Draining
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import Membership, State, host_of
 from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.worker import Address
@@ -122,7 +121,7 @@ class PeerClient:
         self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
     ) -> Response:
         """Relay the reply to a request, and record its outcome."""
-        outcome, member = PeerOutcome.SERVED, peer_request.to
+        outcome, is_local = PeerOutcome.SERVED, False
         try:
             exchange = await self._connections.accepted(address, peer_request, fresh=fresh)
             try:
@@ -134,15 +133,11 @@ class PeerClient:
                 seconds = self._connections.timeouts.peer_accept_seconds
                 _ = asyncio.get_running_loop().call_later(seconds, exchange.close)
         except BaseException as exc:
-            outcome = _outcome(exc)
-            if isinstance(exc, OwnerSilent) and exc.is_local:
-                self._membership.forget_address(member)
-            elif outcome is PeerOutcome.SILENT:
-                self._membership.note_silent(member)
+            outcome, is_local = _outcome(exc), isinstance(exc, OwnerSilent) and exc.is_local
             raise
         finally:
             self._metrics.peer_requests[outcome,].inc()
-            self._membership.discovery.note(member, _SEEN[outcome])
+            self._membership.note(peer_request.to, _SEEN[outcome], is_local=is_local)
         return replied
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -167,7 +162,7 @@ class PeerClient:
 
     async def reach(self, member: str) -> str:
         """Try to connect to a member, as a witness: reached, silent or unknown."""
-        host = member.partition("#")[0]
+        host = host_of(member)
         try:
             address = await self._membership.address(host)
         except OwnerSilent:

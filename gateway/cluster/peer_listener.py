@@ -122,7 +122,7 @@ class PeerListener:
         kind, host = peer_request.kind, self._membership.host
         if kind == "who":  # it asks which one this is
             if peer_request.path:
-                self._membership.discovery.greeted(peer_request.path, http.remote)
+                self._membership.greeted(peer_request.path, http.remote)
             await reply.frame(messages.Identity(host))
         elif not self._membership.is_meant(peer_request.to, is_local=is_local):
             await reply.frame(messages.Gone(host))

@@ -30,7 +30,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gateway.cluster.draining import Draining
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import Membership, host_of
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
 from gateway.cluster.witness import Witness
@@ -128,7 +128,7 @@ class Router:
                 kind = "resume"
         candidates = await self._membership.candidates(envelope.exchange)
         if kind == "resume":
-            candidates = [candidate for candidate in candidates if candidate != owner.partition("#")[0]]
+            candidates = [candidate for candidate in candidates if candidate != host_of(owner)]
         return await self._fail_over(kind, envelope, candidates, incoming, reply)
 
     async def _fail_over(

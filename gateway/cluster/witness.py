@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway import world
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import Membership, host_of
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerStalled
@@ -63,7 +63,7 @@ class Witness:
 
     async def confirms(self, member: str) -> bool:
         """Whether at least one other replica finds `member` silent, and none reaches it."""
-        host = member.partition("#")[0]
+        host = host_of(member)
         if self.membership.is_own_host(member):
             return False
         until, verdict = self._verdicts.get(host, (0.0, False))
@@ -118,7 +118,7 @@ class Witness:
     async def tell(self, request: PeerRequest, *, is_local: bool) -> str:
         """Answer another replica's question."""
         if request.kind == "reach":
-            host = request.path.partition("#")[0]
+            host = host_of(request.path)
             word = "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
             if word == "silent":
                 _ = self._found_silent.keep(host, world.monotonic() + _GOOD_SECONDS)
@@ -136,4 +136,4 @@ class Witness:
 
     def found_silent(self, member: str) -> bool:
         """Whether this replica has testified a moment ago that it does not reach a member."""
-        return world.monotonic() < self._found_silent.get(member.partition("#")[0], 0.0)
+        return world.monotonic() < self._found_silent.get(host_of(member), 0.0)

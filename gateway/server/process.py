@@ -175,7 +175,7 @@ class Gateway:
         """Open the listeners; raises OSError when an address is taken."""
         config = self.config
         await self._open_peer_listener()
-        await self.members.discovery.begin()
+        await self.members.begin()
         self.listen = await self._open(self.client_listener, config.listen)
         await self._open_admin()
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.

@@ -293,10 +293,10 @@ async def test_peers_are_shown_in_their_last_known_state() -> None:
         {},
     )
     members = Membership(InForce(config.replica), Worker(0, 2, "/tmp", b""), None, None)  # type: ignore[arg-type]
-    members.discovery.note("gw-2#1", "answered")
-    members.discovery.note("gw-2#0", "stalled")
-    members.discovery.note("gw-3", "dead")
-    members.discovery.note("gone", "answered")
+    members.note("gw-2#1", "answered")
+    members.note("gw-2#0", "stalled")
+    members.note("gw-3", "dead")
+    members.note("gone", "answered")
     found = {
         peer.id: (peer.address, peer.state, peer.last_answer_seconds_ago is None) for peer in known_peers(members)
     }
@@ -306,5 +306,5 @@ async def test_peers_are_shown_in_their_last_known_state() -> None:
         "gw-4": ("10.0.0.4:8081", "not asked", True),
     }
     for number in range(3000):
-        members.discovery.note(f"pod-{number}", "dead")
-    assert len(members.discovery.seen) == 1000
+        members.note(f"pod-{number}", "dead")
+    assert len(members.seen) == 1000

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.cluster import discovery, membership
+from gateway.cluster import membership
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Replica
@@ -32,7 +32,6 @@ async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     found = FakeClock()
-    monkeypatch.setattr(discovery, "world", found)
     monkeypatch.setattr(membership, "world", found)
     return found
 
@@ -49,7 +48,7 @@ async def tasks() -> AsyncIterator[Tasks]:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> FakeNameService:
     found = FakeNameService()
-    monkeypatch.setattr(discovery, "resolve", found.resolve)
+    monkeypatch.setattr(membership, "resolve", found.resolve)
     return found
 
 

@@ -10,7 +10,6 @@ from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static, worker
-from tests.support.memory import left_by
 
 # -- a single replica, configured peers -----------------------------------------------------------------------------
 
@@ -121,11 +120,11 @@ async def test_a_host_recognises_its_own_members(tasks: Tasks) -> None:
 async def test_a_silent_member_is_skipped_for_a_while(tasks: Tasks, clock: FakeClock) -> None:
     members = static("gw-1", tasks)
     assert not members.was_silent("gw-2")
-    members.note_silent("gw-2")
-    members.note_silent("gw-3#1")
+    members.note("gw-2", "silent")
+    members.note("gw-3#1", "silent")
     assert members.was_silent("gw-2")
     assert members.was_silent("gw-3#1")
-    assert not members.was_silent("gw-3")
+    assert members.was_silent("gw-3"), "they share an address"
     assert await members.address("gw-2") == PEERS["gw-2"]
     clock.now += 1.999
     assert members.was_silent("gw-2")
@@ -136,23 +135,17 @@ async def test_a_silent_member_is_skipped_for_a_while(tasks: Tasks, clock: FakeC
 async def test_a_reload_forgets_which_members_were_silent(tasks: Tasks) -> None:
     in_force = InForce(Replica(id="gw-1", listen="127.0.0.1:1", peers=PEERS))
     members = Membership(in_force, None, FakeNameService(), tasks)
-    members.note_silent("gw-2")
+    members.note("gw-2", "silent")
     in_force.replace(in_force.value)
     assert not members.was_silent("gw-2")
+    assert members.seen["gw-2"].state == "silent"
 
 
-async def test_a_member_that_refused_is_asked_again_at_once(tasks: Tasks) -> None:
+async def test_a_member_is_skipped_for_its_own_silence_alone(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
-    members.forget_address("gw-2")
-    assert not members.was_silent("gw-2")
-
-
-async def test_the_number_of_remembered_silent_members_is_bounded(tasks: Tasks, clock: FakeClock) -> None:
-    members = static("gw-1", tasks)
-
-    def note_many() -> None:
-        for number in range(1000):
-            members.note_silent(f"gw-{number}")
-            clock.now += 1
-
-    assert left_by(note_many) < 2000
+    members.note("gw-2", "dead")
+    members.note("gw-3", "silent", is_local=True)
+    assert not any(map(members.was_silent, PEERS)), "one that refused may be back, and one may be out of reach"
+    members.note("gw-3", "silent")
+    members.note("gw-3", "answered")
+    assert not members.was_silent("gw-3")

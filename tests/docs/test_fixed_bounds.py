@@ -6,7 +6,7 @@ from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import call_context, outgoing_messages, subscription
 from gateway.children import child, launcher, stderr_log
-from gateway.cluster import discovery, membership, peer_connections, peer_listener
+from gateway.cluster import membership, peer_connections, peer_listener
 from gateway.config.parsing import yaml_tree
 from gateway.downstream import stages
 from gateway.exchange import handshake, input_requests, replay_ledger
@@ -136,13 +136,13 @@ FIXED = [
     (
         "the name service",
         [
-            seconds(discovery._RESOLVE_SECONDS),
-            f"asked every {seconds(discovery._FRESH_SECONDS)}",
-            f"at most every {seconds(discovery._PAUSE_SECONDS)}",
+            seconds(membership._RESOLVE_SECONDS),
+            f"asked every {seconds(membership._FRESH_SECONDS)}",
+            f"at most every {seconds(membership._PAUSE_SECONDS)}",
         ],
     ),
-    ("an unknown replica id", [seconds(discovery._NAMELESS_SECONDS)]),
-    ("a replica that greeted", [seconds(discovery._GREETED_SECONDS)]),
+    ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
+    ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
     ("the head of the standalone GET stream", [seconds(DEFAULT_TIMES.side_head_seconds)]),
     (
         "the standalone GET stream, when it ends",

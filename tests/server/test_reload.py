@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from gateway.cluster import discovery
+from gateway.cluster import membership
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, InForce, Problem, Replica, parse
@@ -318,7 +318,7 @@ async def test_a_name_is_not_looked_up_in_the_old_service(monkeypatch: pytest.Mo
             await gate.wait()
         return [f"{host}:1"]
 
-    monkeypatch.setattr(discovery, "resolve", resolve)
+    monkeypatch.setattr(membership, "resolve", resolve)
     names, tasks = FakeNameService(), Tasks(Metrics("0"))
     names.has(old="old:1", new="new:1")
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="old:1")
@@ -330,7 +330,7 @@ async def test_a_name_is_not_looked_up_in_the_old_service(monkeypatch: pytest.Mo
     assert members.is_unsure, "the new service was not asked yet"
     gate.set()
     assert await first == ["gw-1"]
-    monkeypatch.setattr(discovery, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(membership, "_FRESH_SECONDS", 0.0)
     assert sorted(await members.candidates("x")) == ["gw-1", "new"]
     assert not members.is_unsure
     await tasks.close()

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.bridge import outgoing_messages, subscription
-from gateway.cluster import discovery, witness
+from gateway.cluster import membership, witness
 from gateway.server import drain
 from gateway.sessions.pool import pool
 from gateway.telemetry import SessionState
@@ -29,7 +29,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     # As in the gateway, a session's quarantine ends before the last pause.
     monkeypatch.setattr(outgoing_messages, "_CANCEL_PAUSES", (0.0, 0.05, 0.4))
     monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
-    monkeypatch.setattr(discovery, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(membership, "_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (0.02, 0.05))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from yarl import URL
 
 from gateway import __version__, world
-from gateway.cluster.discovery import resolve
+from gateway.cluster.membership import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gateway import world as seam
-from gateway.cluster import discovery
-from gateway.cluster.discovery import resolve
-from gateway.cluster.membership import Membership
+from gateway.cluster import membership
+from gateway.cluster.membership import Membership, resolve
 from gateway.cluster.worker import Address  # noqa: TC001  (one import style)
 from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
@@ -53,7 +52,7 @@ async def test_a_missing_id_is_looked_up_at_most_once_per_pause(
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(discovery.asyncio, "sleep", sleep)
+    monkeypatch.setattr(membership.asyncio, "sleep", sleep)
     world.has(gw_2="10.0.0.2:1")
     with pytest.raises(OwnerSilent):
         await dns.address("gw-3")
@@ -70,8 +69,8 @@ async def test_a_replica_that_introduces_itself_is_known_before_the_name_service
     world: FakeNameService, dns: Membership, clock: FakeClock
 ) -> None:
     world.names["10.0.0.9:8081"] = "gw-9"
-    dns.discovery.greeted("gw-9", "10.0.0.9")
-    await eventually(lambda: "gw-9" in dns.discovery.known())
+    dns.greeted("gw-9", "10.0.0.9")
+    await eventually(lambda: "gw-9" in dns.known())
     assert (await dns.address("gw-9"), world.resolved) == ("10.0.0.9:8081", [])
     assert world.greeted == [], "verifying an introduction does not introduce, or two replicas would never stop"
     assert await dns.is_back("gw-9")
@@ -89,17 +88,17 @@ async def test_an_introduction_is_believed_only_after_its_senders_address_confir
 ) -> None:
     if there is not None:
         world.names["10.0.0.9:8081"] = there
-    dns.discovery.greeted(host, remote)
+    dns.greeted(host, remote)
     await eventually(lambda: world.asked == ["10.0.0.9:8081"])
     await eventually(lambda: not len(tasks))
-    assert dns.discovery.known() == {}
+    assert dns.known() == {}
 
 
 async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> None:
     members = static("gw-1", tasks)
-    members.discovery.greeted("gw-9", "10.0.0.9")
-    members.discovery.greeted("gw-1", "10.0.0.9")
-    await members.discovery.begin()
+    members.greeted("gw-9", "10.0.0.9")
+    members.greeted("gw-1", "10.0.0.9")
+    await members.begin()
     assert len(tasks) == 0
     assert not await members.is_back("gw-2")
 
@@ -182,7 +181,7 @@ async def test_known_replicas_stay_known_when_the_name_service_fails(
 async def test_a_lookup_that_hangs_times_out(
     world: FakeNameService, dns: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(membership, "_RESOLVE_SECONDS", 0.01)
     world.hold = asyncio.Event()
     with pytest.raises(OwnerSilent):
         await in_time(dns.address("gw-2"))
@@ -241,14 +240,14 @@ async def test_a_dead_member_is_found_again_under_another_address(
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     assert await dns.address(noted) == "10.0.0.2:1"
-    dns.note_silent(noted)
+    dns.note(noted, "silent")
     assert await dns.address(noted) == "10.0.0.2:1"
     assert len(world.resolved) == 2, "it was looked up anew: its address may belong to another replica by now"
-    dns.note_silent(noted)
+    dns.note(noted, "silent")
     world.has(gw_2="10.0.0.77:1", gw_3="10.0.0.3:1")
     clock.now += 0.5
     assert await dns.address(noted) == "10.0.0.77:1"
-    assert dns.was_silent(noted), "but it has its pause"
+    assert not dns.was_silent(noted), "it has answered there"
     clock.now += 2
     assert not dns.was_silent(noted)
 
@@ -284,7 +283,7 @@ async def test_a_name_resolves_to_addresses_with_the_port(monkeypatch: pytest.Mo
 async def test_replicas_find_one_another_through_a_name_service(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_NAMELESS_SECONDS", 0)
+    monkeypatch.setattr(membership, "_NAMELESS_SECONDS", 0)
     port = free_port()
     dead, *hosts = [f"127.0.0.{number}" for number in range(1, 5)]
 
