@@ -340,7 +340,9 @@ class Rounds:
                 self._is_relisted = True
                 self._upstream.catalog.forget(self._upstream.caller)
                 return _AT_ONCE
-            if not self._needs_tasks and self._upstream.live.route.tasks.undeclared == "drive" and _wants_tasks(error):
+            required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
+            needs = error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
+            if needs and not self._needs_tasks and self._upstream.live.route.tasks.undeclared == "drive":
                 self._needs_tasks = True
                 return _AT_ONCE
         return legacy_error(self.request.method, error)
@@ -410,28 +412,18 @@ class Rounds:
         if not read.allowed:
             needed = ", ".join(read.required)
             raise _Unserved(f"The server asked {method}, and this client did not declare the capability {needed}")
-        return Question(key, method, None, params=self._legacy_params(key, read.params))
-
-    def _legacy_params(self, key: str, params: bytes) -> bytes:
-        opened = jsonrpc.fields(params)
-        mode = jsonrpc.text(opened.get("mode"))
+        params = jsonrpc.fields(read.params)
+        mode = jsonrpc.text(params.get("mode"))
         if mode == "url":
             named = f"{self._exchange}\n{self.progress.round}\n{key}".encode("utf-8", "surrogatepass")
-            elicitation = jsonrpc.encode(hashlib.sha256(named).hexdigest()[:32])
-            return jsonrpc.merge([*opened.items(), ("elicitationId", elicitation)])
-        if mode == "form" and not self.profile.resumes:
-            return jsonrpc.merge((name, raw) for name, raw in opened.items() if name != "mode")
-        return params
+            params["elicitationId"] = Raw(jsonrpc.encode(hashlib.sha256(named).hexdigest()[:32]))
+        elif mode == "form" and not self.profile.resumes:
+            del params["mode"]
+        return Question(key, method, None, params=jsonrpc.merge(params.items()))
 
 
 def _task_params(task: str) -> jsonrpc.Fields:
     return {"taskId": Raw(jsonrpc.encode(task))}
-
-
-def _wants_tasks(error: jsonrpc.Error) -> bool:
-    """Whether a server refused a call because its client did not declare tasks."""
-    required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
-    return error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
 
 
 def _pause(task: jsonrpc.Fields) -> float:

@@ -19,6 +19,7 @@ _MAX_INFO_BYTES: Final = 1_024
 _MAX_CAPABILITIES_BYTES: Final = 2_048
 """Larger declarations lose what only describes, because the session id, a header, carries them."""
 _ASKABLE: Final = ("elicitation", "sampling", "roots")
+_MODES: Final = frozenset({"form", "url", "tools", "context"})
 _OTHER: Final = ("experimental", "extensions")
 _NAME_CHARACTERS: Final = 200
 
@@ -114,16 +115,12 @@ def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
             kept["extensions"] = jsonrpc.merge((key, raw) for key, raw in extensions.items() if key != mcp.TASKS)
         modern = jsonrpc.merge(kept.items())
         if len(modern) > _MAX_CAPABILITIES_BYTES:
-            modern = jsonrpc.merge((key, _brief(kept[key])) for key in _ASKABLE if key in kept)
+            asked = [(key, jsonrpc.fields(kept[key])) for key in _ASKABLE if key in kept]
+            modern = jsonrpc.encode({key: {mode: {} for mode in modes if mode in _MODES} for key, modes in asked})
         _ = capabilities_of(modern)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.capabilities" is not ClientCapabilities: {exc}') from exc
     return modern
-
-
-def _brief(raw: bytes) -> bytes:
-    """A capability with its modes alone."""
-    return jsonrpc.merge((mode, b"{}") for mode in jsonrpc.fields(raw) if mode in ("form", "url", "tools", "context"))
 
 
 # -- requests ------------------------------------------------------------------------------------------------------

@@ -93,15 +93,16 @@ class MirrorBackend:
                 call.want_level(self.level)
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
-            self._spawn(id_, _subscribe(changes, method, uri_of(params_of(message.opened)), headers))
+            self._spawn(id_, changes.change(method, uri_of(params_of(message.opened)), headers))
         else:
             call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), changes.profile, headers)
             call.open(call)
 
-    def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
+    def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
         self.upstream.live.process.tasks.spawn(self._answered(id_, work), "mirrored request")
 
-    async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
+    async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
+        """Answer a request with the result of some work, which may be empty."""
         if self.is_closed:  # before this task began
             work.close()
             return
@@ -112,7 +113,7 @@ class MirrorBackend:
                 self.link.refuse(id_, exc)
             return
         if not self.is_closed:
-            self.link.send(jsonrpc.result(id_, result), id_)
+            self.link.send(jsonrpc.result(id_, result or b"{}"), id_)
 
     def _greeting(self, message: ClientMessage) -> Coroutine[None, None, bytes]:
         """What serves `initialize`; raises InvalidRequest or InvalidParams."""
@@ -147,11 +148,6 @@ class MirrorBackend:
         """A call is over."""
         self._calls.pop(bytes(call.id), None)
         self._nested = {id_: found for id_, found in self._nested.items() if found[0] is not call}
-
-
-async def _subscribe(changes: Changes, method: str, uri: str, headers: Headers) -> bytes:
-    await changes.change(method, uri, headers)
-    return b"{}"
 
 
 class _LinkedCall(MirroredCall, Leg):

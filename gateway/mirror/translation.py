@@ -48,21 +48,19 @@ def modern_request(  # noqa: PLR0913  (what one request consists of)
 def initialize_result(discovered: Raw, profile: Profile) -> bytes:
     """The InitializeResult that a DiscoverResult amounts to; raises ValueError."""
     opened = jsonrpc.fields(discovered)
-    capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
+    declared = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
+    kept = {key: declared[key] for key in _SERVER_KEYS if bytes(declared.get(key, b"")).startswith(b"{")}
+    if "extensions" in kept:
+        kept["extensions"] = Raw(_without(kept["extensions"], {mcp.TASKS}))
     meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened else {}
     parts: list[tuple[str, bytes | Raw]] = [
         ("protocolVersion", jsonrpc.encode(profile.version)),
-        ("capabilities", jsonrpc.merge(_server_capabilities(capabilities))),
+        ("capabilities", jsonrpc.merge(kept.items())),
         ("serverInfo", meta.get(mcp.META_SERVER_INFO, _UNKNOWN)),
     ]
     if jsonrpc.text(opened.get("instructions")) is not None:
         parts.append(("instructions", opened["instructions"]))
     return jsonrpc.merge(parts)
-
-
-def _server_capabilities(declared: jsonrpc.Fields) -> list[tuple[str, bytes | Raw]]:
-    kept = [(key, declared[key]) for key in _SERVER_KEYS if bytes(declared.get(key, b"")).startswith(b"{")]
-    return [(key, _without(raw, {mcp.TASKS}) if key == "extensions" else raw) for key, raw in kept]
 
 
 def legacy_result(method: str, result: Raw) -> bytes:

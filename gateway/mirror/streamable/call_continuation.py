@@ -121,7 +121,13 @@ class CallContinuation:
             raise OwnerStalled(left.owner, "does not react, and may still run the call")
         _continued(at, Step.LOST if held is None else step)
         if held is None:
-            return await _lost(at, left)
+            error = CallLost(
+                f"The replica {left.owner} ended while it ran this call; the call may have had effects: check them "
+                "before calling again",
+                data={"reason": "owner_lost"},
+            )
+            await at.reply.start()
+            return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
         if not is_own:
             held.continued(left)
         return await held.write(at, left.number if is_own else 0)
@@ -156,14 +162,3 @@ def _is_old(at: MirrorArrival, place: CallPlace) -> bool:
     config = at.live.config
     seconds = config.state.ttl_seconds if place.progress.task is None else config.tasks.ttl_seconds
     return place.issued + seconds < world.wall()
-
-
-async def _lost(at: MirrorArrival, left: CallPlace) -> Response:
-    """Tell the client that its call is lost with the replica that ran it, as the response to it."""
-    error = CallLost(
-        f"The replica {left.owner} ended while it ran this call; the call may have had effects: check them "
-        "before calling again",
-        data={"reason": "owner_lost"},
-    )
-    await at.reply.start()
-    return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))

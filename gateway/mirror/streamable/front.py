@@ -85,10 +85,21 @@ class Mirror:
     # -- POST ---------------------------------------------------------------------------------------------------
 
     async def _post(self, at: MirrorArrival) -> Response:
-        message = self._opened(at)
+        try:
+            message = at.opened()
+        except GatewayError:
+            with suppress(GatewayError):
+                _ = self._session(at)  # an unreadable message does not end the session in which it came
+            raise
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         if message.method == mcp.INITIALIZE and id_ is not None:
-            return await self._initialize(at, id_, message)
+            if self.draining.refuses_calls:
+                raise ShuttingDown("try again")
+            keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
+            profile = of_initialize(params_of(message), keeps_state=keeps_state)
+            result = await initialize(server_of(at.live), profile, at.headers)
+            token = self._shared.tokens.new_session(at.bearer, profile)
+            return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
         session = self._session(at)
         if message.method is None:
             return await self._calls.answer(at, session, message)
@@ -99,15 +110,6 @@ class Mirror:
         serving = self._request(at, session, id_, message)
         del message  # a call keeps the params alone, and these coroutines wait for its end
         return await serving
-
-    def _opened(self, at: MirrorArrival) -> jsonrpc.Message:
-        """The message of a request; raises ParseError or InvalidRequest."""
-        try:
-            return at.opened()
-        except GatewayError:
-            with suppress(GatewayError):
-                _ = self._session(at)  # an unreadable message does not end the session in which it came
-            raise
 
     def _session(self, at: MirrorArrival) -> Session:
         token = at.incoming.headers.get(mcp.SESSION_ID)
@@ -123,14 +125,6 @@ class Mirror:
             self.homes.check(session)
         at.incoming.found_session()
         return session
-
-    async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> Response:
-        if self.draining.refuses_calls:
-            raise ShuttingDown("try again")
-        profile = of_initialize(params_of(message), keeps_state=sep_1655_items.DIALECT in at.live.route.dialects)
-        result = await initialize(server_of(at.live), profile, at.headers)
-        token = self._shared.tokens.new_session(at.bearer, profile)
-        return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
 
     async def _request(self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
         if (session.key, id_) in self._shared.running:

@@ -281,14 +281,18 @@ class StreamedCall(MirroredCall):
 
         `after` is the number of the client's last event, if the client has come back.
         """
+        if after is not None:
+            await at.reply.start()
         self.report.request_id = at.incoming.request_id
         leg = CallStream(self._rounds.request.id, at.reply, self.live)
         missed = [events for number, events in self._asked if number > (after or 0)]
+        if after is not None and not missed and self._exchange.calling:
+            missed = [self._prime(self._now)]
         for events in missed:
-            leg.send(events)
+            leg.ask(events)
         self.open(leg)
         try:
-            first = self._first(leg, after, has_missed=bool(missed))
+            first = self._first(leg) if after is None and self._resumes else None
             last = await leg.reply.deliver(leg, first, keeps_alive=self.streams)
             self._number += 1
             end = self._place(rpc_id=self._rounds.request.id, is_final=True)
@@ -297,14 +301,8 @@ class StreamedCall(MirroredCall):
             self._waits_no_more(leg)
             self._feed(on.Left(leg))
 
-    async def _first(self, leg: CallStream, after: int | None, *, has_missed: bool) -> Item:
+    async def _first(self, leg: CallStream) -> Item:
         """The first item, after a priming event if the client may have to come back for the others."""
-        if after is not None:
-            await leg.reply.start()
-            if not has_missed and self._exchange.calling:
-                await leg.reply.write(self._prime(self._now))
-        if after is not None or has_missed or not self._resumes:
-            return await leg.take()
         item = None
         with suppress(TimeoutError):
             async with asyncio.timeout(_PRIME_SECONDS):

@@ -85,13 +85,6 @@ class CallPlace(msgspec.Struct, frozen=True, array_like=True):
         """The same place without what continues the call."""
         return replace(self, request=None, progress=Progress(self.progress.round), asking=(), answered=())
 
-    @property
-    def bulk(self) -> int:
-        """The size of what client and server chose, which may be megabytes."""
-        params = self.request.params if self.request is not None else b""
-        asking = sum(len(each.key) + len(each.params or b"") for each in self.asking)
-        return len(params) + len(self.progress.state or b"") + asking
-
 
 class Subscribed(msgspec.Struct, frozen=True, array_like=True):
     """The content of an id on the standalone stream of a session: the resources to which it is subscribed."""
@@ -168,8 +161,13 @@ class Tokens:
 
     def of_place(self, kind: Kind, place: CallPlace) -> str:
         """The token of a place; without what continues the call, if that does not fit."""
-        claims = self._places[kind]
-        return claims.seal(place, place.brief) if place.bulk < _MAX_TOKEN else claims.seal(place.brief)
+        claims, bulk = self._places[kind], len(place.progress.state or b"")
+        if place.request is not None:
+            bulk += len(place.request.params)
+        bulk += sum([len(each.key) + len(each.params or b"") for each in place.asking])
+        if bulk >= _MAX_TOKEN:  # client and server may have chosen megabytes, which are not even encoded
+            return claims.seal(place.brief)
+        return claims.seal(place, place.brief)
 
     def place(self, kind: Kind, token: str, session: str) -> CallPlace:
         """The place that a token of the session with this key names; raises InvalidState."""
