@@ -10,7 +10,7 @@ then remove the old key.
 """
 
 import hashlib
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -35,6 +35,9 @@ _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
 _OVERHEAD_BYTES: Final = _SALT_BYTES + _NONCE_BYTES + 16
 """Of salt, nonce and tag: the least that is encrypted."""
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/\0\0")
+"""The characters that base64url does not have count as any other that is wrong."""
 _KEY_ID_CHARACTERS: Final = 8
 _SEALS_PER_SALT: Final = 2**32
 _SUBKEYS_KEPT: Final = 1024
@@ -152,15 +155,16 @@ def key_id(key: bytes) -> str:
 
 
 def _base64(data: bytes) -> bytes:
-    return urlsafe_b64encode(data).rstrip(b"=")
+    return b2a_base64(data, newline=False).rstrip(b"=").translate(_TO_URL)
 
 
 def _decoded(body: str) -> bytes:
     """Decode base64url without padding; of the spellings that mean the same, only the one that is written is taken."""
     try:
-        decoded = urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        standard = body.encode().translate(_FROM_URL)
+        decoded = a2b_base64(standard + b"==")
     except ValueError as exc:
         raise InvalidState("malformed") from exc
-    if _base64(decoded) != body.encode():
+    if b2a_base64(decoded, newline=False).rstrip(b"=") != standard:
         raise InvalidState("malformed")
     return decoded
