@@ -40,7 +40,7 @@ from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, OwnerStalled, ShuttingDown
-from gateway.protocol.request import Request
+from gateway.protocol.request import Request, TextParams
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
@@ -123,6 +123,11 @@ class Driver(Engine):
     def is_finished(self) -> bool:
         """Whether the call has its final result or error, or is a task that its client holds the handle of."""
         return self._exchange.state in {OWNED, SETTLED, FINISHED, ENDED}
+
+    def has_params(self, request: Request) -> bool:
+        """Whether a request repeats the params of the held call in the same spelling."""
+        params = self._context.request.params
+        return isinstance(params, TextParams) and params.text == jsonrpc.encode(request.params)
 
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""

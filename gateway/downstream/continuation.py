@@ -136,7 +136,8 @@ class Continuation:
         """Open the state of a round, once; raises InvalidState, or EraUnknown.
 
         If another replica seems to hold the call, that one checks the arguments: their digest would cost a tenth of
-        what forwarding costs here. Before such a round is served here, `_check_arguments` does it.
+        what forwarding costs here. Before such a round is served here, `_check_arguments` does it. Params in the very
+        spelling of the call that is held here need no digest either.
         """
         envelope, incoming = round_.envelope, round_.incoming
         if envelope is None and incoming.state is not None:
@@ -149,21 +150,23 @@ class Continuation:
                 round_.check_era(exc)
                 raise
             leaves = incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
-            self._check(round_, envelope, envelope.binding.arguments if leaves else None)
-            round_.envelope = envelope
+            held = None if leaves else self.lot.find(envelope.exchange)
+            are_known = leaves or (held is not None and held.has_params(round_.request))
+            self._check(round_, envelope, envelope.binding.arguments if are_known else None)
+            round_.envelope, round_.is_checked = envelope, not leaves
         return envelope
 
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
         """Check what `opened` has left to the call's owner, if it did."""
         if not round_.is_checked:
             self._check(round_, envelope, None)
+            round_.is_checked = True
 
     def _check(self, round_: Round, envelope: Envelope, arguments: bytes | None) -> None:
         """Check that an envelope belongs to a round, but for its arguments if their digest is given."""
         bearer = round_.incoming.bearer(round_.caller)
         binding = bind(bearer, round_.request, round_.live.route.bound_headers, arguments)
         check(envelope, binding, bearer)
-        round_.is_checked = arguments is None
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:
         """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""
