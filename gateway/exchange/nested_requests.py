@@ -83,15 +83,20 @@ class NestedRequests:
         The id alone does not tell: `mcp` 1.30 may give the id of a question of a task to a later one.
         """
         id_ = bytes(event.id)
+        if id_ not in self._heard:
+            return False
         question = self.asked(id_)
-        if id_ not in self._heard or (question is None and id_ not in self._theirs):
+        if question is None and id_ not in self._theirs:
             return False
         known = self._theirs[id_] if question is None else inputs.question_digest(question)
         return known is None or known == self._digest(event)
 
     def asked(self, id_: bytes | None) -> Question | None:
         """The open question with this id; there is one at most."""
-        return next((each for each in self.open.values() if id_ is not None and each.upstream_id == id_), None)
+        for each in self.open.values() if id_ is not None else ():
+            if each.upstream_id == id_:
+                return each
+        return None
 
     def _digest(self, event: Nested) -> bytes | None:
         """The digest of the question that a request asks; None if it asks none."""
@@ -103,7 +108,8 @@ class NestedRequests:
 
     def read(self, event: Nested, *, may_ask: bool) -> Question:
         """Read a request that is not repeated, and give it a key; raises Refusal if no client can answer it."""
-        refusal, id_ = self._refusal(event, may_ask=may_ask), bytes(event.id)
+        id_ = bytes(event.id)
+        refusal = self._refusal(event.method, id_, may_ask=may_ask)
         if len(self._heard) < MAX_NESTED and len(id_) <= MAX_NESTED_ID_BYTES:
             self._heard = _with(self._heard, id_)
         if refusal is not None:
@@ -120,16 +126,16 @@ class NestedRequests:
         self.keys = _with(self.keys, key)
         return Question(key, _METHODS[event.method], id_, params=asked.params)
 
-    def _refusal(self, event: Nested, *, may_ask: bool) -> Refusal | None:
-        if event.method not in inputs.KINDS:
-            return Refusal("refused", mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
+    def _refusal(self, method: str, id_: bytes, *, may_ask: bool) -> Refusal | None:
+        if method not in inputs.KINDS:
+            return Refusal("refused", mcp.METHOD_NOT_FOUND, f"Method not found: {method[:80]}")
         if not may_ask:
             text = "The client cannot be asked during this request"
-        elif self.asked(bytes(event.id)) is not None:  # the server could not tell the answers apart
+        elif self.asked(id_) is not None:  # the server could not tell the answers apart
             text = "An open question has the id of this one"
-        elif max(len(self._heard), len(self.keys)) >= MAX_NESTED:
+        elif len(self._heard) >= MAX_NESTED or len(self.keys) >= MAX_NESTED:
             text = f"This call has already sent {MAX_NESTED} nested requests"
-        elif len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
+        elif len(id_) > MAX_NESTED_ID_BYTES:
             text = f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes"
         elif len(self.open) >= MAX_QUESTIONS:
             text = f"More than {MAX_QUESTIONS} questions are open"

@@ -48,10 +48,10 @@ class ReplayLedger:
     __slots__ = ("_earlier", "_runs", "_unsent", "_withdrawn", "_withdrawn_ids", "record")
 
     def __init__(self, record: tuple[Recorded, ...] | None = ()) -> None:
-        self.record = record and tuple([each for each in record if not each.is_due])
+        self.record = tuple([each for each in record if not each.is_due]) if record else record
         """The answers of the current run; None once they are too large to keep, or were lost between processes."""
         self._runs = 0
-        self._earlier = tuple([each for each in record or () if each.is_due])
+        self._earlier = tuple([each for each in record if each.is_due]) if record else ()
         """Answers of the earlier run that the current run has not asked for yet."""
         self._withdrawn: dict[str, Question] = _NONE
         """Questions that the upstream withdrew while the client had them, by key; their call may be run again."""
