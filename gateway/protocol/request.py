@@ -27,7 +27,6 @@ from gateway.protocol.errors import (
 from gateway.protocol.header_mismatch import HeaderValues, Repeated
 from gateway.protocol.json_text.json_bounds import MAX_DEPTH, TooMany, check_bounds, may_nest_deeper
 from gateway.protocol.request_meta import (
-    NO_META,
     Capabilities,
     Declarations,
     declarations,
@@ -145,7 +144,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
             self,
             id=self.id.copy(),
             params={},
-            said=msgspec.structs.replace(self.said.held(), user_meta=NO_META),
+            said=self.said.held(),
             input_responses=None if self.input_responses is None else _NO_ANSWERS,
             task=None,
         )

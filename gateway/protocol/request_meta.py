@@ -63,7 +63,12 @@ class Declarations(msgspec.Struct, frozen=True):
     """Whether it is remembered, and so the same object in the next request of its client."""
 
     def held(self) -> "Declarations":
-        """The same for a call that waits long: no view of its body, and not what the key of its sessions has."""
+        """The same for a call that waits long: no view of its body, and not what the key of its sessions has.
+
+        What the requests of its client share has neither, and takes no memory of its own.
+        """
+        if self.is_shared:
+            return self
         token, meta = self.progress_token, self.user_meta
         return msgspec.structs.replace(
             self,
@@ -71,7 +76,6 @@ class Declarations(msgspec.Struct, frozen=True):
             progress_token=token and token.copy(),
             client_info=UNKNOWN_CLIENT,
             user_meta={key: value.copy() for key, value in meta.items()} if meta else NO_META,
-            is_shared=False,
         )
 
 
