@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange.commands import GRACE, LEG, LINGER, Timer
+from gateway.exchange.commands import GRACE, LINGER, Timer
 from gateway.exchange.machine import ENDED, IDLE, Exchange, Snapshot, State
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError, LocalProtocolError, bug
@@ -80,16 +80,12 @@ class Engine(ABC):
                 if (after := exchange.state) is not settled:
                     before, settled = settled, after
                     self._moved(before, after)
-                self._handled()
         except Exception as exc:
             if is_taken or not isinstance(exc, _REFUSALS):
                 self._crashed(settled)
             raise
         finally:
             self._later = None
-
-    def _handled(self) -> None:  # noqa: B027  (not all note anything)
-        """An event was handled, and its commands were obeyed."""
 
     def _crashed(self, settled: State) -> None:
         """End the exchange after a bug, with one error to each leg that waits, and give back what it has.
@@ -112,12 +108,13 @@ class Engine(ABC):
 
     def _moved(self, _before: State, after: State) -> None:
         """Keep the timers true to the state, and all else in a subclass."""
-        armed, self._armed = self._armed, self._exchange.timers
-        for timer in armed:
-            if timer not in self._armed:
+        before = self._armed
+        self._armed = now = self._exchange.timers
+        for timer in before:
+            if timer not in now:
                 self._disarm(timer)
-        for timer in self._armed:
-            if timer not in armed:
+        for timer in now:
+            if timer not in before:
                 self._arm(timer)
         if after is ENDED:
             self._ended()
@@ -126,15 +123,13 @@ class Engine(ABC):
 
     def _arm(self, timer: Timer, seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual."""
-        if timer is LEG and not self.live.config.legs.rounds:
-            return
         if self._handles is not None:
             self._cancel_handle(timer)
         shared = self.live.deadlines.shared.get(timer)
+        if shared is not None and seconds is None:
+            shared.arm(self, _fire, self, timer)
+            return
         if shared is not None:
-            if seconds is None:
-                shared.arm(self, _fire, self, timer)
-                return
             shared.disarm(self)
         elif timer is GRACE:
             seconds = self.live.config.hold.grace_seconds

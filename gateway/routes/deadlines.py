@@ -34,9 +34,11 @@ class Deadlines:
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
         self.shared = {
             Timer.QUIET: CoarseTimer(quiet, tasks, Timer.QUIET, min(TICK_SECONDS, quiet / _QUIET_TICKS)),
-            Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
             Timer.TTL: CoarseTimer(wait_seconds(config), tasks, Timer.TTL),
             Timer.LINGER: CoarseTimer(hold.linger_seconds, tasks, Timer.LINGER),
         }
+        """Without those that the configuration has off."""
+        if config.legs.rounds:
+            self.shared[Timer.LEG] = CoarseTimer(leg, tasks, Timer.LEG)
         if hold.cold_seconds:
             self.shared[Timer.COLD] = CoarseTimer(hold.cold_seconds, tasks, Timer.COLD)

@@ -157,8 +157,9 @@ class StreamedCall(MirroredCall):
 
     # -- the exchange ---------------------------------------------------------------------------------------------
 
-    def _handled(self) -> None:
+    def _feed(self, event: on.Event) -> None:
         """See `Engine`."""
+        super()._feed(event)
         self._weigh()
 
     def _weigh(self) -> None:
