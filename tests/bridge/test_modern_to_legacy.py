@@ -25,7 +25,9 @@ LISTS = {
 }
 
 
-async def test_each_method_has_its_own_freshness(upstream: FakeUpstream, begin: Start) -> None:
+async def test_lists_are_as_fresh_as_the_route_says_and_resources_stale_at_once(
+    upstream: FakeUpstream, begin: Start
+) -> None:
     async def read(turn: Turn) -> None:
         await turn.result({"contents": [{"uri": "a:b", "text": "x"}]})
 
@@ -37,22 +39,14 @@ async def test_each_method_has_its_own_freshness(upstream: FakeUpstream, begin: 
         upstream.on(method, listed)
     upstream.capabilities = {"tools": {}, "prompts": {}, "resources": {}}
     upstream.on(mcp.RESOURCES_READ, read)
-    methods = {
-        "tools/list": {"ttl_ms": 60_000, "scope": "public"},
-        "server/discover": {"ttl_ms": 1},
-        "resources/read": {"scope": "public"},
-    }
-    stand = await begin(route={"cache": {"ttl_ms": 5, "methods": methods}})
+    stand = await begin(route={"cache": {"ttl_ms": 5, "scope": "public"}})
     client = stand.client()
     found = {}
     for method in (*LISTS, mcp.DISCOVER, mcp.RESOURCES_READ):
         result = (await client.post(method, {"uri": "a:b"} if method == mcp.RESOURCES_READ else {})).result
         found[method] = result["ttlMs"], result["cacheScope"]
-    assert found == dict.fromkeys(LISTS, (5, "private")) | {
-        mcp.TOOLS_LIST: (60_000, "public"),
-        mcp.DISCOVER: (1, "private"),
-        mcp.RESOURCES_READ: (5, "public"),
-    }
+    assert found.pop(mcp.RESOURCES_READ) == (0, "private")
+    assert found == dict.fromkeys((*LISTS, mcp.DISCOVER), (5, "public"))
 
 
 async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:

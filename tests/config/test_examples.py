@@ -16,7 +16,6 @@ from multidict import CIMultiDict
 
 from gateway.auth.host_check import HostCheck
 from gateway.config import Config, cautions, contexts, load
-from gateway.config.model.route import Freshness
 from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import Forbidden
 from gateway.server.process import Gateway
@@ -67,12 +66,7 @@ KEYS: Final[dict[str, dict[str, object]]] = {
     "replay.yaml": {"continuation": "replay", "state.ttl_seconds": 3600, "hold.ttl_seconds": 3600},
     "ephemeral.yaml": {"continuation": "hold", "ephemeral": ("weather_*", "search_*")},
     "affinity.yaml": {"sessions.affinity": "principal", "sessions.idle_seconds": 1800},
-    "caching.yaml": {
-        "cache.methods": {
-            "tools/list": Freshness(ttl_ms=60_000, scope="public"),
-            "resources/read": Freshness(ttl_ms=1000),
-        }
-    },
+    "caching.yaml": {"cache.ttl_ms": 60_000, "cache.scope": "private"},
     "subscriptions.yaml": {"sessions.max_per_principal": 50, "timeouts.send_seconds": 10},
     "http-sse.yaml": {"upstream.transport": "sse"},
 }
@@ -175,7 +169,7 @@ routes:
   - upstream: {url: "http://a/", tls: {}}
     timeouts: {idle_seconds: "${T:-5}"}
     sessions: {max: "${M:-7}"}
-    cache: {methods: {tools/list: {ttl_ms: "${M:-7}", scope: "${S:-public}"}}}
+    cache: {ttl_ms: "${M:-7}", scope: "${S:-public}"}
 """
 
 

@@ -7,8 +7,6 @@ from msgspec import Meta, field
 
 from gateway.config.model.section import Section
 from gateway.config.model.value_types import (
-    Cacheable,
-    CacheScope,
     Count,
     Dialect,
     Era,
@@ -19,10 +17,10 @@ from gateway.config.model.value_types import (
     Seconds,
     SomeSeconds,
     Text,
-    TtlMs,
     Variable,
 )
 from gateway.config.parsing.formats import redacted_url
+from gateway.protocol import mcp
 
 
 class UpstreamTls(Section, frozen=True, kw_only=True):
@@ -87,34 +85,17 @@ class Credentials(Section, frozen=True, kw_only=True):
     """With `replace`: the header that carries the bare secret. null: `Authorization: Bearer`."""
 
 
-class Freshness(Section, frozen=True, kw_only=True):
-    """Overrides for one method. Keys that are left out have the route's value."""
-
-    ttl_ms: TtlMs | None = None
-    """`ttlMs` of this method's results."""
-    scope: CacheScope | None = None
-    """`cacheScope` of this method's results."""
-
-
-_AS_FOR_ALL = Freshness()
-
-
 class Cache(Section, frozen=True, kw_only=True):
-    """Freshness of lists and resources, which modern results must state and legacy servers cannot."""
+    """Freshness of lists and of `server/discover`, which modern results must state and legacy servers cannot."""
 
-    ttl_ms: TtlMs = 0
-    """`ttlMs` of lists and resources. A server's own value takes precedence."""
-    scope: CacheScope = "private"
-    """`cacheScope` of the same results. `public` lets caches share them between callers."""
-    methods: dict[Cacheable, Freshness] = field(default_factory=dict)
-    """Values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."""
+    ttl_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
+    """`ttlMs` of these results. A server's own value takes precedence."""
+    scope: Literal["private", "public"] = "private"
+    """`cacheScope` of these results. `public` lets caches share them between callers."""
 
     def of(self, method: str) -> tuple[int, str]:
-        """Return `ttlMs` and `cacheScope` of a method's results."""
-        if not self.methods:
-            return self.ttl_ms, self.scope
-        own = next((own for name, own in self.methods.items() if name == method), _AS_FOR_ALL)
-        return (self.ttl_ms if own.ttl_ms is None else own.ttl_ms, self.scope if own.scope is None else own.scope)
+        """Return `ttlMs` and `cacheScope` of a method's results; no key can promise what a resource holds."""
+        return (0, "private") if method == mcp.RESOURCES_READ else (self.ttl_ms, self.scope)
 
 
 class RouteHold(Section, frozen=True, kw_only=True):

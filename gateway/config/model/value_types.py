@@ -31,8 +31,3 @@ Algorithm = Literal[
 Level = Literal["debug", "info", "warning", "error"]
 Era = Literal["auto", "bridge", "mirror"]
 Dialect = Literal["sep-1442", "sep-1655", "sep-1685"]
-TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
-CacheScope = Literal["private", "public"]
-Cacheable = Literal[
-    "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"
-]

@@ -29,6 +29,7 @@ RETIRED: Final = {
     "sessions.max_per_address": _SESSIONS,
     "sessions.max_newcomers": _SESSIONS,
     "sessions.new_per_second_per_principal": "sessions.new_per_second does it",
+    "routes[].cache.methods": "cache.ttl_ms and cache.scope hold for lists, and resources are always stale at once",
     "routes[].cache.lists_seconds": "set cache.ttl_ms: the client keeps its lists itself. A copy of the gateway could "
     "only be given to the client that had just read the list",
     **{f"routes[].{key}": f"set {key}, which holds for all routes; no server needs its own" for key in _OF_ROUTES},

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from gateway.config import parse
-from gateway.config.model.route import Cache, Freshness, Upstream
+from gateway.config.model.route import Upstream
 
 TRACE_AND_PROXY = [
     *("traceparent", "tracestate", "baggage", "x-request-id", "x-forwarded-for", "x-forwarded-user"),
@@ -33,14 +33,6 @@ def test_forwarded_headers_are_credentials_except_for_those_of_traces_and_proxie
 ) -> None:
     route = {"upstream": {"url": "http://a/mcp"}, **keys}
     assert parse(yaml.safe_dump({"routes": [route]}), "t", {}).routes[0].bound_headers == bound
-
-
-def test_freshness_of_one_method_overrides_that_of_all() -> None:
-    assert Cache(ttl_ms=5, scope="public").of("tools/list") == (5, "public")
-    cache = Cache(ttl_ms=5, methods={"tools/list": Freshness(scope="public"), "prompts/list": Freshness(ttl_ms=7)})
-    assert cache.of("tools/list") == (5, "public")
-    assert cache.of("prompts/list") == (7, "private")
-    assert cache.of("resources/list") == (5, "private")
 
 
 def test_an_upstream_is_named_without_what_may_be_secret() -> None:
