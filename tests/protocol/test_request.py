@@ -24,7 +24,7 @@ from gateway.protocol.errors import (
     UnsupportedVersion,
 )
 from gateway.protocol.json_text.json_bounds import MAX_DEPTH, MAX_MEMBERS
-from gateway.protocol.request_meta import Capabilities
+from gateway.protocol.request_meta import UNKNOWN_CLIENT, Capabilities
 from tests.support.schema import assert_modern_message
 
 DEPTH = MAX_DEPTH
@@ -129,6 +129,7 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     assert "x" not in held.params
     assert held.params_size >= whole.params_size
     assert held.held() == held, "it is held again in each round"
+    assert (held.said.capabilities, held.said.client_info) == (jsonrpc.EMPTY, UNKNOWN_CLIENT)
     del whole
     assert sys.getrefcount(data) == references
 
