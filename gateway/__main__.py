@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
-from gateway import __version__, container_health, world
+from gateway import __version__, container_health, shell_completion, world
 from gateway.children.child import not_here
 from gateway.config import (
     Config,
@@ -134,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
     schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
+    shell = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
+    shell.add_argument("shell", choices=shell_completion.SHELLS)
+    shell.set_defaults(run=_completion, commands=commands.choices)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
@@ -243,6 +246,11 @@ def _notes(config: Config) -> Iterator[str]:
 
 def _schema(_: argparse.Namespace) -> int:
     print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    print(shell_completion.script(options.shell, options.commands), end="")
     return 0
 
 

@@ -46,13 +46,14 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"exchange"},
             {"protocol", "identity"},
             {"protocol/json_text"},
-            {"", "world", "container_health"},
+            {"", "world", "shell_completion", "container_health"},
         ),
     )
 )
 """The folders of `gateway/`, the top floor first. A file imports from its own folder and from lower floors."""
 
 LIBRARIES: dict[str, set[str]] = {
+    "shell_completion": set(),
     "entry": set(),
     "__main__": set(),
     "server": set(),
