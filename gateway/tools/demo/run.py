@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.tools.demo.children import ChildError, started, stop
 from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter, say
-from gateway.tools.demo.sequence_diagram import WIDEST, Message, draw, messages, rows
+from gateway.tools.demo.sequence_diagram import WIDEST, Row, draw, rows
 
 HERE = Path(__file__).parent
 UNATTENDED_SECONDS = 60.0
@@ -88,7 +88,7 @@ async def _play(old: str, modern: str) -> int:
         say(f"gateway       {url} (in front of it)")
         say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
         status = await _in_foreground([modern, "-I", str(HERE / "modern_client.py"), url])
-        told = list(messages(gateway.output()))
+        told = rows(gateway.output())
 
         _show(told)
         if status:
@@ -113,16 +113,16 @@ async def _in_foreground(command: Sequence[str]) -> int:
         await stop(process)
 
 
-def _show(told: Sequence[Message]) -> None:
+def _show(told: Sequence[Row]) -> None:
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
-    for line in draw(rows(told), width=width, color=terminal and not os.environ.get("NO_COLOR")):
+    for line in draw(told, width=width, color=terminal and not os.environ.get("NO_COLOR")):
         print(line)
 
 
-def _explain(told: Sequence[Message]) -> None:
-    methods = [(message.side, message.body.get("method")) for message in told]
+def _explain(told: Sequence[Row]) -> None:
+    methods = [(row.side, row.title.partition(" ")[0].strip(",")) for row in told]
     questions, requests = methods.count(("old", "elicitation/create")), methods.count(("new", "tools/call"))
     times = {1: "once", 2: "twice"}.get(questions, f"{questions} times")
     print(

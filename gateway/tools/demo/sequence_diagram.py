@@ -6,7 +6,7 @@ The gateway stands between the two and logs every message (`debug.bodies`), so i
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 WIDEST = 100
@@ -24,14 +24,6 @@ _DIRECTIONS: Final[Mapping[str, tuple[Side, bool]]] = {
 }
 
 
-class Message(NamedTuple):
-    """A JSON-RPC message."""
-
-    side: Side
-    to_server: bool
-    body: dict[str, Any]
-
-
 class Row(NamedTuple):
     """One message: a title and the interesting part of its content."""
 
@@ -41,22 +33,18 @@ class Row(NamedTuple):
     details: Sequence[str] = ()
 
 
-def messages(log: str) -> Iterator[Message]:
-    """Yield the messages in a gateway's log; one that the log has cut short is left out."""
+def rows(log: str) -> list[Row]:
+    """Describe the messages in a gateway's log; a response is named after the latest request with its id."""
+    asked: dict[tuple[Side, bool, str], str] = {}
+    found = []
     for line in log.splitlines():
         try:
             event = json.loads(line)
-            if event["event"] == "debug.body":
-                yield Message(*_DIRECTIONS[event["direction"]], _mapping(json.loads(event["text"])))
+            if event["event"] != "debug.body":
+                continue
+            (side, to_server), body = _DIRECTIONS[event["direction"]], _mapping(json.loads(event["text"]))
         except (ValueError, KeyError, TypeError):
-            continue
-
-
-def rows(told: Iterable[Message]) -> list[Row]:
-    """Describe the messages; a response is named after the latest request with its id."""
-    asked: dict[tuple[Side, bool, str], str] = {}
-    found = []
-    for side, to_server, body in told:
+            continue  # it is no message, or the log has cut it short
         is_request = "method" in body
         key = (side, to_server == is_request, str(body.get("id")))
         if is_request:

@@ -5,84 +5,88 @@ from typing import Any
 
 import pytest
 
-from gateway.tools.demo.sequence_diagram import Message, Row, draw, messages, rows
+from gateway.tools.demo.sequence_diagram import Row, draw, rows
+
+ASK = {"id": 1, "method": "tools/call", "params": {"name": "ask"}}
+LIST = {"id": 1, "method": "tools/list"}
 
 
-def request(method: str, **params: Any) -> Message:
-    return Message("new", True, {"id": 1, "method": method, "params": params})
-
-
-def reply(result: Any, to: str = "") -> Row:
-    asked = [request(to)] if to else []
-    return rows([*asked, Message("new", False, {"id": 1, "result": result})])[-1]
+def said(direction: str, body: Any) -> str:
+    return json.dumps({"event": "debug.body", "direction": direction, "text": json.dumps(body)})
 
 
 def test_the_messages_are_those_that_the_gateway_logs() -> None:
     log = [
-        {"event": "server.started", "listen": "127.0.0.1:1"},
-        {"event": "debug.body", "direction": "from_client", "text": '{"id": 1, "method": "tools/list"}'},
-        {"event": "debug.body", "direction": "from_upstream", "text": '{"id": 1, "result": {}… (5000 bytes)'},
-        {"event": "debug.body", "direction": "from_upstream", "text": '{"id": 2, "result": {}}'},
-        {"event": "debug.body", "direction": "to_upstream", "text": "7"},
-        ["nothing"],
+        "a traceback",
+        '["nothing"]',
+        json.dumps({"event": "server.started", "listen": "127.0.0.1:1"}),
+        json.dumps(
+            {"event": "debug.body", "direction": "from_upstream", "text": '{"id": 1, "result": {}… (5000 bytes)'}
+        ),
+        said("from_client", LIST),
+        said("from_upstream", {"id": 2, "result": {}}),
+        said("to_upstream", 7),
     ]
-    assert [*messages("\n".join(["a traceback", *map(json.dumps, log)]))] == [
-        ("new", True, {"id": 1, "method": "tools/list"}),
-        ("old", False, {"id": 2, "result": {}}),
-        ("old", True, {}),
+    assert [(row.side, row.to_server, row.title) for row in rows("\n".join(log))] == [
+        ("new", True, "tools/list"),
+        ("old", False, "result"),
+        ("old", True, "result"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("said", "title", "details"),
+    ("body", "title", "details"),
     [
-        (request("initialize", protocolVersion="2025-11-25"), "initialize 2025-11-25", []),
-        (request("tools/list"), "tools/list", []),
-        (request("tools/call", name="ask", arguments={"a": 1}), "tools/call ask", ['{"a": 1}']),
+        ({"method": "initialize", "params": {"protocolVersion": "2025-11-25"}}, "initialize 2025-11-25", []),
+        (LIST, "tools/list", []),
+        ({"method": "tools/call", "params": {"name": "ask", "arguments": {"a": 1}}}, "tools/call ask", ['{"a": 1}']),
         (
-            request(
-                "tools/call",
-                name="ask",
-                inputResponses={"q": {"action": "accept", "content": {"city": "Rome"}}},
-                requestState="[hidden]",
-            ),
+            {
+                "method": "tools/call",
+                "params": {
+                    "name": "ask",
+                    "inputResponses": {"q": {"action": "accept", "content": {"city": "Rome"}}},
+                    "requestState": "[hidden]",
+                },
+            },
             "tools/call ask, again",
             ["inputResponses q: accept city = Rome", "requestState"],
         ),
         (
-            Message("old", False, {"id": 0, "method": "elicitation/create", "params": {"message": "Who?"}}),
+            {"id": 0, "method": "elicitation/create", "params": {"message": "Who?"}},
             "elicitation/create, nested in the call",
             ['"Who?"'],
         ),
-        (Message("new", False, {"id": 1, "error": {"code": -32602, "message": "no"}}), "error -32602", ["no"]),
+        ({"id": 1, "error": {"code": -32602, "message": "no"}}, "error -32602", ["no"]),
     ],
 )
-def test_a_message_is_told_in_a_line(said: Message, title: str, details: list[str]) -> None:
-    (row,) = rows([said])
+def test_a_message_is_told_in_a_line(body: Any, title: str, details: list[str]) -> None:
+    (row,) = rows(said("from_client", body))
     assert (row.title, row.details) == (title, details)
 
 
 @pytest.mark.parametrize(
-    ("result", "to", "title", "details"),
+    ("result", "asked", "title", "details"),
     [
-        ({"content": [{"type": "text", "text": "done"}, {"type": "image"}]}, "tools/call", "result", ["done image"]),
-        ({"resultType": "complete"}, "tools/list", "tools/list: complete", []),
-        ({}, "", "result", []),
+        ({"content": [{"type": "text", "text": "done"}, {"type": "image"}]}, [ASK], "result", ["done image"]),
+        ({"resultType": "complete"}, [LIST], "tools/list: complete", []),
+        ({}, [], "result", []),
         (
             {
                 "resultType": "input_required",
                 "inputRequests": {"q": {"params": {"message": "Who?"}}},
                 "requestState": "x",
             },
-            "tools/call",
+            [ASK],
             "input_required",
             ['q: "Who?"', "requestState"],
         ),
-        ({"action": "decline"}, "", "the answer, in a separate POST", ["decline"]),
+        ({"action": "decline"}, [], "the answer, in a separate POST", ["decline"]),
     ],
 )
-def test_a_result_is_named_after_its_request(result: Any, to: str, title: str, details: list[str]) -> None:
-    row = reply(result, to)
+def test_a_result_is_named_after_its_request(result: Any, asked: list[Any], title: str, details: list[str]) -> None:
+    log = [*(said("from_client", body) for body in asked), said("to_client", {"id": 1, "result": result})]
+    row = rows("\n".join(log))[-1]
     assert (row.title, row.details) == (title, details)
 
 
@@ -97,10 +101,8 @@ def test_the_picture_fits_and_takes_messages_in_any_order_and_shape(width: int) 
         {"id": 7, "error": {"code": -32602, "message": "Invalid or expired requestState"}},
         {"nothing": "known"},
     ]
-    told = [
-        Message(side, to_server, body) for body in bodies for side in ("old", "new") for to_server in (True, False)
-    ]  # type: ignore[arg-type]
-    lines = draw(rows(told), width=width, color=False)
+    ways = ("from_client", "to_client", "from_upstream", "to_upstream")
+    lines = draw(rows("\n".join(said(way, body) for body in bodies for way in ways)), width=width, color=False)
     assert max(map(len, lines)) <= min(max(width, 80), 100)
 
 

@@ -41,12 +41,6 @@ class _Metadata(msgspec.Struct):
     scopes_supported: list[str] = []
 
 
-class _Discovery(msgspec.Struct):
-    supportedVersions: list[str]  # noqa: N815  (the wire's spelling)
-    capabilities: dict[str, Raw] = {}
-    meta: dict[str, Raw] = msgspec.field(name="_meta", default={})
-
-
 async def greet(exam: ProbeContext) -> bool | None:
     """Return whether the server is modern; None if the reply does not tell. Raises ProbeStopped."""
     reply = await _first_reply(exam)
@@ -209,14 +203,15 @@ def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:
     for message in reply.messages():
         if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id)):
             continue
+        found = jsonrpc.members(message.result)
         try:
-            found = msgspec.json.decode(message.result, type=_Discovery)
+            versions = msgspec.json.decode(found.get("supportedVersions", b""), type=list[str])
         except (ValueError, RecursionError):
             continue
         exam.learn(
-            versions=tuple(clean(each, 40) for each in found.supportedVersions[:20]),
-            capabilities=capability_names(found.capabilities),
-            name=described(found.meta.get(mcp.META_SERVER_INFO, Raw(b"{}"))),
+            versions=tuple(clean(each, 40) for each in versions[:20]),
+            capabilities=capability_names(jsonrpc.members(found.get("capabilities"))),
+            name=described(jsonrpc.members(found.get("_meta")).get(mcp.META_SERVER_INFO)),
         )
 
 
@@ -236,7 +231,7 @@ def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
     return tuple(found)
 
 
-def described(server_info: bytes | Raw) -> str:
+def described(server_info: bytes | Raw | None) -> str:
     """Return the name and version from a `serverInfo`."""
     info = jsonrpc.members(server_info)
     words = (jsonrpc.text(info.get("name")), jsonrpc.text(info.get("version")))
