@@ -10,7 +10,6 @@ from typing import Final
 
 from gateway.cluster.router import Router
 from gateway.http.incoming import Incoming
-from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
@@ -25,7 +24,6 @@ from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.claims import Claims
 from gateway.telemetry import Passed, TrafficEra
-from gateway.upstream.channel import NO_HEADERS
 
 _METHODS: Final = "GET, POST, DELETE"
 
@@ -60,13 +58,18 @@ class LegacyFront:
         """Serve a request that begins a session."""
         if self._process.draining.has_begun:
             raise ShuttingDown("initialize again")
-        session = self.sessions.open(at.live, front, at.caller, connect)
+        names, process = at.live.route.bound_headers, self._process
+        caller = digest(at.bearer, names)
+        id_ = SessionId(
+            front=front, route=at.incoming.path, owner=process.owner, epoch=process.epoch, names=names, caller=caller
+        )
+        session = self.sessions.open(at.live, front, self._ids.seal(id_), at.caller, connect)
         goes_on = False
         try:
             with self._serving(session):
                 if front == "sse":
                     return await self._open_stream(session, at)
-                response = await self._initialize(session, at)
+                response = await self._post(session, at)
                 goes_on = session.is_initialized
                 return response
         finally:
@@ -93,7 +96,7 @@ class LegacyFront:
                 return await forward(self._router, found.owner, given, at.incoming, at.reply)
             finally:
                 self._process.draining.leave_out(-is_stream)
-        session = self.sessions.find(found.name)
+        session = self.sessions.find(given)
         if session is None:
             raise session_gone()
         with self._serving(session):
@@ -113,45 +116,17 @@ class LegacyFront:
             self._process.draining.leave_out(-1)
             self._process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
 
-    def session_id(self, session: FrontSession, at: Arrival) -> str:
-        """The sealed id of a session."""
-        names = session.live.route.bound_headers
-        return self._ids.seal(
-            SessionId(
-                front=session.front,
-                route=at.incoming.path,
-                owner=self._process.owner,
-                epoch=self._process.epoch,
-                name=session.name,
-                names=names,
-                caller=digest(at.bearer, names),
-            )
-        )
-
     # -- HTTP+SSE -----------------------------------------------------------------------------------------------
 
     async def _open_stream(self, session: FrontSession, at: Arrival) -> Response:
         """Open the stream of a client of HTTP+SSE, which is its session."""
-        address = f"{at.incoming.url.raw_path}?{QUERY}={self.session_id(session, at)}"
+        address = f"{at.incoming.url.raw_path}?{QUERY}={session.id}"
         reply = at.http_reply()
         await reply.start()
         await reply.send(f"event: endpoint\ndata: {address}\n\n".encode())  # not shown with the bodies: it is secret
         return await session.standalone.write(reply, 0)
 
     # -- streamable HTTP ----------------------------------------------------------------------------------------
-
-    async def _initialize(self, session: FrontSession, at: Arrival) -> Response:
-        """Answer `initialize` with one JSON body, whose headers name the session."""
-        stream = session.take(at.message())
-        assert stream is not None, "`initialize` is a request"
-        with stream.read_by(at.reply, 0):
-            while not isinstance(last := await stream.next(at.reply), FinalMessage):
-                pass  # the reply is one JSON body, so it has no keep-alives
-        session.drop(stream)
-        if last.cause is not None:
-            raise last.cause
-        given = {mcp.SESSION_ID: self.session_id(session, at)} if session.is_initialized else NO_HEADERS
-        return await at.reply.only(FinalMessage(last.body, headers=given))
 
     async def _serve(self, session: FrontSession, at: Arrival) -> Response:
         method = at.incoming.method

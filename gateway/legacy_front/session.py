@@ -25,6 +25,7 @@ from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import Weight
+from gateway.upstream.channel import NO_HEADERS
 
 STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
@@ -47,16 +48,16 @@ class FrontSession:
         self,
         live: LiveRoute,
         front: Front,
-        name: str,
+        id_: str,
         caller: Caller,
         budget: Budget,
         connect: Connect,
         ended: Callable[["FrontSession"], None],
     ) -> None:
-        """`ended` is called once, when the session is over."""
+        """`id_` is sealed; `ended` is called once, when the session is over."""
         self.live = live
         self.front = front
-        self.name = name
+        self.id = id_
         self.caller = caller
         self._is_over = False
         self.is_initialized = False
@@ -233,13 +234,14 @@ class FrontSession:
     def _answer(self, request: RequestId, opened: jsonrpc.Message, message: bytes) -> None:
         if request not in self._open:
             return
-        stream = self._open[request].stream
+        stream, given = self._open[request].stream, NO_HEADERS
         if request == self._initialize and isinstance(opened.result, Raw):
             self.is_initialized = True
             self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
+            given = {mcp.SESSION_ID: self.id}
         self._close_request(request)
-        self._finish(stream, FinalMessage(message))
+        self._finish(stream, FinalMessage(message, headers=given))
 
     def _close_request(self, request: RequestId) -> None:
         self._open.pop(request).weight.release()

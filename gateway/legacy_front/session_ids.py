@@ -37,7 +37,6 @@ class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     owner: str
     epoch: str
     """The process that has the session: a new process of the same replica does not know it."""
-    name: str
     names: tuple[str, ...]
     """The headers that are credentials, as the configuration had them when the session began."""
     caller: bytes

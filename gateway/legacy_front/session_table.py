@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from gateway import world
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import Connect
@@ -24,7 +23,7 @@ the most notices the limit."""
 
 
 class SessionTable:
-    """Sessions by name."""
+    """Sessions by their sealed ids."""
 
     def __init__(self, in_force: InForce[Config], metrics: Metrics, tasks: Tasks) -> None:
         self.budget = Budget(
@@ -37,21 +36,20 @@ class SessionTable:
         """By the path of a route, alone or with a principal."""
         self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "session sweeper of legacy clients")
 
-    def find(self, name: str) -> FrontSession | None:
+    def find(self, id_: str) -> FrontSession | None:
         """Return a session that lives here."""
-        return self._sessions.get(name)
+        return self._sessions.get(id_)
 
     @property
     def open_requests(self) -> int:
         """Requests of all clients that are not answered yet."""
         return sum(session.open_requests for session in self._sessions.values())
 
-    def open(self, live: LiveRoute, front: Front, caller: Caller, connect: Connect) -> FrontSession:
+    def open(self, live: LiveRoute, front: Front, id_: str, caller: Caller, connect: Connect) -> FrontSession:
         """Begin a session; raises Busy."""
         self._check(live, caller)
-        name = world.token_hex(16)
-        session = FrontSession(live, front, name, caller, self.budget, connect, self._ended)
-        self._sessions[name] = session
+        session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
+        self._sessions[id_] = session
         self._count(session, 1)
         self._alarm.set(_due(session, session.used))
         return session
@@ -80,7 +78,7 @@ class SessionTable:
         self._metrics.client_sessions[path,].inc(change)
 
     def _ended(self, session: FrontSession) -> None:
-        del self._sessions[session.name]
+        del self._sessions[session.id]
         self._count(session, -1)
 
     def _sweep(self, now: float) -> float | None:
