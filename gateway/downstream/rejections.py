@@ -92,6 +92,8 @@ class Rejections:
             )
         elif isinstance(error, DownstreamError):
             self._metrics.rejections[error.rejection,].inc()
+            if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
+                self._metrics.state_rejections[error.__cause__.reason,].inc()
         elif isinstance(error, UpstreamError):
             self._log(Event.UPSTREAM_FAILED, error, incoming, reason=error.reason)
         elif isinstance(error, OwnerStalled):

@@ -50,7 +50,6 @@ class TaskRequests:
                 handle = self.table.sealer.open(sealed, round_.incoming.bearer(round_.caller))
             except InvalidState as exc:
                 round_.check_era(exc)
-                self._process.metrics.state_rejections[exc.reason,].inc()
                 raise UnknownTask from exc
             task = self.table.find(handle.exchange) or await self._elsewhere(handle, sealed, round_)
             if not isinstance(task, LiveTask):

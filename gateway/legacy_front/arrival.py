@@ -15,6 +15,7 @@ from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
 from gateway.protocol.reply_messages import is_response
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.claims import Bearer
+from gateway.upstream.channel import NO_HEADERS, Headers
 
 
 class Arrival(msgspec.Struct, frozen=True, eq=False):
@@ -24,6 +25,8 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
     reply: ReplyWriter
     live: LiveRoute
     caller: Caller
+    headers: Headers = NO_HEADERS
+    """The headers that go upstream, once they are chosen."""
 
     def http_reply(self) -> HttpReply:
         """The reply to a client of this replica."""
@@ -34,6 +37,11 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
     def bearer(self) -> Bearer:
         """Who brings the claims in the request, or gets those in the reply."""
         return self.incoming.bearer(self.caller)
+
+    @property
+    def caller_key(self) -> tuple[str, bytes]:
+        """The caller, as the catalog of the tools of modern servers knows it."""
+        return self.incoming.path, self.caller.principal
 
     def message(self) -> ClientMessage:
         """The message in the body, with the headers that go upstream; raises ParseError or InvalidRequest."""

@@ -21,7 +21,6 @@ from gateway.mirror.client_requests import Profile, Request, of_initialize, para
 from gateway.mirror.server_client import ServerClient, initialize, is_modern, server_of
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import jsonrpc, mcp
@@ -74,7 +73,7 @@ class Stateless:
     async def serve(self, came: Arrival) -> Response:
         """Serve a request that `claims` is of the dialect; raises GatewayError."""
         sent = came.message()
-        at, message = MirrorArrival(came.incoming, came.reply, came.live, came.caller, sent.headers), sent.opened
+        at, message = replace(came, headers=sent.headers), sent.opened
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         del sent
         if message.method is None:
@@ -90,7 +89,7 @@ class Stateless:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    async def _request(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> Response:
+    async def _request(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> Response:
         declared = vocabulary.declared(params_of(message), at.incoming.values)
         session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
@@ -117,22 +116,20 @@ class Stateless:
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
-    async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> Response:
+    async def _initialize(self, at: Arrival, id_: bytes, profile: Profile) -> Response:
         server, headers = await self._server(at)
         found = await initialize(server, profile, headers)
         token = self._shared.tokens.new_session(at.bearer, profile)
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
-    async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> Response:
+    async def _listen(self, at: Arrival, id_: bytes, declared: Declared) -> Response:
         if self._mirror.draining.has_begun:
             raise ShuttingDown("listen again")
         server, headers = await self._server(at)
         listening = Listening(at.live, id_, at.incoming.request_id)
         return await listening.serve(server, declared.profile, headers, at.reply)
 
-    async def _call(
-        self, at: MirrorArrival, request: Request, declared: Declared, session: Session | None
-    ) -> Response:
+    async def _call(self, at: Arrival, request: Request, declared: Declared, session: Session | None) -> Response:
         if self._mirror.draining.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
@@ -145,7 +142,7 @@ class Stateless:
 
     # -- notifications ------------------------------------------------------------------------------------------
 
-    async def _notified(self, at: MirrorArrival, message: jsonrpc.Message) -> Response:
+    async def _notified(self, at: Arrival, message: jsonrpc.Message) -> Response:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
         if message.method == mcp.CANCELLED and session is not None:
@@ -154,17 +151,17 @@ class Stateless:
 
     # -- sessions, servers --------------------------------------------------------------------------------------
 
-    def _session(self, at: MirrorArrival) -> Session | None:
+    def _session(self, at: Arrival) -> Session | None:
         """The session that a request names in its header; raises InvalidSession."""
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
             return None
         try:
-            return at.session(token, self._shared.tokens)
+            return self._shared.tokens.session(token, at.bearer, at.live.config.state.session_ttl_seconds)
         except NoSession as exc:
-            raise InvalidSession from exc
+            raise InvalidSession from exc.__cause__
 
-    async def _server(self, at: MirrorArrival) -> tuple[ServerClient, Headers]:
+    async def _server(self, at: Arrival) -> tuple[ServerClient, Headers]:
         """Return the server for the rounds of a request, with the headers for it."""
         live, incoming = at.live, at.incoming
         if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):
@@ -172,11 +169,11 @@ class Stateless:
         return OwnServer(self._own_side, incoming, at.reply, live), incoming.headers
 
 
-def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:
+def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
     """Return the binding of the ids of nested requests: not a session, but the route with the caller."""
     bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
     return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 
 
-async def _result(at: MirrorArrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> Response:
+async def _result(at: Arrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> Response:
     return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers=headers))

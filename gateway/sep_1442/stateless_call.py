@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.exchange.input_requests import Question
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import Request
 from gateway.mirror.server_client import ServerClient
-from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall
 from gateway.mirror.streamable.tokens import CallPlace, Session
 from gateway.protocol import jsonrpc, mcp
@@ -34,7 +34,7 @@ class StatelessCall(StreamedCall):
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         shared: Shared,
-        at: MirrorArrival,
+        at: Arrival,
         binding: Session,
         request: Request,
         declared: Declared,
@@ -72,7 +72,7 @@ class StatelessCall(StreamedCall):
         for question in told:
             self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._rounds.headers)
 
-    def answer(self, asked: CallPlace, message: jsonrpc.Message, at: MirrorArrival) -> None:
+    def answer(self, asked: CallPlace, message: jsonrpc.Message, at: Arrival) -> None:
         """Take a response, which goes to a bridge with all headers of the client."""
         super().answer(asked, message, at if self._bridge is None else replace(at, headers=at.incoming.headers))
 

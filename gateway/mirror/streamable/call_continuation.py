@@ -11,10 +11,10 @@ from gateway.cluster.router import Router, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1685_state
-from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -31,7 +31,7 @@ class CallContinuation:
         self._shared, self._homes = shared, homes
         self._router = router
 
-    async def cancel(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> None:
+    async def cancel(self, at: Arrival, session: Session, message: jsonrpc.Message) -> None:
         """Cancel the call of a session that a notification names."""
         held = self._shared.running.get((session.key, cancelled(message) or b""))
         if held is not None:
@@ -39,7 +39,7 @@ class CallContinuation:
         else:
             await self._router.to_all(at.incoming)
 
-    async def _route(self, at: MirrorArrival, place: CallPlace) -> Response | TakeOver:
+    async def _route(self, at: Arrival, place: CallPlace) -> Response | TakeOver:
         """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
         found = await self._router.route(place, at.incoming, OneStream(at.reply))
         if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
@@ -48,13 +48,12 @@ class CallContinuation:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def answer(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
+    async def answer(self, at: Arrival, session: Session, message: jsonrpc.Message) -> Response:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         shared = self._shared
         token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
         try:
-            with at.counted():
-                asked = shared.tokens.place(NESTED, token or "", session.key)
+            asked = shared.tokens.place(NESTED, token or "", session.key)
         except InvalidState as exc:
             raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
         is_echo = sep_1685_state.is_echo(asked, message)
@@ -77,9 +76,7 @@ class CallContinuation:
             held.answer(asked, message, at)
         return await at.accept()
 
-    def _restored(
-        self, at: MirrorArrival, session: Session, left: CallPlace, *, is_proven: bool
-    ) -> StreamedCall | None:
+    def _restored(self, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool) -> StreamedCall | None:
         """The call of a replica that has died, as far as a token tells; None if it cannot go on.
 
         Without questions, the call runs from its beginning, or is a task.
@@ -95,11 +92,10 @@ class CallContinuation:
 
     # -- clients that come back ---------------------------------------------------------------------------------
 
-    async def resume(self, at: MirrorArrival, session: Session, token: str) -> Response:
+    async def resume(self, at: Arrival, session: Session, token: str) -> Response:
         """Go on with a stream that broke."""
         try:
-            with at.counted():
-                left = self._shared.tokens.place(EVENT, token, session.key)
+            left = self._shared.tokens.place(EVENT, token, session.key)
         except InvalidState as exc:
             raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
         if left.is_final:
@@ -132,7 +128,7 @@ class CallContinuation:
             held.continued(left)
         return await held.write(at, left.number if is_own else 0)
 
-    async def _may_go_on(self, at: MirrorArrival, session: Session, left: CallPlace, *, is_proven: bool) -> bool:
+    async def _may_go_on(self, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool) -> bool:
         """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
 
         A task has one driver, because the second one would cancel it when its client stays away.
@@ -148,17 +144,17 @@ class CallContinuation:
         return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
 
 
-def _continued(at: MirrorArrival, step: Step) -> None:
+def _continued(at: Arrival, step: Step) -> None:
     """Count how the request found its call."""
     at.live.process.metrics.continuations[at.live.route.path, step].inc()
 
 
-def _is_own(at: MirrorArrival, place: CallPlace) -> bool:
+def _is_own(at: Arrival, place: CallPlace) -> bool:
     """Whether this process holds the call, or held it."""
     return at.live.process.is_own(place.owner, place.epoch)
 
 
-def _is_old(at: MirrorArrival, place: CallPlace) -> bool:
+def _is_old(at: Arrival, place: CallPlace) -> bool:
     config = at.live.config
     seconds = config.state.ttl_seconds if place.progress.task is None else config.tasks.ttl_seconds
     return place.issued + seconds < world.wall()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
@@ -26,7 +27,6 @@ from gateway.mirror.client_requests import level_of, of_initialize, params_of, r
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
-from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
@@ -69,10 +69,8 @@ class Mirror:
 
     async def serve(self, came: Arrival) -> Response:
         """Serve one request of a legacy client; raises GatewayError."""
-        incoming, live = came.incoming, came.live
-        headers = self._headers.on_behalf(incoming, live.route)
-        at = MirrorArrival(incoming, came.reply, live, came.caller, headers)
-        match incoming.method:
+        at = replace(came, headers=self._headers.on_behalf(came.incoming, came.live.route))
+        match at.incoming.method:
             case "POST":
                 return await self._post(at)
             case "GET":
@@ -80,11 +78,11 @@ class Mirror:
             case "DELETE":
                 return await self._delete(at)
             case _:
-                raise not_served(incoming.method, _METHODS)
+                raise not_served(at.incoming.method, _METHODS)
 
     # -- POST ---------------------------------------------------------------------------------------------------
 
-    async def _post(self, at: MirrorArrival) -> Response:
+    async def _post(self, at: Arrival) -> Response:
         try:
             message = at.opened()
         except GatewayError:
@@ -111,7 +109,7 @@ class Mirror:
         del message  # a call keeps the params alone, and these coroutines wait for its end
         return await serving
 
-    def _session(self, at: MirrorArrival) -> Session:
+    def _session(self, at: Arrival) -> Session:
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
             raise InvalidRequest(
@@ -120,13 +118,12 @@ class Mirror:
         version = at.incoming.headers.get(mcp.PROTOCOL_VERSION)
         if version is not None and version not in mcp.LEGACY_VERSIONS:
             raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
-        session = at.session(token, self._shared.tokens)
-        with at.counted():
-            self.homes.check(session)
+        session = self._shared.tokens.session(token, at.bearer, at.live.config.state.session_ttl_seconds)
+        self.homes.check(session)
         at.incoming.found_session()
         return session
 
-    async def _request(self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
+    async def _request(self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
         if (session.key, id_) in self._shared.running:
             raise IdInUse
         response = jsonrpc.result(id_, b"{}")
@@ -164,7 +161,7 @@ class Mirror:
 
     # -- GET ----------------------------------------------------------------------------------------------------
 
-    async def _get(self, at: MirrorArrival) -> Response:
+    async def _get(self, at: Arrival) -> Response:
         session = self._session(at)
         place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
         if place is not None and (subscribed := self._shared.tokens.subscribed(place, session)) is None:
@@ -182,14 +179,14 @@ class Mirror:
             self.draining.leave_out(-1)
         return found
 
-    def _check_home(self, at: MirrorArrival) -> None:
+    def _check_home(self, at: Arrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
         if self.draining.has_begun and at.incoming.peer_request is not None:
             raise PeerReplaced(at.incoming.peer_request.to)
 
     # -- DELETE -------------------------------------------------------------------------------------------------
 
-    async def _delete(self, at: MirrorArrival) -> Response:
+    async def _delete(self, at: Arrival) -> Response:
         """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:

@@ -10,8 +10,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import params_of
-from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
@@ -27,7 +27,7 @@ def is_kept(live: LiveRoute, session: Session) -> bool:
     return session.profile.keeps_state and sep_1655_items.DIALECT in live.route.dialects
 
 
-def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tuple[jsonrpc.Message, Item | None]:
+def taken(message: jsonrpc.Message, at: Arrival, session: Session) -> tuple[jsonrpc.Message, Item | None]:
     """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
     params = params_of(message)
     try:
@@ -40,7 +40,7 @@ def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tupl
     return replace(message, params=kept), _opened(sealed, at, session)
 
 
-def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Item | None:
+def _opened(sealed: Raw, at: Arrival, session: Session) -> Item | None:
     seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
     try:
         item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)

@@ -18,7 +18,7 @@ from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.server_client import server_of
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import sse
-from gateway.protocol.errors import InvalidParams, NotAllowed
+from gateway.protocol.errors import InvalidParams, InvalidState, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import FairTable
@@ -45,7 +45,7 @@ class Homes:
     def check(self, session: Session) -> None:
         """Raise NoSession if the client has ended the session, as far as this replica heard."""
         if session.key in self._ended:
-            raise NoSession("ended")
+            raise NoSession from InvalidState("ended")
 
     def of(self, session: Session, live: LiveRoute) -> "Home":
         """The home of a session; one of the caller that has the most makes room for a new one."""

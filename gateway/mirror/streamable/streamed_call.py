@@ -24,12 +24,12 @@ from gateway.exchange.machine import AWAY, Policy, Snapshot
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer, Progress
 from gateway.mirror.client_requests import Request, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import ServerClient, server_of
 from gateway.mirror.streamable import sep_1685_state
-from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.parking.lot import Lot
@@ -81,7 +81,7 @@ class StreamedCall(MirroredCall):
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         shared: Shared,
-        at: MirrorArrival,
+        at: Arrival,
         session: Session,
         exchange: str,
         request: Request,
@@ -249,7 +249,7 @@ class StreamedCall(MirroredCall):
         """Whether a nested request waits for its response."""
         return asked.progress.round == self._rounds.progress.round and asked.key in self._exchange.questions
 
-    def answer(self, asked: CallPlace, message: jsonrpc.Message, at: MirrorArrival) -> None:
+    def answer(self, asked: CallPlace, message: jsonrpc.Message, at: Arrival) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
         if self.is_open(asked):
             self.respond(asked.key, answer_of(message), at.headers)
@@ -265,7 +265,7 @@ class StreamedCall(MirroredCall):
 
     def continued(self, left: CallPlace) -> None:
         """Ask again what the client answered to a replica that has died; `left` is its place in the stream."""
-        if left.progress.round != self._rounds.progress.round or not self._exchange.calling:
+        if not left.asking or left.progress.round != self._rounds.progress.round or not self._exchange.calling:
             return
         self._now = left
         lost = tuple(
@@ -277,7 +277,7 @@ class StreamedCall(MirroredCall):
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
-    async def write(self, at: MirrorArrival, after: int | None = None) -> Response:
+    async def write(self, at: Arrival, after: int | None = None) -> Response:
         """Write the call's messages until its response.
 
         `after` is the number of the client's last event, if the client has come back.

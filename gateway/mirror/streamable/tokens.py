@@ -99,12 +99,11 @@ class NoSession(DownstreamError):
     rejection = "no_session"
     status = 404
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self) -> None:
         super().__init__(
             "This session does not exist or has expired; send initialize to begin a new one",
             data={"reason": "no_session"},
         )
-        self.reason = reason
 
 
 class Tokens:
@@ -134,7 +133,7 @@ class Tokens:
             expires = session.issued + ttl_seconds
             bearer.check(session.route, session.principal, issued=session.issued, expires=expires)
         except InvalidState as exc:
-            raise NoSession(exc.reason) from exc
+            raise NoSession from exc
         return session
 
     def standalone_id(self, session: Session, uris: Iterable[str]) -> str:

@@ -353,3 +353,28 @@ async def test_an_answer_of_an_earlier_round_counts_for_no_later_one(client: Leg
         assert await client.answer(second, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     assert len(server.of("tools/call")) == 3
+
+
+async def test_each_token_that_is_not_accepted_counts_once(begin: Begin) -> None:
+    stand = await begin()
+
+    def rejected(reason: str) -> float:
+        return stand.metric("mcp_gateway_state_rejected_total", reason=reason)
+
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer ada"})
+    _ = await client.initialize()
+    assert await client.answer({"id": "mrtr1.00000000." + "A" * 80}, {}) == 200
+    assert rejected("unknown_key") == 1
+    async with client.get("not a place") as stream:
+        assert stream.response.status == 400
+    assert rejected("malformed") == 1
+    client.headers = {"Authorization": "Bearer eve"}
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+    assert rejected("other_principal") == 1
+    client.headers = {"Authorization": "Bearer ada"}
+    async with client.http.delete(client.url, headers=client.sent()) as response:
+        assert response.status == 200
+    async with client.request("ping") as stream:
+        assert stream.response.status == 404
+    assert rejected("ended") == 1

@@ -44,7 +44,8 @@ def test_a_session_id_counts_for_nothing_elsewhere(reason: str, change: dict[str
     by = tokens()
     with pytest.raises(NoSession) as refused:
         _ = opened(by.new_session(bearer(), PROFILE), by, **change)
-    assert refused.value.reason == reason
+    assert isinstance(refused.value.__cause__, InvalidState)
+    assert refused.value.__cause__.reason == reason
 
 
 def test_a_former_key_opens_session_ids_and_nothing_else() -> None:
