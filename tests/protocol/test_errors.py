@@ -1,5 +1,7 @@
 """The errors of the gateway: code, HTTP status, headers and data that a client gets."""
 
+from typing import Any
+
 import pytest
 
 from gateway.protocol import errors
@@ -34,17 +36,43 @@ def test_every_rejected_state_looks_the_same_to_the_client() -> None:
     assert (one.reason, other.reason) == ("forged", "expired")
 
 
-def test_an_unsupported_version_is_answered_with_the_supported_ones() -> None:
-    error = errors.UnsupportedVersion("2099-01-01")
-    assert (error.code, error.status) == (-32022, 400)
-    assert error.data == {"supported": ["2026-07-28"], "requested": "2099-01-01"}
+TASKS = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+TOLD: list[tuple[errors.GatewayError, int, int, dict[str, Any] | None, str]] = [
+    (errors.UnsupportedVersion("9"), -32022, 400, {"supported": ["2026-07-28"], "requested": "9"}, "2026-07-28"),
+    (
+        errors.MissingCapability({"sampling": {}, "elicitation": {"url": {}}}, "an elicitation"),
+        -32021,
+        400,
+        {"requiredCapabilities": {"sampling": {}, "elicitation": {"url": {}}}},
+        "elicitation, sampling",
+    ),
+    (errors.TasksUndeclared("tasks/get"), -32021, 400, {"requiredCapabilities": TASKS}, "tasks/get needs the ext"),
+    (errors.UnknownTask(), -32602, 400, None, "Unknown or expired taskId"),  # it must not tell which tasks exist
+    (
+        errors.StateFromFuture("gw-1"),
+        -32603,
+        503,
+        {"reason": "owner_stalled"},
+        "gw-1 that holds this call has a clock",
+    ),
+    (errors.StateFromFuture(""), -32603, 503, {"reason": "owner_stalled"}, "replica that sealed this requestState"),
+    (errors.TakenCallLost("gw-2"), -32603, 503, {"reason": "call_lost"}, "gw-2"),
+    (errors.ShuttingDown("call again"), -32603, 503, {"reason": "stopping"}, "shutting down; call again, another"),
+]
 
 
-def test_a_missing_capability_is_named() -> None:
-    error = errors.MissingCapability({"sampling": {}, "elicitation": {"url": {}}}, "an elicitation")
-    assert (error.code, error.status) == (-32021, 400)
-    assert error.data == {"requiredCapabilities": {"sampling": {}, "elicitation": {"url": {}}}}
-    assert "elicitation, sampling" in error.message
+@pytest.mark.parametrize(("error", "code", "status", "data", "says"), TOLD)
+def test_a_client_is_told_what_it_can_act_on(
+    error: errors.GatewayError, code: int, status: int, data: dict[str, Any] | None, says: str
+) -> None:
+    assert (error.code, error.status, error.data) == (code, status, data)
+    assert says in error.message
+
+
+def test_what_is_allowed_or_when_to_try_again_is_a_header() -> None:
+    assert errors.NotAllowed("GET is not served here", allowed="POST").headers == {"Allow": "POST"}
+    assert errors.UnsupportedEncoding().headers == {"Accept-Encoding": "gzip, deflate"}
+    assert errors.TakenCallLost("gw-2").headers == {}, "the call may have had effects"
 
 
 def test_the_challenge_says_what_is_wrong_with_a_token_only_if_there_was_one() -> None:
@@ -82,43 +110,3 @@ def test_a_message_is_one_printable_line_of_bounded_length_whatever_it_quotes() 
     assert len(error.message) == errors.MESSAGE_CHARACTERS + 1
     assert str(error) == error.message
     assert errors.CallLost("Grüße, 世界").message == "Grüße, 世界"
-
-
-def test_a_method_that_is_not_served_is_refused_with_those_that_are() -> None:
-    error = errors.NotAllowed("GET is not served here", allowed="POST")
-    assert (error.code, error.status, error.headers) == (-32600, 405, {"Allow": "POST"})
-
-
-def test_a_request_about_tasks_is_told_to_declare_the_extension() -> None:
-    error = errors.TasksUndeclared("tasks/get")
-    assert (error.code, error.status) == (-32021, 400)
-    assert error.data == {"requiredCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
-    assert error.message.startswith("tasks/get needs the extension io.modelcontextprotocol/tasks")
-
-
-def test_an_unknown_task_looks_like_an_expired_one() -> None:
-    error = errors.UnknownTask()
-    assert (error.code, error.status, error.message, error.data) == (-32602, 400, "Unknown or expired taskId", None)
-
-
-def test_a_body_in_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
-    error = errors.UnsupportedEncoding()
-    assert (error.status, error.headers) == (415, {"Accept-Encoding": "gzip, deflate"})
-
-
-def test_a_state_from_the_future_blames_the_clock_of_its_replica() -> None:
-    assert "gw-1 that holds this call has a clock that is more than 60 s" in errors.StateFromFuture("gw-1").message
-    assert "replica that sealed this requestState has a clock that is more" in errors.StateFromFuture("").message
-    assert "still wait" not in errors.StateFromFuture("").message
-
-
-def test_a_call_lost_at_the_replica_that_got_it_is_not_to_be_repeated_at_once() -> None:
-    error = errors.TakenCallLost("gw-2")
-    assert (error.data, error.headers) == ({"reason": "call_lost"}, {})
-    assert "gw-2" in error.message
-
-
-def test_a_replica_that_shuts_down_says_what_its_client_can_do() -> None:
-    error = errors.ShuttingDown("call again")
-    assert error.message == "The gateway is shutting down; call again, another replica or a new process will answer"
-    assert (error.status, error.data) == (503, {"reason": "stopping"})

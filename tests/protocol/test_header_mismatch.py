@@ -41,7 +41,7 @@ def test_a_body_without_a_name_is_for_the_next_check() -> None:
         ({mcp.NAME_HEADER: "a\x01"}, "need the"),
         ({mcp.NAME_HEADER: "\xe9"}, "need the"),
         ({mcp.NAME_HEADER: "=?base64?Z3JlZXQ?="}, "invalid Base64"),
-        ({mcp.NAME_HEADER: "=?base64?Z3J*ZXQ=?="}, "invalid Base64"),
+        ({mcp.NAME_HEADER: "=?base64?Z3Jl*ZXQ=?="}, "invalid Base64"),
         ({mcp.NAME_HEADER: "=?base64?\xe9?="}, "invalid Base64"),
         ({mcp.NAME_HEADER: "=?base64?/w==?="}, "invalid Base64"),
     ],
@@ -118,6 +118,7 @@ def test_a_value_goes_into_a_header_and_back(value: str) -> None:
     [
         ({}, True),
         ({mcp.NAME_HEADER: []}, False),
+        ({mcp.PROTOCOL_VERSION: [mcp.MODERN] * 2}, False),
         ({mcp.NAME_HEADER: ["greet"] * 2}, False),
         ({mcp.METHOD_HEADER: []}, False),
         ({mcp.PROTOCOL_VERSION: []}, False),
@@ -127,7 +128,7 @@ def test_a_value_goes_into_a_header_and_back(value: str) -> None:
         ({mcp.NAME_HEADER: ['a"b']}, False),
         ({mcp.NAME_HEADER: ["a\\b"]}, False),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_head_tells_what_its_body_must_repeat_if_it_is_plain(
     changed: dict[str, list[str]], *, is_told: bool
