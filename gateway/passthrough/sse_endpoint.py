@@ -6,7 +6,6 @@ server's URL sealed in the query. So nothing is remembered, any replica can open
 Source: specification 2024-11-05 basic/transports (HTTP with SSE).
 """
 
-import re
 from typing import Final
 
 from yarl import URL
@@ -20,9 +19,6 @@ from gateway.seal.keyring import Keyring, Keys, ring
 
 PURPOSE: Final = "endpoint"
 PARAMETER: Final = "mrtr-endpoint"
-_BLOCK_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|(?<!\n)\r|\r(?=[^\n]))")
-"""Two line ends of any kind. A CR after an LF may be the first byte of a CRLF, so the match needs the next byte."""
-_LONGEST_END: Final = len(b"\r\n\r\n")
 _FIRST_EVENT_BYTES: Final = 16_384
 """A larger first event is not an `endpoint` event."""
 
@@ -60,32 +56,31 @@ class FirstEventRewriter:
     """Rewrites an event stream up to its first event, and passes the rest unchanged."""
 
     def __init__(self, keyring: Keyring, path: str, raw_path: str, endpoint: Endpoint) -> None:
-        self._keyring = keyring
-        self._path = path
-        self._raw_path = raw_path
-        self._endpoint = endpoint
+        self._keyring, self._endpoint = keyring, endpoint
+        self._path, self._raw_path = path, raw_path
+        self._parser = sse.Parser(_FIRST_EVENT_BYTES)
         self._held = bytearray()
-        self._searched = 0
-        """Where the search for the end of a block goes on."""
+        """The lines since the last empty one, which may become an event."""
         self.is_done = False
         """Whether the first event is over, so that the rest passes as it comes."""
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be sent on after this chunk."""
-        if self.is_done:
-            return chunk
-        self._held += chunk
         passed: list[bytes] = []
-        while not self.is_done and (end := _BLOCK_END.search(self._held, self._searched)) is not None:
-            block = bytes(self._held[: end.end()])
-            del self._held[: end.end()]
-            self._searched = 0
-            events = sse.Parser(len(block) + 1).feed(block)
-            self.is_done = bool(events)
-            passed.append(self._rewritten(events[0], block) if events else block)
-        self._searched = max(0, len(self._held) - _LONGEST_END)
-        if self.is_done or len(self._held) > _FIRST_EVENT_BYTES:
-            self.is_done = True
+        for line in chunk.splitlines(keepends=True):
+            self._held += line
+            if not self.is_done:
+                try:
+                    events = self._parser.feed(line)
+                except sse.EventTooLarge:
+                    self.is_done = True
+                    continue
+                if events:
+                    self.is_done = True
+                    passed.append(self._rewritten(events[0]))
+                elif not self._parser.unfinished_bytes:  # comments
+                    passed.append(self.rest())
+        if self.is_done:
             passed.append(self.rest())
         return b"".join(passed)
 
@@ -95,11 +90,10 @@ class FirstEventRewriter:
         self._held.clear()
         return held
 
-    def _rewritten(self, event: sse.Event, block: bytes) -> bytes:
-        if event.event != "endpoint":
-            return block
-        target = self._endpoint.within(event.data.decode(errors="replace"))
+    def _rewritten(self, event: sse.Event) -> bytes:
+        held = self.rest()
+        target = self._endpoint.within(event.data.decode(errors="replace")) if event.event == "endpoint" else None
         if target is None:
-            return block  # another origin: the client goes there directly, as it would without a gateway
+            return held  # another origin: the client goes there directly, as it would without a gateway
         sealed = self._keyring.seal(f"{self._path}\n{target}".encode())
         return f"event: endpoint\ndata: {self._raw_path}?{PARAMETER}={sealed}\n\n".encode()
