@@ -34,6 +34,7 @@ CANCELLATION: Final = "basic/patterns/cancellation"
 EXCHANGE: Final = "tests/exchange/test_machine.py::"
 REQUEST: Final = "tests/protocol/test_request.py::"
 HEADER: Final = "tests/protocol/test_header_mismatch.py::"
+ERRORS: Final = "tests/protocol/test_errors.py::"
 RESULTS: Final = "tests/exchange/test_results.py::"
 INPUTS: Final = "tests/exchange/test_input_requests.py::"
 JSONRPC: Final = "tests/protocol/test_jsonrpc.py::"
@@ -219,7 +220,7 @@ REQUIREMENTS: Final = (
         "protocol-version-header",
         "If the server does not implement the requested protocol version, it MUST respond with 400 Bad Request and an "
         "UnsupportedProtocolVersionError listing its supported versions.",
-        (REQUEST + "test_a_fault_is_refused", REQUEST + "test_an_unsupported_version_names_the_supported_ones"),
+        (REQUEST + "test_a_fault_is_refused", ERRORS + "test_a_client_is_told_what_it_can_act_on"),
     ),
     Requirement(
         HTTP,
