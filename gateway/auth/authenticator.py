@@ -1,11 +1,10 @@
 """Tells the principal of a request: from its token as it is, a trusted proxy's header, or a verified token."""
 
 import ipaddress
-from collections.abc import Callable
 from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, InForce, Problem, contents, jwks_context
+from gateway.config import Config, Contexts, InForce, contents
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once
@@ -18,8 +17,7 @@ _ANONYMOUS: Final = Caller(principals.ANONYMOUS, None)
 class Authenticator:
     """Tells the principals of one listener's requests."""
 
-    def __init__(self, in_force: InForce[Config], client: Client, tasks: Tasks) -> None:
-        """Raises ConfigError if a file of the issuer cannot be used, as a later replacement of the value does."""
+    def __init__(self, config: Config, files: Contexts, client: Client, tasks: Tasks) -> None:
         self._client = client
         self._tasks = tasks
         self._verifier: JwksVerifier | None = None
@@ -28,32 +26,23 @@ class Authenticator:
         """Whether callers are authenticated here, by their headers alone."""
         self.knows_by_head: bool
         """Whether the head of a request tells its caller, wherever it comes from."""
-        self._prepare(in_force.value)()
-        in_force.before_replace(self._prepare)
+        self.use(config, files)
 
-    def _prepare(self, config: Config) -> Callable[[], None]:
-        """Read the issuer's files; return the function that takes the configuration over."""
-        principal = config.principal
+    def use(self, config: Config, files: Contexts) -> None:
+        """Identify callers as a configuration says, with what its files hold."""
+        self._config = principal = config.principal
         # A reload that leaves these settings alone must keep the fetched keys and the verified tokens.
         settings = (principal, [digest for key, digest in contents(config).items() if key.startswith("principal.")])
-        verifier = self._verifier
         if settings != self._verifier_settings:
-            verifier = self._new_verifier(config) if principal.source == "jwt" else None
-
-        def take_over() -> None:
-            self._verifier, self._verifier_settings, self._config = verifier, settings, principal
-            self.verifies = verifier is not None
-            self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
-            self.knows_by_head = principal.source == "authorization"
-
-        return take_over
-
-    def _new_verifier(self, config: Config) -> JwksVerifier:
-        client = self._client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(config.principal))))
-        try:
-            return JwksVerifier(config.principal, client, self._tasks)
-        except (OSError, ValueError) as exc:
-            raise ConfigError([Problem("principal.jwks_file", str(exc))]) from exc
+            self._verifier = None
+            if principal.source == "jwt":
+                bounds = Bounds(config.limits, config.timeouts, files.issuer)
+                client = self._client.sibling(InForce(bounds))
+                self._verifier = JwksVerifier(principal, files.issuer_keys, client, self._tasks)
+        self._verifier_settings = settings
+        self.verifies = self._verifier is not None
+        self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
+        self.knows_by_head = principal.source == "authorization"
 
     async def caller(self, incoming: Incoming, *, is_checked: bool) -> Caller:
         """Return the caller of a request, determined at the first call only.

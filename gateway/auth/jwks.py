@@ -7,7 +7,6 @@ Rule 2: keys that cannot be refreshed are used for a day, and not a second longe
 
 import asyncio
 import hashlib
-from pathlib import Path
 from typing import Final
 
 from yarl import URL
@@ -37,19 +36,17 @@ _TOKENS_KEPT: Final = 10_000
 class JwksVerifier:
     """Verifies the tokens of one issuer under one configuration."""
 
-    def __init__(self, principal: Principal, client: Client, tasks: Tasks) -> None:
-        """Raises ValueError if `jwks_file` has no keys, OSError if it cannot be read."""
+    def __init__(self, principal: Principal, keys: tuple[Key, ...], client: Client, tasks: Tasks) -> None:
+        """`keys` are those of `jwks_file`; without that, they are fetched."""
         self._principal = principal
         self._client = client
         self._tasks = tasks
-        self._keys: tuple[Key, ...] = ()
+        self._keys = keys
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
         self._verified: Newest[bytes, Verified] = Newest(_TOKENS_KEPT)
         """By the token's digest, the least recently used first."""
-        if principal.jwks_file is not None:
-            self._keys = read_keys(Path(principal.jwks_file).read_bytes())
-        else:
+        if principal.jwks_file is None:
             self._fetch_soon()
 
     async def principal(self, authorization: str | None) -> bytes:

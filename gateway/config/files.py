@@ -16,8 +16,7 @@ from gateway.config.model.route import Route
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.config.parsing.state_keys import read_key_lines
-from gateway.config.tls import contexts, jwks_context, named_files
-from gateway.identity.jwt_verification import read_keys
+from gateway.config.tls import contexts, named_files
 
 _MAX_FILE_BYTES = 1_048_576
 _Section = TypeVar("_Section", bound=Struct)
@@ -35,7 +34,11 @@ def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
             _with_secrets(route, folder, f"routes[{place}]", problems) for place, route in enumerate(config.routes)
         ),
     )
-    return config, problems + _unusable(config)
+    try:
+        _ = contexts(config)
+    except ConfigError as exc:
+        problems += exc.found
+    return config, problems
 
 
 def _placed(section: _Section, folder: Path, *keys: str) -> _Section:
@@ -88,24 +91,6 @@ def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | Non
     except UnicodeDecodeError:
         problems.append(Problem(path, f"is not UTF-8 text; {fix}"))
     return None
-
-
-def _unusable(config: Config) -> list[Problem]:
-    """Return the problems of certificates and keys, found by building every TLS context once."""
-    problems: list[Problem] = []
-    for make in (lambda: contexts(config), lambda: jwks_context(config.principal)):
-        try:
-            _ = make()
-        except ConfigError as exc:
-            problems += exc.found
-    if (jwks := config.principal.jwks_file) is not None:
-        try:
-            _ = read_keys(Path(jwks).read_bytes())
-        except OSError as exc:
-            problems.append(Problem("principal.jwks_file", unreadable(jwks, exc)))
-        except ValueError as exc:
-            problems.append(Problem("principal.jwks_file", f"{exc}; fetch it from the issuer again"))
-    return problems
 
 
 def contents(config: Config) -> dict[str, bytes]:

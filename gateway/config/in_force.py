@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 U = TypeVar("U")
-Commit = Callable[[], None]
 
 
 class InForce(Generic[T]):
@@ -17,12 +16,7 @@ class InForce(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self.value = value
-        self._preparations: list[Callable[[T], Commit]] = []
         self._actions: list[Callable[[T], None]] = []
-
-    def before_replace(self, prepare: Callable[[T], Commit]) -> None:
-        """Have `prepare` do everything that can fail; the function that it returns is called after the replacement."""
-        self._preparations.append(prepare)
 
     def after_replace(self, act: Callable[[T], None]) -> None:
         """Have `act` called with each new value; it must not fail."""
@@ -35,10 +29,7 @@ class InForce(Generic[T]):
         return part
 
     def replace(self, value: T) -> None:
-        """Replace the value; if a preparation raises, this raises the same and nothing is replaced."""
-        commits = [prepare(value) for prepare in self._preparations]
+        """Replace the value, and have everything act on it."""
         self.value = value
-        for commit in commits:
-            commit()
         for act in self._actions:
             act(value)

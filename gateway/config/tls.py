@@ -1,47 +1,65 @@
-"""Builds TLS contexts from the files that the configuration names."""
+"""Builds TLS contexts, and reads the issuer's keys, from the files that the configuration names."""
 
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cryptography import x509
 from msgspec.structs import asdict
 
-from gateway.config.model.config import Config, Principal, Tls
+from gateway.config.model.config import Config, Tls
 from gateway.config.model.route import UpstreamTls
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
+from gateway.identity.jwt_verification import Key, read_keys
 
 _ENCRYPTED: Final = "is encrypted; write the key without a password"
 
 
 class Contexts(NamedTuple):
-    """The contexts of one configuration."""
+    """What the files of one configuration come to."""
 
     listener: ssl.SSLContext | None
     """None for plain HTTP."""
     upstreams: dict[str, ssl.SSLContext | None]
     """By the route's path; None for the default: the system's authorities, without a client certificate."""
+    issuer: ssl.SSLContext | None
+    """For fetching the issuer's keys; None for the default."""
+    issuer_keys: tuple[Key, ...]
+    """Those of `principal.jwks_file`."""
 
 
 def contexts(config: Config) -> Contexts:
     """Return all contexts of a configuration. Raises ConfigError with every file that cannot be used."""
     problems: list[Problem] = []
-    listener: ssl.SSLContext | None = None
-    try:
-        listener = listener_context(config.tls)
-    except ConfigError as exc:
-        problems += exc.found
+    listener = issuer = None
     upstreams: dict[str, ssl.SSLContext | None] = {}
+    keys: tuple[Key, ...] = ()
+    with _collected(problems):
+        listener = listener_context(config.tls)
+    with _collected(problems):
+        issuer = upstream_context(UpstreamTls(ca_file=config.principal.jwks_ca_file), "principal.jwks_")
+    if (jwks := config.principal.jwks_file) is not None:
+        with _collected(problems):
+            try:
+                keys = read_keys(Path(_readable("principal.jwks_file", jwks)).read_bytes())
+            except ValueError as exc:
+                raise _unusable("principal.jwks_file", f"{exc}; fetch it from the issuer again") from exc
     for place, route in enumerate(config.routes):
-        try:
+        with _collected(problems):
             upstreams[route.path] = upstream_context(route.upstream.tls, f"routes[{place}].upstream.tls.")
-        except ConfigError as exc:
-            problems += exc.found
     if problems:
         raise ConfigError(problems)
-    return Contexts(listener, upstreams)
+    return Contexts(listener, upstreams, issuer, keys)
+
+
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as exc:
+        problems += exc.found
 
 
 def listener_context(tls: Tls) -> ssl.SSLContext | None:
@@ -75,11 +93,6 @@ def upstream_context(tls: UpstreamTls, section: str) -> ssl.SSLContext | None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def jwks_context(principal: Principal) -> ssl.SSLContext | None:
-    """Return the context for fetching the issuer's keys; None for the default. Raises ConfigError."""
-    return upstream_context(UpstreamTls(ca_file=principal.jwks_ca_file), "principal.jwks_")
 
 
 def expiries(config: Config) -> dict[str, float]:

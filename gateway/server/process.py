@@ -219,7 +219,7 @@ class Gateway:
             self.config, self._tls, client, process, self.recent_errors, shares_children=serves_host
         )
         self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
-        authenticator = Authenticator(in_force, client, tasks)
+        self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         router = Router(self.members, self._peers, self._witness, self.draining, self.metrics)
         continuation = Continuation(process, self.lot, self.task_table, authenticator, router)
         passthrough = Passthrough(in_force, EndpointRewriter(keys), process)
@@ -289,6 +289,7 @@ class Gateway:
         Raises ConfigError, with nothing changed, if a file that the configuration names has become unusable.
         """
         tls = contexts(config)
+        self._authenticator.use(config, tls)
         self._in_force.replace(config)
         for listener in self.listeners:
             listener.forget_heads()

@@ -16,7 +16,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway import world
 from gateway.auth import jwks as jwks_module
 from gateway.auth.authenticator import Authenticator
-from gateway.config import ConfigError, InForce, parse
+from gateway.config import ConfigError, contexts, parse
 from gateway.http.incoming import Caller, Incoming
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
@@ -487,7 +487,7 @@ BY_HEADER = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0
 
 def authenticator(principal: dict[str, Any]) -> Authenticator:
     config = parse(configuration("http://127.0.0.1:1/mcp", principal=principal), "test", {})
-    return Authenticator(InForce(config), Mock(), Mock())
+    return Authenticator(config, contexts(config), Mock(), Mock())
 
 
 def sent(*headers: tuple[str, str], remote: str = PROXY) -> Incoming:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, contexts, expiries, jwks_context, parse
-from gateway.config.model.config import Principal
+from gateway.config import ConfigError, contexts, expiries, parse
 from tests.support.authority import Authority
 from tests.support.configurations import missing
 from tests.support.workbench import configuration
@@ -55,8 +54,7 @@ def test_every_file_that_cannot_be_used_is_told_with_its_reason(tmp_path: Path, 
 
 def test_without_files_the_listener_speaks_plain_http_and_upstreams_have_the_default_context() -> None:
     plain = parse(configuration("https://127.0.0.1:1/mcp"), "test", {})
-    assert contexts(plain) == (None, {"/mcp": None})
-    assert jwks_context(Principal()) is None
+    assert contexts(plain) == (None, {"/mcp": None}, None, ())
 
 
 def test_a_listener_with_client_authorities_asks_for_certificates(ca: Authority) -> None:
@@ -88,8 +86,9 @@ def test_an_upstream_has_its_own_authority_and_certificate_or_accepts_any(ca: Au
 
 def test_the_authority_of_the_keys_must_be_readable(tmp_path: Path) -> None:
     file = tmp_path / "none.pem"
+    principal = {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "jwks_ca_file": str(file)}
     with pytest.raises(ConfigError) as caught:
-        jwks_context(Principal(jwks_ca_file=str(file)))
+        parse(configuration("http://a/", principal=principal), "test", {})
     assert caught.value.problems == (f"principal.jwks_ca_file: {missing(file)}",)
 
 

@@ -9,7 +9,7 @@ from yarl import URL
 
 from gateway import __version__, world
 from gateway.cluster.membership import resolve
-from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
+from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import RequestFailed
@@ -139,7 +139,7 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
     principal = config.principal
     if principal.source != "jwt" or principal.jwks_url is None:
         return
-    client = client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(principal))))
+    client = client.sibling(InForce(Bounds(config.limits, config.timeouts, contexts(config).issuer)))
     why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
     fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
     try:
