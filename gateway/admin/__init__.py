@@ -1,1 +1,1 @@
-"""The operator's listener: probes, metrics, status page."""
+"""What an operator asks of a process: probes, metrics, status page, reloads."""

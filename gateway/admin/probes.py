@@ -2,7 +2,6 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ from gateway.auth.host_check import admin_names, check_admin
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.protocol.errors import Forbidden
+from gateway.telemetry import METRICS_TYPE
 
 _HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _DOCS: Final = "/docs/"
@@ -46,8 +46,7 @@ class Probes(ABC):
                 reason = await self.unready()
                 return TextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
             case "/metrics":
-                body, content_type = await self.exposition()
-                return WholeResponse(body=body, headers={"Content-Type": content_type})
+                return WholeResponse(await self.exposition(), headers={"Content-Type": METRICS_TYPE})
             case "/status" | "/status.json":
                 return await self._status(http)
             case path if path.startswith(_DOCS) and (text := document(path.removeprefix(_DOCS))) is not None:
@@ -76,14 +75,14 @@ class Probes(ABC):
         """Return the configured host names under which this listener is served; None for any name."""
 
     @abstractmethod
-    async def exposition(self) -> tuple[bytes, str]:
-        """Return (body, content type) of /metrics."""
+    async def exposition(self) -> bytes:
+        """Return the metrics."""
 
 
 class Admin(Probes):
     """The handler for one serving process."""
 
-    def __init__(self, source: Callable[[], SnapshotSource], cluster: ClusterView, *, is_private: bool) -> None:
+    def __init__(self, source: SnapshotSource, cluster: ClusterView, *, is_private: bool) -> None:
         """`is_private`: the listener is a worker's socket, which no browser reaches, so any name is served."""
         self._source = source
         self._cluster = cluster
@@ -91,17 +90,17 @@ class Admin(Probes):
 
     async def unready(self) -> str | None:
         """See `Probes`."""
-        return None if self._source().is_ready else "draining"
+        return None if self._source.reload.is_open else "draining"
 
     def names(self) -> frozenset[str] | None:
         """See `Probes`."""
-        return None if self._is_private else admin_names(self._source().config)
+        return None if self._is_private else admin_names(self._source.config)
 
     async def status(self, http: HttpRequest, *, is_json: bool) -> bytes:
         """See `Probes`: of the whole cluster, unless the query names one replica of it."""
-        query, members = http.url.query, self._source().members
+        query = http.url.query
         replica = query.get("replica")
-        if replica == members.host:
+        if replica == self._source.members.host:
             status = await self._cluster.host()  # without a wait for a replica that is silent
         else:
             own, heard = await asyncio.gather(self._cluster.host(), self._cluster.others())
@@ -111,8 +110,7 @@ class Admin(Probes):
         only_replica = replica if replica == status.replica and status.covers == "replica" else None
         return page(status, every_seconds(query.get("refresh")), query.get("route"), only_replica).encode()
 
-    async def exposition(self) -> tuple[bytes, str]:
+    async def exposition(self) -> bytes:
         """See `Probes`."""
-        source = self._source()
-        show_load(source)
-        return source.metrics.render()
+        show_load(self._source)
+        return self._source.metrics.render()

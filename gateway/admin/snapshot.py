@@ -5,7 +5,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -15,12 +15,17 @@ from msgspec.structs import replace
 
 from gateway import __version__, world
 from gateway.admin.merge_statuses import cut, failing_first, health
+from gateway.admin.reload import Reload
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
-from gateway.config import Config, cautions, digest
+from gateway.config import Config, InForce, cautions, digest
+from gateway.downstream.handler import RequestHandler
+from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
+from gateway.runtime.tasks import Tasks
+from gateway.seal.keyring import Keys, key_id
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import (
@@ -30,7 +35,6 @@ from gateway.telemetry.process_status import (
     KeyStatus,
     Notice,
     PeerStatus,
-    ProcessState,
     ProcessStatus,
     RouteStatus,
     Status,
@@ -47,38 +51,35 @@ _REJECTIONS: Final = 5
 class SnapshotSource:
     """The parts of one process that a snapshot reads."""
 
-    config: Config
-    is_ready: bool
-    began: float
-    """Monotonic."""
-    key_ids: tuple[str, ...]
-    """The sealing one first."""
-    in_flight: int
-    connections: int
-    bugs: int
-    """Unexpected exceptions since the start."""
-    rejected: tuple[str, ...] | None
-    """What was wrong with the configuration file, if the last reload rejected it."""
+    in_force: InForce[Config]
+    reload: Reload
+    keys: InForce[Keys]
+    downstream: RequestHandler
+    clients: Listener
+    tasks: Tasks
     lot: Lot[Driver]
     table: TaskTable
     routes: RouteTable
     members: Membership
     metrics: Metrics
     recent_errors: RecentErrors
+    salt: bytes
+    """Makes it impossible to find a caller by its tag."""
+    began: float = field(default_factory=world.monotonic)
 
     @property
-    def state(self) -> ProcessState:
-        """A process that is not ready any more drains."""
-        return "ready" if self.is_ready else "draining"
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.in_force.value
 
     @property
     def shown_keys(self) -> tuple[str, ...]:
         """Ids of the configured keys, or of the one that replaces them where none is configured."""
-        return self.key_ids[: len(self.config.state.keys) or 1]
+        return tuple(map(key_id, self.keys.value.present[: len(self.config.state.keys) or 1]))
 
 
-def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
-    """Return the status of one process; `salt` makes it impossible to find a caller by its tag."""
+def take_snapshot(source: SnapshotSource) -> Status:
+    """Return the status of one process."""
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.table)
     routes = [
@@ -98,7 +99,7 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
-        held=tuple(_held(source, salt)),
+        held=tuple(_held(source)),
         held_total=own.held,
         peers=tuple(peers[:MOST_PEERS]),
         peers_total=len(peers),
@@ -114,10 +115,10 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
 def show_load(source: SnapshotSource) -> None:
     """Show in the metrics how much of its limits a process uses."""
     metrics = source.metrics
-    metrics.ready[()].set(source.is_ready)
-    metrics.connections[()].set(source.connections)
+    metrics.ready[()].set(source.reload.is_open)
+    metrics.connections[()].set(source.clients.connections)
     metrics.connections_limit[()].set(source.config.limits.connections)
-    metrics.in_flight[()].set(source.in_flight)
+    metrics.in_flight[()].set(source.downstream.in_flight)
     for of_routes in (metrics.sessions_limit, metrics.children_limit):
         of_routes.clear()  # a reload may have removed a route
     for path, live in source.routes.live.items():
@@ -163,11 +164,11 @@ def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:
     return "unknown" if live.upstream.era.known is None else "modern" if live.upstream.era.known else "old"
 
 
-def _held(source: SnapshotSource, salt: bytes) -> Iterator[HeldStatus]:
+def _held(source: SnapshotSource) -> Iterator[HeldStatus]:
     """Yield the calls that were parked first."""
     moment, owner = world.monotonic(), source.members.own
     for driver in islice(source.lot.waiting(), MOST_HELD):
-        caller = hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=salt).hexdigest()
+        caller = hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=source.salt).hexdigest()
         yield replace(driver.glance(moment), owner=owner, caller=caller)
 
 
@@ -175,17 +176,17 @@ def _process(source: SnapshotSource) -> ProcessStatus:
     config, lot = source.config, source.lot
     return ProcessStatus(
         id=source.members.own,
-        state=source.state,
+        state="ready" if source.reload.is_open else "draining",
         configuration=digest(config),
         pid=os.getpid(),
         uptime_seconds=world.monotonic() - source.began,
-        in_flight=source.in_flight,
+        in_flight=source.downstream.in_flight,
         held=len(lot),
         held_limit=config.hold.max_calls,
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
         cold=len(lot.cold),
-        connections=source.connections,
+        connections=source.clients.connections,
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -231,12 +232,12 @@ def _key_phase(source: SnapshotSource) -> str:
 
 
 def _notices(source: SnapshotSource) -> Iterator[Notice]:
-    if source.bugs:
+    if bugs := source.tasks.failures:
         yield Notice(
-            f"{source.bugs} unexpected errors inside the gateway since its start",
+            f"{bugs} unexpected errors inside the gateway since its start",
             "Each is a bug: please report it with the traceback in the log (`task.failed`)",
         )
-    if (rejected := source.rejected) is not None:
+    if (rejected := source.reload.rejected) is not None:
         more = f"; and {len(rejected) - _REJECTIONS} more" if len(rejected) > _REJECTIONS else ""
         text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
         yield Notice(

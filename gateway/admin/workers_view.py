@@ -104,15 +104,14 @@ class Overview(Probes):
                 return status.encode()
         return None
 
-    async def exposition(self) -> tuple[bytes, str]:
+    async def exposition(self) -> bytes:
         """See `Probes`: the sum over all workers and the supervisor itself."""
         # One scrape at a time: answers that overtake each other would make a counter go backwards.
         async with self._turn:
             asked = list(self._processes.values())
             answers = await asyncio.gather(*(process.get("/metrics") for process in asked))
             texts = dict(zip(asked, answers, strict=True))
-            own, content_type = self._metrics.render()
-            scrapes = [merge_metrics.parse(own.decode()), self._ended]
+            scrapes = [merge_metrics.parse(self._metrics.render().decode()), self._ended]
             # A process that ended during the scrape is not here: `_ended` has its previous counters.
             for process in self._processes.values():
                 if (text := texts.get(process)) is None:
@@ -120,4 +119,4 @@ class Overview(Probes):
                 else:
                     scrapes.append(merge_metrics.parse(text))
                     process.counted = merge_metrics.lasting(scrapes[-1])
-            return merge_metrics.write(merge_metrics.merge(scrapes)).encode(), content_type
+            return merge_metrics.write(merge_metrics.merge(scrapes)).encode()

@@ -12,7 +12,8 @@ from typing import Final
 from gateway import __version__, world
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource, take_snapshot
+from gateway.admin.reload import Read, Reload
+from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.draining import Draining
@@ -56,10 +57,8 @@ from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
 from gateway.server.key_purposes import StateKeys
 from gateway.server.listen_errors import cannot_listen
-from gateway.server.reload import Read, Reload
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
-from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
@@ -94,7 +93,6 @@ class Gateway:
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.tasks = Tasks(self.metrics)
         self.recent_errors = RecentErrors()
-        self.began = world.monotonic()
         self.lot: Lot[Driver] = Lot(
             in_force.part(lambda config: config.hold),
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
@@ -122,9 +120,6 @@ class Gateway:
         self._witness = Witness(
             self.members, self._peers, lambda id_: self.lot.trace(id_) or self.task_table.find(id_), self.tasks
         )
-        # Of all workers, so that each shows a caller under the same pseudonym.
-        self._status_salt = world.random_bytes(_SALT_BYTES) if worker is None else worker.mark
-        self._cluster_view = ClusterView(self._status, self.members, self._peers, self.tasks)
         self._assemble(stream_times, serves_host=serves_host)
         self.client_listener = Listener(
             self.downstream.handle,
@@ -150,6 +145,23 @@ class Gateway:
             lambda applied: self.metrics.config_reloaded(applied=applied),
             replica=self.members.own,
         )
+        self._snapshot_source = SnapshotSource(
+            in_force=in_force,
+            reload=self.reload,
+            keys=self._state_keys.keys,
+            downstream=self.downstream,
+            clients=self.client_listener,
+            tasks=self.tasks,
+            lot=self.lot,
+            table=self.task_table,
+            routes=self.routes,
+            members=self.members,
+            metrics=self.metrics,
+            recent_errors=self.recent_errors,
+            # Of all workers, so that each shows a caller under the same pseudonym.
+            salt=world.random_bytes(_SALT_BYTES) if worker is None else worker.mark,
+        )
+        self._cluster_view = ClusterView(self._snapshot_source, self._peers)
 
     @property
     def config(self) -> Config:
@@ -253,27 +265,6 @@ class Gateway:
         address = self.config.admin if self._worker is None else self._worker.socket("admin")
         if address is not None:
             self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
-
-    def _status(self) -> Status:
-        return take_snapshot(self._snapshot_source(), self._status_salt)
-
-    def _snapshot_source(self) -> SnapshotSource:
-        return SnapshotSource(
-            config=self.config,
-            is_ready=self.ready,
-            began=self.began,
-            key_ids=self.key_ids,
-            in_flight=self.downstream.in_flight,
-            connections=self.client_listener.connections,
-            bugs=self.tasks.failures,
-            rejected=self.reload.rejected,
-            lot=self.lot,
-            table=self.task_table,
-            routes=self.routes,
-            members=self.members,
-            metrics=self.metrics,
-            recent_errors=self.recent_errors,
-        )
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""

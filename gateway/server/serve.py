@@ -5,12 +5,12 @@ import gc
 import resource
 import signal
 
+from gateway.admin.reload import Read
 from gateway.cluster.worker import Worker
 from gateway.config import Config
 from gateway.runtime import idle_memory
 from gateway.server.drain import drain
 from gateway.server.process import Gateway
-from gateway.server.reload import Read
 
 
 async def serve(

@@ -24,6 +24,7 @@ from multiprocessing import resource_tracker
 from typing import Final
 
 from gateway import __version__, world
+from gateway.admin.reload import Read, Reload
 from gateway.admin.workers_view import Overview
 from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
@@ -33,7 +34,6 @@ from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
 from gateway.server.key_purposes import KEY_BYTES, ephemeral_key
 from gateway.server.listen_errors import cannot_listen
-from gateway.server.reload import Read, Reload
 from gateway.server.serve import ignore_signals, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 

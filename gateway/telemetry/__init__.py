@@ -21,7 +21,7 @@ from gateway.telemetry.metrics.labels import (
     TrafficEra,
     UpstreamEra,
 )
-from gateway.telemetry.metrics.registry import Metrics
+from gateway.telemetry.metrics.registry import METRICS_TYPE, Metrics
 from gateway.telemetry.redaction import secret_arguments
 from gateway.telemetry.tracing import ClientRequest, Operation, TracesUnavailable
 from gateway.telemetry.tracing_setup import Span, Traces, check_traces, open_traces

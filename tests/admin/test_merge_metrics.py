@@ -116,7 +116,7 @@ def process(seed: int) -> str:
         metrics.sessions_by_state(route)[SessionState.IDLE].inc()
         metrics.held_calls[route,].inc()
         metrics.call_released(route, chance.random())
-    return metrics.render()[0].decode()
+    return metrics.render().decode()
 
 
 def series(text: str) -> Series:

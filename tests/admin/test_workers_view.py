@@ -19,7 +19,7 @@ from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response
 from gateway.http.server.traffic import Traffic
-from gateway.telemetry import Metrics
+from gateway.telemetry import METRICS_TYPE, Metrics
 
 TASKS = "mcp_gateway_task_failures_total"
 LIMIT = "mcp_gateway_held_calls_limit"
@@ -51,7 +51,7 @@ class FakeWorker(Probes):
     def names(self) -> None:
         return None
 
-    async def exposition(self) -> tuple[bytes, str]:
+    async def exposition(self) -> bytes:
         return self.metrics.render()
 
     async def status(self, http: HttpRequest, *, is_json: bool) -> bytes:
@@ -95,7 +95,7 @@ class Host:
         self.overview.died(number)
 
     async def value(self, name: str) -> float:
-        text = (await self.overview.exposition())[0].decode()
+        text = (await self.overview.exposition()).decode()
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         return sum(sample.value for sample in samples if sample.name == name)
 
@@ -117,7 +117,7 @@ async def test_one_scrape_counts_all_processes(host: Host) -> None:
     assert await host.value(TASKS) == 1 + 2 + 1
     assert await host.value(LIMIT) == 20
     assert await host.value("mcp_gateway_build_info") == 1
-    one = next(iter(host.workers)).metrics.render()[0].decode()
+    one = next(iter(host.workers)).metrics.render().decode()
     files = next(float(line.split()[1]) for line in one.splitlines() if line.startswith("process_max_fds"))
     assert await host.value("process_max_fds") == 3 * files
 
@@ -207,7 +207,7 @@ async def served(probes: Probes) -> AsyncIterator[str]:
 
 
 async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
-    worker = await host.start(0)
+    _ = await host.start(0)
     async with served(host.overview) as url, aiohttp.ClientSession() as http:
 
         async def get(path: str) -> tuple[int, str]:
@@ -225,7 +225,7 @@ async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
         async with http.get(f"{url}/status", headers={"Host": "evil.example"}) as response:
             assert response.status == 403
         async with http.get(f"{url}/metrics") as response:
-            assert response.headers["Content-Type"] == worker.metrics.render()[1]
+            assert response.headers["Content-Type"] == METRICS_TYPE
         async with http.post(f"{url}/readyz") as response:
             assert response.status == 405
 

@@ -146,7 +146,7 @@ def test_every_name_in_a_query_exists(where: str, expression: str) -> None:
 
 def test_counters_in_alerts_start_at_zero() -> None:
     """A counter that appears with 1 has no increase."""
-    body, _ = Metrics("1", ["/mcp"]).render()
+    body = Metrics("1", ["/mcp"]).render()
     samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
     seen = 0
     for rule in RULES:

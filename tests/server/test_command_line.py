@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway import __main__ as command
+from gateway.admin.reload import Read
 from gateway.config import Config, ConfigError, load
-from gateway.server.reload import Read
 from tests.parts.launch import REPOSITORY
 
 UPSTREAM = "http://127.0.0.1:9/mcp"

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import json
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from gateway.admin.reload import Reload
 from gateway.cluster import membership
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
@@ -24,7 +26,6 @@ from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal import keyring
 from gateway.server.process import Gateway
-from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
 from tests.bridge.test_subscription import EVERYTHING, OFFERED, change, listening
 from tests.parts.launch import free_port
@@ -342,7 +343,7 @@ async def test_a_name_is_not_looked_up_in_the_old_service(monkeypatch: pytest.Mo
 async def test_a_new_route_serves_at_once_with_series_at_zero(upstream: FakeUpstream, stand: Stand) -> None:
     assert (await at(stand, "new").call()).outcome == NONE
     stand.gateway.apply(reconfigured(upstream.url, routes=routes(mcp=upstream.url, new=upstream.url)))
-    body = stand.gateway.metrics.render()[0].decode()
+    body = stand.gateway.metrics.render().decode()
     assert 'mcp_gateway_held_calls{route="/new"} 0.0' in body
     assert 'mcp_gateway_sessions{route="/new",state="idle"} 0.0' in body
     assert (await at(stand, "new").call()).text == "done"
@@ -835,12 +836,15 @@ class Files:
         self.next: list[Config | Exception] = []
         self.applied: list[Config] = []
         self.counted: list[bool] = []
+        self.is_whole = threading.Event()
+        self.is_whole.set()
         self.metrics = Metrics("0")
         self.tasks = Tasks(self.metrics)
         self.reload = Reload(self.read, InForce(config), self.applied.append, self.tasks, self.counted.append)
 
     def read(self) -> Config:
         found = self.next.pop(0)
+        _ = self.is_whole.wait(5)
         if isinstance(found, Exception):
             raise found
         return found
@@ -859,8 +863,13 @@ async def test_signals_are_served_one_after_the_other_and_the_last_file_wins() -
     files = Files(ONE)
     files.next = [TWO, THREE]
     files.reload.begin()
+    files.is_whole.clear()
     files.reload.ask()
     files.reload.ask()
+    await eventually(lambda: files.next == [THREE])
+    await asyncio.to_thread(int)  # behind a second read
+    assert files.next == [THREE]
+    files.is_whole.set()
     await files.done()
     assert files.applied == [TWO, THREE]
     assert files.counted == [True, True]
@@ -870,7 +879,9 @@ async def test_a_signal_before_the_start_waits_for_it() -> None:
     files = Files(ONE)
     files.next = [TWO]
     files.reload.ask()
-    assert not len(files.tasks)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(int)  # behind a read
+    assert files.next == [TWO]
     files.reload.begin()
     await files.done()
     assert files.applied == [TWO]

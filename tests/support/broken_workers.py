@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from gateway.admin.reload import Read
 from gateway.cluster.worker import Worker
 from gateway.config import Config
 from gateway.server import supervisor
-from gateway.server.reload import Read
 
 BROKEN = 1
 CODE = 3

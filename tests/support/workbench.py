@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
+from gateway.admin.reload import Read
 from gateway.cluster.worker import Worker
 from gateway.config import parse
 from gateway.identity import principal
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
-from gateway.server.reload import Read
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session

@@ -39,6 +39,8 @@ from gateway.telemetry.metrics.series import ANY, DURATIONS, Count, Series
 _REFUSALS: Final = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 _HOLDS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _ROUNDS: Final = (1, 2, 3, 4, 5, 6, 8, 10)
+METRICS_TYPE: Final = CONTENT_TYPE_LATEST
+"""The content type of /metrics."""
 
 
 class BudgetStatus(Struct, frozen=True):
@@ -245,10 +247,10 @@ class Metrics:
         for route in routes:
             series.show_zeroes(route)
 
-    def render(self) -> tuple[bytes, str]:
-        """Return (body, content type) of /metrics."""
+    def render(self) -> bytes:
+        """Return the text of /metrics."""
         self.show_budgets()
-        return generate_latest(self.series.registry), CONTENT_TYPE_LATEST
+        return generate_latest(self.series.registry)
 
     def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
         """Count a request that was passed through, at its end; `seconds` is None for a stream that is not a reply."""

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry import (
     COMPLETE,
+    METRICS_TYPE,
     OTHER,
     Ending,
     Metrics,
@@ -147,7 +148,7 @@ def exercised() -> Metrics:
 
 def samples(metrics: Metrics) -> dict[str, float]:
     """Every sample as `/metrics` names it."""
-    lines = [line.rpartition(" ") for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
+    lines = [line.rpartition(" ") for line in metrics.render().decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
 
@@ -253,12 +254,12 @@ def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -
         metrics.rejections[odd,].inc()
         metrics.upstream_failures["/mcp", odd].inc()
     assert len(samples(metrics)) - before <= 24
-    assert CANARY not in metrics.render()[0].decode()
+    assert CANARY not in metrics.render().decode()
 
 
 def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
-    text, kind = exercised().render()
-    assert kind.startswith("text/plain")
+    text = exercised().render()
+    assert METRICS_TYPE.startswith("text/plain")
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
@@ -289,7 +290,7 @@ def test_two_registries_know_nothing_of_each_other_and_the_process_is_watched() 
 
 def test_what_an_alert_watches_begins_at_zero() -> None:
     """A rate cannot see the first step of a series that comes into being with it."""
-    text_, _ = Metrics("1", ["/mcp"]).render()
+    text = Metrics("1", ["/mcp"]).render()
     zeroes = [
         'continuations_total{route="/mcp",step="lost"}',
         'state_rejected_total{reason="unknown_key"}',
@@ -301,5 +302,5 @@ def test_what_an_alert_watches_begins_at_zero() -> None:
         'config_reloads_total{outcome="rejected"}',
         'held_calls{route="/mcp"}',
     ]
-    found = text_.decode().splitlines()
+    found = text.decode().splitlines()
     assert [line for line in zeroes if f"mcp_gateway_{line} 0.0" not in found] == []

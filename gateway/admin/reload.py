@@ -35,23 +35,21 @@ class Reload:
         self._tasks = tasks
         self._count = count
         self._name = name
-        self._begun = self._closed = False
-        self._wanted = 0
+        self._begun, self._turn = asyncio.Event(), asyncio.Lock()
+        self._closed = False
 
     @property
     def is_open(self) -> bool:
         """Whether the process has started, and its settings may change."""
-        return self._begun and not self._closed
+        return self._begun.is_set() and not self._closed
 
     def close(self) -> None:
         """The process is to end: its settings do not change any more."""
         self._closed = True
 
     def begin(self) -> None:
-        """The process has started: run the reload that was asked for meanwhile."""
-        self._begun = True
-        if self._wanted:
-            self._tasks.spawn(self._work(), "reload")
+        """The process has started: run the reloads that were asked for meanwhile."""
+        self._begun.set()
 
     def ask(self) -> None:
         """Reload, after the reloads that were asked for before."""
@@ -59,21 +57,18 @@ class Reload:
             note = "a reload in mid-drain is ignored: the process is ending"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
             return
-        self._wanted += 1
-        if self._begun and self._wanted == 1:
-            self._tasks.spawn(self._work(), "reload")
+        self._tasks.spawn(self._work(), "reload")
 
     async def _work(self) -> None:
-        while self._wanted:
+        _ = await self._begun.wait()
+        async with self._turn:
             try:
                 applied = await self._once()
             except Exception:
-                self._wanted = 0
                 self._count(False)
                 raise
             if applied is not None:
                 self._count(applied)
-            self._wanted -= 1
 
     async def _once(self) -> bool | None:
         """Read and apply the file; return whether it was applied, or None if the process is ending."""
