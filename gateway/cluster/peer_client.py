@@ -97,7 +97,6 @@ class PeerClient:
             body=incoming.body,
             request_id=incoming.request_id,
             trace=incoming.span.token if incoming.span is not None else b"",
-            takes_whole=True,
             leg_seconds=max(0.0, ends_at - world.monotonic()) if ends_at is not None else None,
         )
 
@@ -179,6 +178,7 @@ class PeerClient:
         except PeerDead:
             return "silent"
         except OwnerSilent as exc:
+            self._membership.note(host, "silent", is_local=exc.is_local)
             return "unknown" if exc.is_local else "silent"
         except OwnerStalled:
             return "reached"  # it refuses the request, so it is alive

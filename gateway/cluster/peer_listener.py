@@ -95,8 +95,8 @@ class PeerListener:
         except GatewayError as exc:
             return WholeResponse(status=exc.status)
         # The reply to a retry nearly always comes at once, as one message, which tells too that it was accepted.
-        is_soon = peer_request.kind == "owner" and peer_request.takes_whole
-        seconds = min(_ACCEPT_PART * timeouts.peer_accept_seconds, _ACCEPT_SECONDS) if is_soon else 0.0
+        is_retry = peer_request.kind == "owner"
+        seconds = min(_ACCEPT_PART * timeouts.peer_accept_seconds, _ACCEPT_SECONDS) if is_retry else 0.0
         # The keys are those of now: a reload must not change them in the middle of a reply.
         frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
         reply = PeerReply(http, frames, timeouts.send_seconds, accept_seconds=seconds)
@@ -186,7 +186,6 @@ class PeerReply(ReplyWriter):
         """Send a whole reply."""
         body, headers = final.body, tuple(final.headers.items())
         if self._is_accepted or len(body) > _PIECE_BYTES:
-            # In frames that replicas of every version take.
             pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
             head = messages.Head(final.status, headers, streamed=False)
             await self.frame(head, *pieces, messages.End(*final.ending))

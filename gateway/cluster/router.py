@@ -164,7 +164,7 @@ class Router:
         That one may be cut off itself, and not have heard from those that reach the owner.
         """
         is_hearsay = kind == "resume" and incoming.peer_request is not None
-        if is_hearsay and owner not in (_NO_REPLICA, self._membership.own) and not self._witness.found_silent(owner):
+        if is_hearsay and owner not in (_NO_REPLICA, self._membership.own) and not self._membership.was_silent(owner):
             with suppress(PeerDead, PeerReplaced, OwnerSilent):
                 return await self._peers.forward("owner", owner, incoming, reply)
         return TakeOver(proven=kind == "heir")

@@ -49,8 +49,6 @@ class Witness:
         self._tasks = tasks
         self._verdicts: Newest[str, tuple[float, bool]] = Newest(_MOST_VERDICTS)
         """By host: the time until which the verdict is cached, and whether no replica reaches the host."""
-        self._found_silent: Newest[str, float] = Newest(_MOST_VERDICTS)
-        """By host: until when this replica need not try again to reach it."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._inquiries = asyncio.Semaphore(_MOST_INQUIRIES)
 
@@ -119,10 +117,7 @@ class Witness:
         """Answer another replica's question."""
         if request.kind == "reach":
             host = host_of(request.path)
-            word = "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
-            if word == "silent":
-                _ = self._found_silent.keep(host, world.monotonic() + _GOOD_SECONDS)
-            return word
+            return "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
         if not request.body.isdigit() or len(request.body) > _ROUND_DIGITS:
             return "unknown"
         round_ = int(request.body)
@@ -133,7 +128,3 @@ class Witness:
         siblings = [name for name in self.membership.local_candidates(request.path) if name != self.membership.own]
         words = [own, *await asyncio.gather(*(self._holds(name, request.path, round_) for name in siblings))]
         return next((word for word in ("yes", "unknown") if word in words), "no")
-
-    def found_silent(self, member: str) -> bool:
-        """Whether this replica has testified a moment ago that it does not reach a member."""
-        return world.monotonic() < self._found_silent.get(host_of(member), 0.0)

@@ -42,8 +42,8 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
     replica saw it. `headers` are unchanged bytes. `request_id` identifies the request in the logs of both replicas.
     `trace` is the token of its span, if it is traced. `leg_seconds` is set by a replica that will end: until then the
-    receiver must have replied, at least with a state-only round. `takes_whole` is set by a replica that reads `Whole`;
-    an older version does not. `first` is the nonce of the request that a process passes on to another one of its host.
+    receiver must have replied, at least with a state-only round. `first` is the nonce of the request that a process
+    passes on to another one of its host.
     """
 
     kind: Kind
@@ -58,7 +58,6 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     request_id: str = ""
     trace: bytes = b""
     leg_seconds: float | None = None
-    takes_whole: bool = False
     first: bytes = b""
 
     @property
@@ -89,7 +88,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
-    """A whole reply that is no stream, for a receiver that takes such frames."""
+    """A whole reply that is no stream, and fits into one frame."""
 
     status: int
     headers: tuple[tuple[str, str], ...]

@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from gateway.seal.peer_messages import End, Head
+from gateway.seal.peer_messages import Whole
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.support.replicas import (
@@ -56,9 +56,9 @@ async def test_the_owner_looks_for_itself_whether_a_credential_came_once(
     asked = await client.call()
     request = peer_request_for("gw-1", "owner", asked, client)
     twice = replace(request, headers=(*request.headers, (b"x-api-key", b"another")))
-    head, _, end = await frames_of(cluster, "gw-1", twice)
-    assert isinstance(head, Head)
-    assert (head.status, end) == (400, End("rejected", "-32600"))
+    (reply,) = await frames_of(cluster, "gw-1", twice)
+    assert isinstance(reply, Whole)
+    assert (reply.status, reply.outcome, reply.error_type) == (400, "rejected", "-32600")
     assert (await client.answer(asked)).text
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,7 +20,7 @@ from gateway.http.server import connection as connections
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring, Keys
-from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
+from gateway.seal.peer_messages import End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.noted_connections import NotedConnection
@@ -153,11 +153,9 @@ async def test_a_request_for_a_third_replica_is_not_forwarded(
     assert (asked_peers(one), asked_peers(two)) == ({}, {})
     assert "answer" not in upstream.words
     # The owner holds the call, so it serves the request, whatever receiver the request names.
-    (head, data, end) = await frames_of(cluster, "gw-1", peer_request_for("gw-1", "owner", asked, client))
-    assert isinstance(head, Head)
-    assert isinstance(data, Data)
-    assert isinstance(end, End)
-    assert (head.status, end.outcome) == (200, "complete")
+    (reply,) = await frames_of(cluster, "gw-1", peer_request_for("gw-1", "owner", asked, client))
+    assert isinstance(reply, Whole)
+    assert (reply.status, reply.outcome) == (200, "complete")
 
 
 async def test_a_request_for_a_missing_worker_does_not_loop(cluster: Cluster, upstream: FakeUpstream) -> None:
@@ -178,10 +176,9 @@ async def test_a_peer_request_with_a_wrong_path_or_body_gets_the_errors_of_a_cli
         ({"body": b""}, 400, "-32700"),
     ):
         peer_request = replace(peer_request_for("gw-1"), **changes)
-        head, _, end = await frames_of(cluster, "gw-1", peer_request)
-        assert isinstance(head, Head)
-        assert head.status == status
-        assert end == End("rejected", code)
+        (reply,) = await frames_of(cluster, "gw-1", peer_request)
+        assert isinstance(reply, Whole)
+        assert (reply.status, reply.outcome, reply.error_type) == (status, "rejected", code)
     assert upstream.seen == []
 
 
@@ -196,11 +193,6 @@ def head_of(body: bytes, *, expects: bool = True) -> bytes:
     expect = "Expect: 100-continue\r\n" if expects else ""
     what = f"POST /peer HTTP/1.1\r\nHost: gw-1:1\r\nContent-Type: application/octet-stream\r\n{expect}"
     return f"{what}Content-Length: {len(body)}\r\n\r\n".encode()
-
-
-def whole_request(stand: Stand, asked: Reply) -> PeerRequest:
-    """A retry as the replicas of this version forward it."""
-    return replace(peer_request_for("gw-1", "owner", asked, stand.client()), takes_whole=True)
 
 
 async def ask_to_send(raw: RawConnection, body: bytes) -> None:
@@ -237,7 +229,7 @@ async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: Fak
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         for _ in range(3):
             asked = await one.client().call()
-            peer_request = whole_request(one, asked)
+            peer_request = peer_request_for("gw-1", "owner", asked, one.client())
             body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
             await ask_to_send(raw, body)
             await raw.send(body)
@@ -262,7 +254,7 @@ async def test_a_head_is_answered_before_anything_is_known_of_its_body(cluster: 
 async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> PeerRequest:
     """Begin a retry of a held call, which the tool lets wait."""
     asked = asked or await stand.client().call()
-    peer_request = whole_request(stand, asked)
+    peer_request = peer_request_for("gw-1", "owner", asked, stand.client())
     body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
     await ask_to_send(raw, body)
     await raw.send(body)
@@ -359,35 +351,6 @@ async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadlin
     connection.data_received(head_of(b"x" * 100))
     await eventually(lambda: out.abort.called)
     connection.connection_lost(None)
-
-
-@pytest.mark.parametrize("sends_ahead", [False, True])
-async def test_a_request_in_the_form_of_another_version_is_served(
-    upstream: FakeUpstream, cluster: Cluster, *, sends_ahead: bool
-) -> None:
-    """Older versions send chunks and take a reply in several frames; the body may also come with the head."""
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield body[:10]
-        yield body[10:]
-
-    (one,) = await cluster.begin("gw-1")
-    upstream.tool(ask)
-    asked = await one.client().call()
-    peer_request = peer_request_for("gw-1", "owner", asked, one.client())
-    body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
-    if sends_ahead:
-        async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-            await raw.send(head_of(body) + body)
-            assert await raw.until(b"\r\n\r\n") == CONTINUE, "it asked for that"
-            assert b"chunked" in await raw.until(b"\r\n\r\n")
-            frames = await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24))
-    else:
-        url = f"http://{cluster.peers['gw-1']}/peer"
-        async with cluster.http.post(url, data=chunks(), expect100=True) as response:
-            assert response.status == 200
-            frames = Frames(RING, peer_request.nonce, 1 << 24).feed(await response.read())
-    assert frames[-1] == End("complete")
 
 
 async def test_a_whole_reply_is_not_accepted_once_more() -> None:
