@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 
 from gateway.auth import oauth_proxy
 from gateway.identity import oauth_metadata
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.served import Served
 from tests.support.workbench import Stand, eventually
 
@@ -389,10 +389,7 @@ async def test_a_refused_call_leads_its_client_to_the_gateways_metadata(
     own = upstream.url.removesuffix("/mcp")
     value = f'Bearer scope="a", resource_metadata="{own}/.well-known/oauth-protected-resource/mcp"'
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(status, b"", {"WWW-Authenticate": value})
-
-    upstream.on("tools/call", refuse)
+    upstream.on("tools/call", lambda turn: turn.reply(status, b"", {"WWW-Authenticate": value}))
     reply = await stand.client("Bearer t").call()
     assert reply.status == status
     assert reply.headers["WWW-Authenticate"] == value.replace(own, f"http://{stand.gateway.listen}")

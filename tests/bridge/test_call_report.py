@@ -40,11 +40,8 @@ async def test_a_call_of_two_rounds_is_logged_and_counted(
 async def test_a_call_whose_answer_was_refused_at_first_is_logged_as_it_ends(
     log_lines: Lines, upstream: FakeUpstream, client: Client
 ) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(401)
-
     upstream.tool(one_question)
-    upstream.once("answer", refuse)
+    upstream.once("answer", lambda turn: turn.reply(401))
     asked = await client.call()
     assert (await client.answer(asked)).status == 401
     assert json.loads((await client.answer(asked)).text) == ACCEPT

@@ -388,10 +388,7 @@ async def test_a_caller_whose_credential_the_upstream_refuses_learns_nothing_of_
     stand = await begin(hold=SOON)
     asked = await cool(stand, upstream, authorization=USER_1)
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(401)
-
-    upstream.on("ping", refuse)
+    upstream.on("ping", lambda turn: turn.reply(401))
     assert (await stand.client(USER_2).answer(asked)).status == 401
     assert (cold(stand), "answer" in upstream.words) == (1, False)
     assert json.loads((await stand.client(USER_1).answer(asked)).text) == [ACCEPT]

@@ -28,9 +28,6 @@ LISTS = {
 async def test_lists_are_as_fresh_as_the_route_says_and_resources_stale_at_once(
     upstream: FakeUpstream, begin: Start
 ) -> None:
-    async def read(turn: Turn) -> None:
-        await turn.result({"contents": [{"uri": "a:b", "text": "x"}]})
-
     for method, section in LISTS.items():
 
         async def listed(turn: Turn, section: str = section) -> None:
@@ -38,7 +35,7 @@ async def test_lists_are_as_fresh_as_the_route_says_and_resources_stale_at_once(
 
         upstream.on(method, listed)
     upstream.capabilities = {"tools": {}, "prompts": {}, "resources": {}}
-    upstream.on(mcp.RESOURCES_READ, read)
+    upstream.on(mcp.RESOURCES_READ, lambda turn: turn.result({"contents": [{"uri": "a:b", "text": "x"}]}))
     stand = await begin(route={"cache": {"ttl_ms": 5, "scope": "public"}})
     client = stand.client()
     found = {}

@@ -50,11 +50,8 @@ async def test_a_cancellation_that_is_refused_is_sent_again_though_nothing_reads
         await turn.raw(b": running\n\n")
         await turn.reset()
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(503)
-
     upstream.tool(breaks_off)
-    upstream.once(mcp.CANCELLED, refuse)
+    upstream.once(mcp.CANCELLED, lambda turn: turn.reply(503))
     assert (await client.call()).error["data"]["reason"] == "call_lost"
     one, other = await upstream.saw(mcp.CANCELLED, 2)
     assert one.body["params"] == other.body["params"]

@@ -268,9 +268,6 @@ async def test_what_cannot_be_kept_ends_the_subscription(
 ) -> None:
     upstream.capabilities = OFFERED
 
-    async def answer(turn: Turn) -> None:
-        turn.reply(401 if word == "401" else 503)
-
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
         if word == "less":
@@ -278,7 +275,7 @@ async def test_what_cannot_be_kept_ends_the_subscription(
         elif word == "no stream":
             upstream.on("GET", refuse)
         else:
-            upstream.on("initialize", answer)
+            upstream.on("initialize", lambda turn: turn.reply(401 if word == "401" else 503))
             if word == "gone":
                 monkeypatch.setattr(subscription, "_GIVE_UP_SECONDS", 0.05)
         upstream.forget()
@@ -313,12 +310,9 @@ async def test_a_client_that_leaves_while_the_server_is_away_stops_the_attempts(
 ) -> None:
     upstream.capabilities = OFFERED
 
-    async def fail(turn: Turn) -> None:
-        turn.reply(503)
-
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
-        upstream.on("initialize", fail)
+        upstream.on("initialize", lambda turn: turn.reply(503))
         upstream.forget()
         upstream.side("s1").put_nowait(None)
         await upstream.saw("initialize", 3)

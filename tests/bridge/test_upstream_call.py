@@ -105,10 +105,7 @@ async def referred(upstream: FakeUpstream, stand: Stand, client: Client) -> Repl
     upstream.once("tools/call", lambda turn: turn.error(-32042, "visit", {"elicitations": [URL]}))
     asked = await client.call()
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
-    upstream.once("GET", refuse)
+    upstream.once("GET", lambda turn: turn.reply(405))
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
     await eventually(lambda: all(each.lost for each in stand.group().sessions), "the side stream is given up")
@@ -217,13 +214,10 @@ async def test_leaving_during_a_request_of_the_gateways_own_deletes_nothing_unde
 async def test_a_bug_while_answers_are_sent_ends_the_call_and_tells_the_upstream(
     upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("name")
-
     def broken(*_: object) -> bool:
         raise ZeroDivisionError
 
-    upstream.tool(tool)
+    upstream.tool(lambda turn: turn.elicit("name"))
     asked = await client.call()
     monkeypatch.setattr(Session, "answer", broken)
     async with asyncio.timeout(5):

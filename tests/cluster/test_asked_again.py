@@ -195,11 +195,8 @@ async def test_a_drain_gives_a_call_back_whose_stream_is_not_open_yet(
     sections = {"sessions": {"max": 1}, "timeouts": {"session_wait_seconds": 60}} if at == "session" else {}
     again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK, **sections)
 
-    async def silent(turn: Turn) -> None:
-        await turn.for_ever()
-
     if at == "stream":
-        upstream.once("resume", silent)
+        upstream.once("resume", lambda turn: turn.for_ever())
     else:
         store.hold.clear()
         working = later(holder.client().answer(await holder.client().call()))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.seal.peer_messages import Whole
 from tests.support.fake_peer import Asked, FakePeer, Silent
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.replicas import (
     TWICE,
     Cluster,
@@ -32,10 +32,7 @@ async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstre
     asked = await one.client().call()
     challenge = 'Bearer resource_metadata="https://as.example/é"'
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(401, {"error": "expired"}, {"WWW-Authenticate": challenge})
-
-    upstream.once("answer", refuse)
+    upstream.once("answer", lambda turn: turn.reply(401, {"error": "expired"}, {"WWW-Authenticate": challenge}))
     refused = await two.client().answer(asked)
     assert refused.status == 401
     assert refused.headers["WWW-Authenticate"] == challenge

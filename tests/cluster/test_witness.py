@@ -120,10 +120,7 @@ async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_strea
     await eventually(lambda: only(one).glance(0.0).state == State.DETACHED)
     sides = len(upstream.of("GET"))
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
-    upstream.once("GET", refuse)
+    upstream.once("GET", lambda turn: turn.reply(405))
     upstream.side(answered.session).put_nowait(None)
     await upstream.saw("GET", sides + 1)
     (session,) = one.group().sessions
@@ -174,11 +171,8 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
 ) -> None:
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(status)
-
     store = Store(upstream)
-    upstream.on("resume", refuse)
+    upstream.on("resume", lambda turn: turn.reply(status))
     asked = await one.client().call()
     for _ in range(2):
         reply = await two.client().answer(asked)
@@ -194,11 +188,8 @@ async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
     """The owner is proven dead, but the first candidate may have taken the call over before it fell silent."""
     one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": hole}, timeouts=TIMES)
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(400)
-
     store = Store(upstream)
-    upstream.on("resume", refuse)
+    upstream.on("resume", lambda turn: turn.reply(400))
     asked = await one.client().call()
     exchange = await exchange_failing_over_to(two, "gw-3", "gw-2")
     state = resealed(asked.state, exchange=exchange)

@@ -92,11 +92,8 @@ async def test_a_bridged_server_that_refuses_initialize_gets_an_error_that_names
         error = {"code": mcp.UNSUPPORTED_VERSION, "message": "Unsupported protocol version", "data": unsupported}
         turn.reply(status, {"jsonrpc": "2.0", "id": turn.id, "error": error})
 
-    async def no_stream(turn: Turn) -> None:
-        turn.reply(405)
-
     dual.on("initialize", refuse)
-    dual.on("GET", no_stream)
+    dual.on("GET", lambda turn: turn.reply(405))
     stand = await begin(route=BRIDGE)
     reply = await stand.client().post(method, {"name": "tool"} if method == "tools/call" else None)
     assert reply.outcome == (200, mcp.INTERNAL_ERROR, "upstream_unreachable")
@@ -111,22 +108,16 @@ async def test_a_bridged_server_that_refuses_initialize_gets_an_error_that_names
 
 
 async def test_another_failure_of_a_bridged_server_does_not_blame_the_key(dual: FakeUpstream, begin: Start) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(401)
-
-    dual.on("initialize", refuse)
+    dual.on("initialize", lambda turn: turn.reply(401))
     stand = await begin(route=BRIDGE)
     assert "era" not in (await stand.client().call()).error["message"]
 
 
 async def test_the_sessions_of_a_dual_era_server_are_its_own(dual: FakeUpstream, begin: Start) -> None:
-    async def no_stream(turn: Turn) -> None:
-        turn.reply(405)
-
     async def refused(turn: Turn) -> None:
         turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32000, "message": "Bad Request"}})
 
-    dual.on("GET", no_stream)
+    dual.on("GET", lambda turn: turn.reply(405))
     dual.on("tools/list", refused)
     stand = await begin()
     _ = await stand.client().call()
@@ -145,14 +136,8 @@ async def test_a_modern_server_that_learns_the_legacy_era_has_sessions_from_then
     stand = await begin()
     refusal = {"code": mcp.UNSUPPORTED_VERSION, "message": "no", "data": {"supported": [mcp.MODERN]}}
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": refusal})
-
-    async def no_stream(turn: Turn) -> None:
-        turn.reply(405)
-
-    dual.on("GET", no_stream)
-    dual.on("tools/list", refuse)
+    dual.on("GET", lambda turn: turn.reply(405))
+    dual.on("tools/list", lambda turn: turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": refusal}))
     session = {mcp.SESSION_ID: "s", mcp.PROTOCOL_VERSION: "2025-06-18", **ACCEPTS}
     listed = {**INITIALIZE, "method": "tools/list"}
     for allowed in (False, True):
@@ -184,20 +169,14 @@ async def test_a_call_that_is_held_goes_on_when_a_reload_ends_the_bridge(dual: F
 
 
 async def test_a_task_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, begin: Start) -> None:
-    async def made(turn: Turn) -> None:
-        await turn.result({"task": {"taskId": "t", "status": "working", "ttl": 60_000}})
-
     async def pending(turn: Turn) -> None:
         await turn.elicit("Who?")
         await turn.result({"content": [{"type": "text", "text": "done"}]})
 
-    async def modern(turn: Turn) -> None:
-        await turn.result({"of": turn.seen.body["params"]["taskId"]})
-
-    dual.on(mcp.TASKS_GET, modern)
+    dual.on(mcp.TASKS_GET, lambda turn: turn.result({"of": turn.seen.body["params"]["taskId"]}))
     dual.capabilities = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
     dual.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}]
-    dual.tool(made)
+    dual.tool(lambda turn: turn.result({"task": {"taskId": "t", "status": "working", "ttl": 60_000}}))
     dual.on(mcp.TASKS_RESULT, pending)
     stand = await begin(route=BRIDGE)
     client = stand.client(capabilities={"elicitation": {}, "extensions": {mcp.TASKS: {}}})

@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from gateway.protocol import mcp
 from gateway.seal.keyring import PREFIX
-from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import raw_connection, request_head
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand
@@ -155,10 +155,7 @@ async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: Fak
 async def test_a_client_that_closes_its_half_of_the_connection_cancels_its_call(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    async def for_ever(turn: Turn) -> None:
-        await turn.for_ever()
-
-    upstream.tool(for_ever)
+    upstream.tool(lambda turn: turn.for_ever())
     headers, body = client.build("tools/call", {"name": "tool"})
     async with raw_connection(stand) as raw:
         await raw.send(request_head(stand, headers, body))

@@ -69,10 +69,7 @@ Fault = Callable[[FakeUpstream], None]
 
 def _answers(word: str, status: int, body: Any = None, **headers: str) -> Fault:
     def plant(upstream: FakeUpstream) -> None:
-        async def answer(turn: Turn) -> None:
-            turn.reply(status, body, headers)
-
-        upstream.on(word, answer)
+        upstream.on(word, lambda turn: turn.reply(status, body, headers))
 
     return plant
 

@@ -12,7 +12,7 @@ from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import Kind
 from tests.protocol.test_tool_list import KEPT, LEFT_OUT
-from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway_process import Gateway, gateway
 
 pytestmark = [
@@ -28,10 +28,7 @@ async def gw() -> AsyncIterator[Gateway]:
     good = [{**tool, "name": f"kept {number}"} for number, tool in enumerate(KEPT.values())]
     tools = [tool for number, (bad, _) in enumerate(LEFT_OUT.values()) for tool in (good[number % len(good)], bad)]
 
-    async def list_tools(turn: Turn) -> None:
-        await turn.result({"tools": tools})
-
-    upstream.on("tools/list", list_tools)
+    upstream.on("tools/list", lambda turn: turn.result({"tools": tools}))
     await upstream.start()
     try:
         async with gateway(upstream.url) as running:

@@ -46,12 +46,9 @@ async def stage() -> AsyncIterator[Stage]:
     async def ask(turn: Turn) -> None:
         _ = await turn.elicit("q")
 
-    async def refuse(turn: Turn) -> None:
-        await turn.error(-32000, EVIL)
-
     fake.tool(ask)
     evil = FakeUpstream()
-    evil.on("initialize", refuse)
+    evil.on("initialize", lambda turn: turn.error(-32000, EVIL))
     await evil.start()
     async with old_server("py130") as server, chromium() as browser:
         urls = {"/mcp": server.url, "/dead": f"http://127.0.0.1:{free_port()}/mcp", "/named": fake.url}

@@ -29,10 +29,7 @@ async def test_a_client_that_does_not_read_is_let_go(upstream: FakeUpstream, beg
 async def test_a_large_reply_is_freed_once_it_is_sent(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
 
-    async def tool(turn: Turn) -> None:
-        await turn.result(text("x" * 200_000))
-
-    upstream.tool(tool)
+    upstream.tool(lambda turn: turn.result(text("x" * 200_000)))
     client = stand.client()
     with cycles() as found:
         assert len((await client.call("tool")).data) > 200_000

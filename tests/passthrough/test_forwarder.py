@@ -109,10 +109,7 @@ async def test_a_request_goes_up_as_it_came_and_its_reply_comes_down_as_it_is(
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"])
 async def test_every_method_gets_the_upstreams_answer(upstream: FakeUpstream, stand: Stand, method: str) -> None:
-    async def answer(turn: Turn) -> None:
-        turn.reply(405, b"no", {"Allow": "POST"})
-
-    upstream.on(method, answer)
+    upstream.on(method, lambda turn: turn.reply(405, b"no", {"Allow": "POST"}))
     async with stand.http.request(method, stand.url) as response:
         assert (response.status, response.headers["Allow"]) == (405, "POST")
         assert await response.read() == (b"" if method == "HEAD" else b"no")
@@ -123,10 +120,7 @@ async def test_every_method_gets_the_upstreams_answer(upstream: FakeUpstream, st
 async def test_the_upstream_judges_a_body_that_is_not_a_single_request(
     upstream: FakeUpstream, stand: Stand, body: bytes
 ) -> None:
-    async def answer(turn: Turn) -> None:
-        turn.reply(400, b"bad")
-
-    upstream.on("raw", answer)
+    upstream.on("raw", lambda turn: turn.reply(400, b"bad"))
     async with stand.http.post(stand.url, data=body, headers=OLD) as response:
         assert (response.status, await response.read()) == (400, b"bad")
     assert upstream.seen[0].data == body
@@ -204,10 +198,7 @@ async def test_a_redirect_to_another_origin_is_not(upstream: FakeUpstream, stand
     other = FakeUpstream()
     await other.start()
 
-    async def move(turn: Turn) -> None:
-        turn.reply(307, headers={"Location": other.url})
-
-    upstream.on("initialize", move)
+    upstream.on("initialize", lambda turn: turn.reply(307, headers={"Location": other.url}))
     async with stand.http.post(stand.url, json=INITIALIZE, headers={"Authorization": "Bearer t"}) as response:
         assert await error(response) == (502, 7, -32603)
     assert passed(stand, "unreachable") == 1
@@ -414,10 +405,7 @@ async def test_an_old_upstream_is_probed_once(upstream: FakeUpstream, stand: Sta
 async def test_a_probe_that_says_nothing_is_asked_again(
     upstream: FakeUpstream, stand: Stand, client: Client, status: int
 ) -> None:
-    async def nothing(turn: Turn) -> None:
-        turn.reply(status)
-
-    upstream.on("server/discover", nothing)
+    upstream.on("server/discover", lambda turn: turn.reply(status))
     assert (await client.call()).text == "done"
     make_modern(upstream)
     assert (await client.call()).text == "modern"
@@ -709,14 +697,11 @@ async def test_a_modern_servers_refusals_are_passed_on_and_probe_nothing(
 async def test_a_call_that_is_held_goes_on_when_the_upstream_turns_out_modern(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    async def nothing(turn: Turn) -> None:
-        turn.reply(503)
-
     async def ask(turn: Turn) -> None:
         await turn.elicit()
         await turn.result(text("answered"))
 
-    upstream.on("server/discover", nothing)
+    upstream.on("server/discover", lambda turn: turn.reply(503))
     upstream.tool(ask)
     asked = await client.call()
     upstream.on("server/discover", discovered)
@@ -775,10 +760,7 @@ async def test_a_modern_call_during_a_drain_is_refused_by_its_id(upstream: FakeU
 async def test_a_compressed_reply_is_passed_on_as_it_is(upstream: FakeUpstream, stand: Stand) -> None:
     packed = gzip.compress(b"x" * 10_000_000)
 
-    async def answer(turn: Turn) -> None:
-        turn.reply(200, packed, {"Content-Encoding": "gzip"})
-
-    upstream.on("initialize", answer)
+    upstream.on("initialize", lambda turn: turn.reply(200, packed, {"Content-Encoding": "gzip"}))
     async with (
         aiohttp.ClientSession(auto_decompress=False) as http,
         http.post(stand.url, headers=OLD, json=INITIALIZE) as response,

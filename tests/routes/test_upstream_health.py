@@ -58,10 +58,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
 async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(401, {}, {"WWW-Authenticate": "Bearer"})
-
-    upstream.on("initialize", refuse)
+    upstream.on("initialize", lambda turn: turn.reply(401, {}, {"WWW-Authenticate": "Bearer"}))
     assert (await stand.client("Bearer bad-token").call()).status == 401
     status = await told(stand)
     assert (status.routes[0].health, status.routes[0].last_failure) == ("ok", None), "it is there"

@@ -10,7 +10,6 @@ from gateway.server.drain import drain
 from tests.sep_1442.conftest import ROUTE, Tools, client_of
 from tests.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
-from tests.support.fake_upstream import Turn
 from tests.support.replicas import Cluster
 
 
@@ -27,11 +26,7 @@ async def test_a_challenge_reaches_the_client(cluster: Cluster, tools: Tools) ->
     if isinstance(tools.server, FakeModern):
         tools.server.credential = "Bearer right"
     else:
-
-        async def refuse(turn: Turn) -> None:
-            turn.reply(401, headers={"WWW-Authenticate": challenge})
-
-        tools.server.on(mcp.INITIALIZE, refuse)
+        tools.server.on(mcp.INITIALIZE, lambda turn: turn.reply(401, headers={"WWW-Authenticate": challenge}))
     client = client_of(await cluster.begin("gw-1", route=ROUTE), headers={"Authorization": "Bearer wrong"})
     async with client.call("plain") as stream:
         assert stream.response.status == 401

@@ -707,10 +707,7 @@ async def test_an_idle_session_is_used_under_the_new_bounds(upstream: FakeUpstre
     client = stand.client()
     assert (await client.call()).text
 
-    async def large(turn: Turn) -> None:
-        await turn.result(text("x" * 5000))
-
-    upstream.tool(large)
+    upstream.tool(lambda turn: turn.result(text("x" * 5000)))
     assert (await client.call()).text
     stand.gateway.apply(reconfigured(upstream.url, limits={"event_bytes": 1000}))
     assert (await client.call()).outcome[1:] == (-32603, "call_lost")

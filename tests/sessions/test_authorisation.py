@@ -263,10 +263,7 @@ async def test_a_forwarded_key_is_checked_as_any_credential(
     assert (await client.answer(asked)).text == "accept"
     assert upstream.of(mcp.PING)[0].headers["x-api-key"] == "one"
 
-    async def revoked(turn: Turn) -> None:
-        turn.reply(401)
-
-    upstream.on(mcp.PING, revoked)
+    upstream.on(mcp.PING, lambda turn: turn.reply(401))
     assert (await client.answer(asked)).outcome == REFUSED
 
 

@@ -14,7 +14,7 @@ from gateway.stdio_front.modern_host import ModernHost
 from tests.mirror.conftest import Begin, begin, server
 from tests.support import workbench
 from tests.support.fake_modern import Call, FakeModern, Json
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, text
 from tests.support.host import call, modern
 from tests.support.stand import at_rest, leaving_nothing
 from tests.support.workbench import Stand, eventually
@@ -117,15 +117,9 @@ async def test_a_tool_that_must_run_as_a_task_does_so_before_its_host_has_listed
 
 
 async def test_a_legacy_server_of_unknown_era_is_asked_until_it_has_served_a_session() -> None:
-    async def fail(turn: Turn) -> None:
-        turn.reply(500)
-
-    async def tool(turn: Turn) -> None:
-        await turn.result(text("done"))
-
     upstream = FakeUpstream()
-    upstream.on(mcp.DISCOVER, fail)
-    upstream.tool(tool)
+    upstream.on(mcp.DISCOVER, lambda turn: turn.reply(500))
+    upstream.tool(lambda turn: turn.result(text("done")))
     await upstream.start()
     async with leaving_nothing(at_rest, upstream) as (http, stands):
         stands.append(await workbench.start(upstream.url, http, route={"era": "auto"}))

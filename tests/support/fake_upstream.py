@@ -164,7 +164,14 @@ class Turn:
         await asyncio.get_running_loop().create_future()
 
 
-Script = Callable[[Turn], Awaitable[None]]
+Script = Callable[[Turn], Awaitable[None] | None]
+
+
+async def play(script: Script, turn: Turn) -> None:
+    """Have a script reply."""
+    replied = script(turn)
+    if replied is not None:
+        await replied
 
 
 async def one_question(turn: Turn) -> None:
@@ -213,7 +220,7 @@ class FakeUpstream(Served):
                 del self.scripts[word]
             else:
                 self.scripts[word] = before
-            await script(turn)
+            await play(script, turn)
 
         self.scripts[word] = first
 
@@ -222,7 +229,7 @@ class FakeUpstream(Served):
         left = list(scripts)
 
         async def script(turn: Turn) -> None:
-            await (left.pop(0) if len(left) > 1 else left[0])(turn)
+            await play(left.pop(0) if len(left) > 1 else left[0], turn)
 
         self.on(word, script)
 
@@ -279,7 +286,7 @@ class FakeUpstream(Served):
                 waiter.set_result(None)
         turn = Turn(self, http, seen)
         try:
-            await self.scripts.get(seen.word, self.plain)(turn)
+            await play(self.scripts.get(seen.word, self.plain), turn)
         except Reset:
             return web.Response()
         except (asyncio.CancelledError, ConnectionError):

@@ -123,10 +123,7 @@ async def test_the_error_of_a_task_is_one_short_line(server: TaskServer, begin: 
     async def fail(turn: Turn) -> None:
         await turn.result({"taskId": "t", "status": "failed", "statusMessage": "no\x1b[31m\n" + "x" * 100_000})
 
-    async def refuse(turn: Turn) -> None:
-        await turn.error(-32603, "no result")
-
-    upstream.on(mcp.TASKS_RESULT, refuse)
+    upstream.on(mcp.TASKS_RESULT, lambda turn: turn.error(-32603, "no result"))
     upstream.on(mcp.TASKS_GET, fail)
     stand = await begin()
     task = await make(stand)
@@ -373,9 +370,6 @@ async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliv
         await is_task.wait()
         turn.reply(500)
 
-    async def accept(turn: Turn) -> None:
-        turn.reply(202)
-
     upstream.tool(ask_first)
     upstream.on("answer", refuse)
     stand = await begin()
@@ -386,7 +380,7 @@ async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliv
     is_task.set()
     task = Task(client, made["taskId"])
     again = await task.until("input_required")
-    upstream.on("answer", accept)
+    upstream.on("answer", lambda turn: turn.reply(202))
     assert (await task.answer(again)).result
     assert len(upstream.of("answer")) == 2
 

@@ -242,10 +242,7 @@ async def test_a_call_that_is_run_again_is_a_span_of_the_round_that_ran_it(
 async def test_errors_are_told_without_their_words(
     upstream: FakeUpstream, begin: Start, spans: Spans, said: Any, error_type: str, status_code: str | None
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        turn.reply(body={"jsonrpc": "2.0", "id": turn.id, **said})
-
-    upstream.tool(tool)
+    upstream.tool(lambda turn: turn.reply(body={"jsonrpc": "2.0", "id": turn.id, **said}))
     client = (await begin(traces=spans.traces())).client()
     _ = await client.call()
     for span in (*spans.rounds, *spans.calls):

@@ -262,10 +262,7 @@ async def test_a_session_whose_answer_is_lost_is_not_deleted_upstream_while_its_
     async def tool(turn: Turn) -> None:
         await turn.elicit()
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(500, b"oops")
-
-    upstream.on("answer", refuse)
+    upstream.on("answer", lambda turn: turn.reply(500, b"oops"))
     stand = await before_http(begin, upstream)
     client = await SseClient(stand).initialize()
     assert (await client.post(client.call_message()))[0] == 202

@@ -15,7 +15,7 @@ from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import fake_wire
-from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, play, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt
@@ -25,97 +25,46 @@ def body(turn: Turn, result: object, **more: object) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": turn.id, "result": result, **more}, ensure_ascii=False).encode()
 
 
-async def bad_json(turn: Turn) -> None:
-    await turn.raw(b"data: {not json}\n\n")
+def raw(said: bytes, *, then_resets: bool = False) -> Script:
+    async def script(turn: Turn) -> None:
+        await turn.raw(said)
+        if then_resets:
+            await turn.reset()
+
+    return script
 
 
-async def not_an_object(turn: Turn) -> None:
-    await turn.raw(b"data: 5\n\n")
+def replied(status: int, said: bytes | None = None, headers: dict[str, str] | None = None) -> Script:
+    return lambda turn: turn.reply(status, said, headers)
 
 
-async def bad_utf8(turn: Turn) -> None:
-    await turn.raw(b'data: {"jsonrpc":"2.0","id":1,"result":{"a":"\xff"}}\n\n')
+def as_json(pattern: bytes, result: object) -> Script:
+    return lambda turn: turn.reply(body=pattern % body(turn, result))
 
 
-async def cut_in_the_event(turn: Turn) -> None:
-    await turn.raw(b"data: " + body(turn, text("x")))
+END_OF_STREAM, RESET_MID_STREAM = raw(b": hello\n\n"), raw(b": hello\n\ndata: {", then_resets=True)
+DAMAGED: dict[str, Script] = {
+    "bad JSON": raw(b"data: {not json}\n\n"),
+    "not an object": raw(b"data: 5\n\n"),
+    "bad UTF-8": raw(b'data: {"jsonrpc":"2.0","id":1,"result":{"a":"\xff"}}\n\n'),
+    "cut in the event": lambda turn: turn.raw(b"data: " + body(turn, text("x"))),
+    "oversized": raw(b"data: " + b"x" * 70_000 + b"\n\n"),
+    "oversized JSON": as_json(b"%b", text("x" * 70_000)),
+    "endless array": replied(200, b"[" * 30_000),
+    "batch": lambda turn: turn.raw(b"data: [%b]\n\n" % body(turn, text("x"))),
+    "batch as JSON": as_json(b"[%b]", text("x")),
+    "nothing": replied(202),
+    "HTML": replied(200, b"<html>", {"Content-Type": "text/html"}),
+    "a result that is no object": as_json(b"%b", [1]),
+    "server error": replied(500, b"Traceback: secret"),
+    "reset": Turn.reset,
+    "reset in mid-stream": RESET_MID_STREAM,
+    "end of stream": END_OF_STREAM,
+    "redirect": replied(307, headers={"Location": "http://127.0.0.2:1/mcp"}),
+}
 
 
-async def oversized(turn: Turn) -> None:
-    await turn.raw(b"data: " + b"x" * 70_000 + b"\n\n")
-
-
-async def oversized_json(turn: Turn) -> None:
-    turn.reply(body=body(turn, text("x" * 70_000)))
-
-
-async def endless_array(turn: Turn) -> None:
-    turn.reply(200, b"[" * 30_000)
-
-
-async def batch(turn: Turn) -> None:
-    await turn.raw(b"data: [%b]\n\n" % body(turn, text("x")))
-
-
-async def batch_as_json(turn: Turn) -> None:
-    turn.reply(body=b"[%b]" % body(turn, text("x")))
-
-
-async def nothing(turn: Turn) -> None:
-    turn.reply(202)
-
-
-async def html(turn: Turn) -> None:
-    turn.reply(200, b"<html>", {"Content-Type": "text/html"})
-
-
-async def a_result_that_is_no_object(turn: Turn) -> None:
-    turn.reply(body=body(turn, [1]))
-
-
-async def server_error(turn: Turn) -> None:
-    turn.reply(500, b"Traceback: secret")
-
-
-async def reset(turn: Turn) -> None:
-    await turn.reset()
-
-
-async def reset_mid_stream(turn: Turn) -> None:
-    await turn.raw(b": hello\n\ndata: {")
-    await turn.reset()
-
-
-async def end_of_stream(turn: Turn) -> None:
-    await turn.raw(b": hello\n\n")
-
-
-async def redirect(turn: Turn) -> None:
-    turn.reply(307, headers={"Location": "http://127.0.0.2:1/mcp"})
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        bad_json,
-        not_an_object,
-        bad_utf8,
-        cut_in_the_event,
-        oversized,
-        oversized_json,
-        endless_array,
-        batch,
-        batch_as_json,
-        nothing,
-        html,
-        a_result_that_is_no_object,
-        server_error,
-        reset,
-        reset_mid_stream,
-        end_of_stream,
-        redirect,
-    ],
-)
+@pytest.mark.parametrize("script", DAMAGED.values(), ids=DAMAGED)
 async def test_a_call_whose_answer_is_damaged_ends_with_one_error_and_is_not_sent_again(
     upstream: FakeUpstream, begin: Start, script: Script
 ) -> None:
@@ -130,7 +79,7 @@ async def test_a_call_whose_answer_is_damaged_ends_with_one_error_and_is_not_sen
     assert (await client.call()).text == "done", "the next call works"
 
 
-@pytest.mark.parametrize("script", [reset_mid_stream, end_of_stream])
+@pytest.mark.parametrize("script", [RESET_MID_STREAM, END_OF_STREAM])
 async def test_a_session_whose_call_may_still_run_is_not_deleted(
     upstream: FakeUpstream, stand: Stand, client: Client, script: Script
 ) -> None:
@@ -177,10 +126,7 @@ async def test_a_damaged_side_stream_harms_no_call(upstream: FakeUpstream, begin
 
 @pytest.mark.parametrize("status", [405, 404, 400, 500])
 async def test_a_server_without_a_side_stream_is_served(upstream: FakeUpstream, client: Client, status: int) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(status)
-
-    upstream.on("GET", refuse)
+    upstream.on("GET", replied(status))
     upstream.tool(_ask)
     assert (await client.answer(await client.call())).text == "accept"
     assert len(upstream.of("GET")) == 1
@@ -264,10 +210,7 @@ async def test_a_handshake_that_never_ends_is_given_up(upstream: FakeUpstream, b
 async def test_an_invalid_handshake_is_one_clear_error(
     upstream: FakeUpstream, client: Client, status: int, sent: bytes
 ) -> None:
-    async def odd(turn: Turn) -> None:
-        turn.reply(status, sent.replace(b'"init"', json.dumps(turn.id).encode()))
-
-    upstream.on("initialize", odd)
+    upstream.on("initialize", lambda turn: turn.reply(status, sent.replace(b'"init"', json.dumps(turn.id).encode())))
     reply = await client.call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert upstream.url in reply.error["message"]
@@ -319,10 +262,7 @@ async def test_a_refused_handshake_is_counted_once(upstream: FakeUpstream, begin
     """It goes up to whoever asks whether the upstream is modern after all, counted or not."""
     stand = await begin()
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(404, b"nothing here")
-
-    upstream.on("initialize", refuse)
+    upstream.on("initialize", replied(404, b"nothing here"))
     reply = await stand.client().post(method, {"name": "run", "arguments": {}})
     assert reply.outcome[2] == "upstream_unreachable"
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
@@ -336,7 +276,7 @@ def challenge(status: int, only: str | None = None, plain: Script | None = None)
 
     async def script(turn: Turn) -> None:
         if only is not None and turn.seen.headers.get("Authorization") == only:
-            await (plain or turn.upstream.plain)(turn)
+            await play(plain or turn.upstream.plain, turn)
         else:
             turn.reply(status, b"", {"WWW-Authenticate": 'Bearer realm="mcp"'})
 
@@ -379,10 +319,7 @@ async def test_a_refused_answer_leaves_the_call_parked_and_the_right_credential_
 async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(url=upstream.url)
 
-    async def move(turn: Turn) -> None:
-        turn.reply(307, headers={"Location": "/mcp/"})
-
-    upstream.once("initialize", move)
+    upstream.once("initialize", replied(307, headers={"Location": "/mcp/"}))
     assert (await stand.client("Bearer x").call()).text == "done"
     assert (await stand.client("Bearer y").call()).text == "done"
     assert [seen.path for seen in upstream.of("initialize")] == ["/mcp", "/mcp/", "/mcp/"]
@@ -396,12 +333,8 @@ async def test_another_origin_is_never_followed_and_hears_no_credential(
     other = FakeUpstream()
     await other.start()
     try:
-
-        async def away(turn: Turn) -> None:
-            turn.reply(status, headers={"Location": other.url})
-
         for word in ("initialize", "tools/list", "tools/call"):
-            upstream.once(word, away)
+            upstream.once(word, replied(status, headers={"Location": other.url}))
         reasons = [(await stand.client("Bearer secret").call()).outcome[2] for _ in range(3)]
         assert reasons[0] == "upstream_unreachable"
         assert set(reasons[1:]) <= {"call_lost", "upstream_unreachable"}
@@ -412,10 +345,7 @@ async def test_another_origin_is_never_followed_and_hears_no_credential(
 
 @pytest.mark.parametrize("location", ["/mcp", "mailto:a@b", "//evil.example/mcp", "http://[bad", "http://[]@", ""])
 async def test_redirects_in_a_circle_or_to_nowhere_end(upstream: FakeUpstream, client: Client, location: str) -> None:
-    async def move(turn: Turn) -> None:
-        turn.reply(307, headers={"Location": location})
-
-    upstream.on("initialize", move)
+    upstream.on("initialize", replied(307, headers={"Location": location}))
     assert (await client.call()).outcome[2] == "upstream_unreachable"
     assert len(upstream.of("initialize")) <= 2
 
@@ -455,11 +385,8 @@ async def test_a_forgotten_session_is_opened_again_once(
 async def test_a_session_forgotten_twice_is_an_error(
     upstream: FakeUpstream, client: Client, status: int, sent: bytes
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        turn.reply(status, sent)
-
-    upstream.tool(tool)
-    upstream.on(mcp.PING, tool)
+    upstream.tool(replied(status, sent))
+    upstream.on(mcp.PING, replied(status, sent))
     assert (await client.call()).outcome == (200, -32603, "session_lost")
     assert len(upstream.of("tools/call")) == 2
 
@@ -571,7 +498,7 @@ def _accepting(upstream: FakeUpstream, script: Script) -> Script:
 
     async def accept(turn: Turn) -> None:
         upstream.accept(turn)
-        await script(turn)
+        await play(script, turn)
 
     return accept
 
@@ -585,19 +512,6 @@ async def test_an_answer_is_delivered_by_the_head_of_its_acceptance(
     assert (await client.answer(await client.call())).text == "accept"
     if script is not _cut:
         await asyncio.wait_for(upstream.of("answer")[0].cut.wait(), 5)
-
-
-@pytest.mark.parametrize("script", [_leave_open, _leave_stream_open, _cut])
-async def test_a_second_answer_does_not_wait_for_the_rest_of_the_first_acceptance(
-    upstream: FakeUpstream, client: Client, script: Script
-) -> None:
-    async def tool(turn: Turn) -> None:
-        first, second = await asyncio.gather(turn.elicit("a"), turn.elicit("b"))
-        await turn.result(text(first["action"] + second["action"]))
-
-    upstream.tool(tool)
-    upstream.on("answer", _accepting(upstream, script))
-    assert (await client.answer(await client.call())).text == "acceptaccept"
 
 
 @pytest.mark.parametrize("script", [_leave_open, _leave_stream_open, _cut])

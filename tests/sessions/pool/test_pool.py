@@ -94,10 +94,7 @@ async def test_an_idle_session_is_closed_with_delete(upstream: FakeUpstream, beg
 async def test_a_deaf_idle_session_is_not_used_again(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     await client.call()
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
-    upstream.once("GET", refuse)
+    upstream.once("GET", lambda turn: turn.reply(405))
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
     await eventually(lambda: stand.sessions("idle") == 0)
@@ -111,12 +108,9 @@ async def test_a_session_that_went_deaf_in_its_call_is_ended_after_it(
 ) -> None:
     gate = Gate(upstream)
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
     calling = later(client.call())
     await upstream.saw("tools/call")
-    upstream.once("GET", refuse)
+    upstream.once("GET", lambda turn: turn.reply(405))
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
     await eventually(lambda: any(session.lost for session in stand.group().sessions))
@@ -380,10 +374,7 @@ async def test_a_session_that_was_lost_while_it_was_idle_is_closed_soon() -> Non
 async def test_a_caller_that_the_upstream_refuses_leaves_nothing_behind(
     upstream: FakeUpstream, stand: Stand, status: int
 ) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(status)
-
-    upstream.on("initialize", refuse)
+    upstream.on("initialize", lambda turn: turn.reply(status))
     before = alive(Group, Quota)
     for number in range(3):
         client = stand.client(f"Bearer {number}", info={"name": "x" * 10_000, "version": "1"})

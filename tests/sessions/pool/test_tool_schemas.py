@@ -44,10 +44,7 @@ async def test_a_client_that_the_upstream_refuses_does_not_learn_the_header_of_a
     upstream.on(mcp.TOOLS_LIST, by_scope)
     await stand.client(BROAD).post(mcp.TOOLS_LIST)
 
-    async def refused(turn: Turn) -> None:
-        turn.reply(401)
-
-    upstream.on(mcp.PING, refused)
+    upstream.on(mcp.PING, lambda turn: turn.reply(401))
     forged = await stand.client(BROAD[:-3] + "AAA").call("admin", {"region": "eu"})
     assert forged.status == 401
     assert "region" not in forged.data.decode().lower()
@@ -72,10 +69,7 @@ async def test_tools_are_forgotten_after_a_change_that_is_or_may_be_heard(
 async def test_a_server_without_a_side_stream_keeps_its_tools_until_it_forgets_a_session(
     upstream: FakeUpstream, begin: Start
 ) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
-    upstream.on("GET", refuse)
+    upstream.on("GET", lambda turn: turn.reply(405))
     upstream.tools = [ONE]
     client = (await begin()).client()
     for _ in range(2):

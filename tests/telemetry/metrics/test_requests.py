@@ -53,10 +53,7 @@ async def test_a_tool_that_says_that_it_failed_is_complete_and_a_tool_error(
 ) -> None:
     said = iter([text("fine"), FAILED, {**text('"isError": true'), "isError": False}])
 
-    async def tool(turn: Turn) -> None:
-        await turn.result(next(said))
-
-    upstream.tool(tool)
+    upstream.tool(lambda turn: turn.result(next(said)))
     for _ in range(3):
         _ = await client.call()
     assert operations(stand) == {("tools/call", "complete", ""): 2, ("tools/call", "complete", "tool_error"): 1}

@@ -19,7 +19,7 @@ from gateway.tools.probe.command import show
 from gateway.tools.probe.report.features import features
 from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, Server, report
 from tests.parts.launch import REPOSITORY, free_port
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, text
 
 START_SECONDS = 30.0
 SECRET = "correct-horse-battery"
@@ -177,10 +177,7 @@ async def test_a_server_with_limits_is_exit_code_3_and_json_says_all(upstream: F
 async def test_a_probe_that_is_stopped_ends_its_sessions_and_prints_no_traceback(
     sign: signal.Signals, code: int, upstream: FakeUpstream
 ) -> None:
-    async def hang(turn: Turn) -> None:
-        await turn.for_ever()
-
-    upstream.on("tools/list", hang)
+    upstream.on("tools/list", lambda turn: turn.for_ever())
     process = await start("probe", upstream.url)
     async with asyncio.timeout(START_SECONDS):
         while not upstream.of("tools/list"):

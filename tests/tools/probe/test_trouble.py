@@ -178,10 +178,7 @@ async def test_https_for_a_port_of_plain_http(upstream: FakeUpstream) -> None:
 
 
 def reply(status: int, body: Any = b"", **headers: str) -> Script:
-    async def script(turn: Turn) -> None:
-        turn.reply(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
-
-    return script
+    return lambda turn: turn.reply(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 def page(status: int, **headers: str) -> Script:
@@ -484,10 +481,7 @@ async def test_http_sse_that_is_configured_is_not_asked_for_its_era(mute: FakeSs
 async def test_a_server_that_is_slow_at_every_step_is_given_up(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(turn: Turn) -> None:
-        await turn.for_ever()
-
-    upstream.on("tools/list", silent)
+    upstream.on("tools/list", lambda turn: turn.for_ever())
     monkeypatch.setattr(runner, "_STEPS", 0.4)
     assert "took too long" in failed(await look(upstream.url, seconds=3.0), "time")
     assert len(upstream.of("DELETE")) == 1

@@ -26,10 +26,7 @@ async def test_a_body_that_is_not_the_result_ends_its_connection(
     client = stand.client()
     assert (await client.call()).text == "done"
 
-    async def foreign(turn: Turn) -> None:
-        turn.reply(200, body)
-
-    upstream.once("tools/call", foreign)
+    upstream.once("tools/call", lambda turn: turn.reply(200, body))
     reply = await client.call()
     assert reply.outcome == (200, -32603, "call_lost")
     seen = upstream.of("tools/call")[-1]
@@ -67,15 +64,12 @@ async def test_the_error_of_another_request_does_not_answer_a_call(
 async def test_initialize_is_not_answered_by_the_response_to_another_request(
     upstream: FakeUpstream, client: Client, id_: Any
 ) -> None:
-    async def foreign(turn: Turn) -> None:
-        turn.reply(200, response(id_, SHAKEN), {mcp.SESSION_ID: "s9"})
-
     async def stream(turn: Turn) -> None:
         turn.upstream.known.add("s8")
         await turn.raw(b"data: " + response(id_, {**SHAKEN, "protocolVersion": "1999-01-01"}) + b"\n\n")
         await turn.raw(b"data: " + response(turn.id, SHAKEN) + b"\n\n")
 
-    upstream.once("initialize", foreign)
+    upstream.once("initialize", lambda turn: turn.reply(200, response(id_, SHAKEN), {mcp.SESSION_ID: "s9"}))
     reply = await client.call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     upstream.has_sessions = False
@@ -89,16 +83,13 @@ async def test_a_ping_is_not_answered_by_the_response_to_another_request(
 ) -> None:
     """Without the answer, the ping proves nothing of the session: the call counts as lost, not its session."""
 
-    async def lost(turn: Turn) -> None:
-        turn.reply(404, b"no session")
-
     async def pong(turn: Turn) -> None:
         if sent:
             await turn.raw(sent + response("another", {}) + b"\n\n")
         else:
             turn.reply(200, response("another", {}))
 
-    upstream.once("tools/call", lost)
+    upstream.once("tools/call", lambda turn: turn.reply(404, b"no session"))
     upstream.on(mcp.PING, pong)
     assert (await client.call()).error["data"]["reason"] == "call_lost"
     assert len(upstream.of(mcp.PING)) == 1

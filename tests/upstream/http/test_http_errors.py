@@ -15,7 +15,7 @@ from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, 
 from gateway.protocol import mcp
 from gateway.upstream.http.http_errors import is_local
 from tests.support.fake_sse import FakeSse, Message, Stream
-from tests.support.fake_upstream import FakeUpstream, Script, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Script, Turn, play, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually
 
@@ -45,10 +45,7 @@ def error(id_: Any, code: int, message: str) -> dict[str, Any]:
 def refusing(status: int, code: int, message: str) -> Script:
     """Refuse with the request's own id."""
 
-    async def script(turn: Turn) -> None:
-        turn.reply(status, error(turn.id, code, message))
-
-    return script
+    return lambda turn: turn.reply(status, error(turn.id, code, message))
 
 
 class Ledger:
@@ -61,7 +58,7 @@ class Ledger:
 
     async def run(self, turn: Turn) -> None:
         self.runs.append(turn.session)
-        await self._ending(turn)
+        await play(self._ending, turn)
 
 
 def restart(upstream: FakeUpstream, ledger: Ledger, refuse: Script) -> None:
@@ -69,7 +66,7 @@ def restart(upstream: FakeUpstream, ledger: Ledger, refuse: Script) -> None:
     upstream.forget()
 
     async def run(turn: Turn) -> None:
-        await (ledger.run(turn) if turn.session in upstream.known else refuse(turn))
+        await play(ledger.run if turn.session in upstream.known else refuse, turn)
 
     upstream.tool(run)
     upstream.on(mcp.PING, refuse)
@@ -119,10 +116,7 @@ async def test_a_result_that_comes_with_an_error_status_is_the_result(
 async def test_a_refusal_without_an_id_does_not_mean_that_the_session_is_lost(
     upstream: FakeUpstream, client: Client, status: int, sent: bytes
 ) -> None:
-    async def fail(turn: Turn) -> None:
-        turn.reply(status, sent)
-
-    ledger = Ledger(upstream, fail)
+    ledger = Ledger(upstream, lambda turn: turn.reply(status, sent))
     reply = await client.call()
     assert reply.outcome == (200, -32603, "call_lost")
     assert "may have had effects" in reply.error["message"]
@@ -154,10 +148,7 @@ async def test_an_error_without_the_calls_id_is_no_answer_though_the_session_may
 ) -> None:
     """The server may have ended after its refusal, and a client of the gateway knows of no session."""
 
-    async def refuse(turn: Turn) -> None:
-        turn.reply(404, error(None, -32001, "Session not found"))
-
-    ledger = Ledger(upstream, refuse)
+    ledger = Ledger(upstream, lambda turn: turn.reply(404, error(None, -32001, "Session not found")))
     upstream.on(mcp.PING, pong)
     reply = await client.call()
     assert reply.outcome == (200, -32603, "call_lost")

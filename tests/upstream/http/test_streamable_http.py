@@ -13,6 +13,7 @@ from msgspec import structs
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
+from gateway.sessions.session import Session
 from gateway.upstream.channel import NO_HEADERS
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.noted_timers import Timers
@@ -44,6 +45,22 @@ async def replica(
     await eventually(lambda: asyncio.all_tasks() <= before, "no task is left")
 
 
+@asynccontextmanager
+async def opened(upstream: FakeUpstream) -> AsyncIterator[tuple[UpstreamSide, Session]]:
+    """Such a process with a session of its own."""
+    async with replica(upstream) as here:
+        yield here, await here.pool.acquire(KEY, NO_HEADERS)
+
+
+@asynccontextmanager
+async def adopted(
+    upstream: FakeUpstream, times: Mapping[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[tuple[UpstreamSide, Session]]:
+    """Such a process that has adopted `s0`."""
+    async with replica(upstream, times, **sections) as here:
+        yield here, await here.adopt()
+
+
 def progress(number: int) -> dict[str, Any]:
     return {"method": mcp.PROGRESS, "params": {"progressToken": "gw-dead-1", "progress": number}}
 
@@ -64,10 +81,7 @@ def saying(*messages: tuple[str | None, dict[str, Any]], end: str = "end") -> Sc
 
 
 def refusing(status: int, body: Any = None) -> Script:
-    async def script(turn: Turn) -> None:
-        turn.reply(status, body)
-
-    return script
+    return lambda turn: turn.reply(status, body)
 
 
 def cursors(upstream: FakeUpstream) -> list[str]:
@@ -86,8 +100,7 @@ async def test_a_call_whose_stream_is_cut_goes_on_and_nothing_is_told_twice(upst
         saying(("e2", progress(2)), ("e3", progress(3)), ("e4", QUESTION), end=end),
         saying(("e3", progress(3)), ("e4", QUESTION), ("e5", progress(4)), ("e6", RESULT)),
     )
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    async with opened(upstream) as (here, session):
         await here.run(session)
         assert here.ear.progress == [1, 2, 3, 4]
         assert here.ear.asked == [b"7"]
@@ -111,16 +124,11 @@ async def test_a_call_whose_stream_is_cut_goes_on_and_nothing_is_told_twice(upst
     ids=["nothing", "no id", "no id with NUL", "an id taken back", "no header", "a long id"],
 )
 async def test_a_call_without_a_cursor_is_lost_with_its_stream(upstream: FakeUpstream, before: bytes) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.raw(before)
-
-    upstream.tool(tool)
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    upstream.tool(lambda turn: turn.raw(before))
+    async with opened(upstream) as (here, session):
         with pytest.raises(CallLost, match="ended the call's stream without a result"):
             await here.run(session)
         assert not upstream.of("resume")
-        here.pool.release(session, clean=False)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +142,11 @@ async def test_a_call_without_a_cursor_is_lost_with_its_stream(upstream: FakeUps
     ],
 )
 async def test_a_priming_event_is_a_place_to_resume_from(upstream: FakeUpstream, priming: bytes) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.raw(priming)
-
-    upstream.tool(tool)
+    upstream.tool(lambda turn: turn.raw(priming))
     upstream.on("resume", saying(("e1", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    async with opened(upstream) as (here, session):
         await here.run(session)
         assert (here.ear.text, cursors(upstream)) == ("done", ["p"])
-        here.pool.release(session, clean=True)
 
 
 async def test_the_cursor_is_always_the_place_after_what_was_heard(upstream: FakeUpstream) -> None:
@@ -159,33 +162,27 @@ async def test_the_cursor_is_always_the_place_after_what_was_heard(upstream: Fak
         saying(("e4", progress(4)), ("e5", progress(5))),
         saying(("e4", progress(4)), (None, progress(6)), ("e6", RESULT)),
     )
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    async with opened(upstream) as (here, session):
         await here.run(session)
         assert here.ear.cursors == ["e1", "e1", "p", "e4", "e5", "e5", "e6"]
         assert cursors(upstream) == ["q", "q"]
-        here.pool.release(session, clean=True)
 
 
 async def test_the_next_call_does_not_inherit_a_cursor(upstream: FakeUpstream) -> None:
     upstream.each("tools/call", saying(("e1", RESULT)), saying())
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    async with opened(upstream) as (here, session):
         await here.run(session)
         assert session.channel.cursor == "e1"
         with pytest.raises(CallLost):
             await here.run(session)
         assert not upstream.of("resume")
-        here.pool.release(session, clean=False)
 
 
 async def test_a_server_that_gives_every_event_one_id_is_served(upstream: FakeUpstream) -> None:
     upstream.tool(saying(("0", progress(1)), ("0", progress(2)), ("0", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    async with opened(upstream) as (here, session):
         await here.run(session)
         assert (here.ear.progress, here.ear.text) == ([1, 2], "done")
-        here.pool.release(session, clean=True)
 
 
 async def test_a_cut_call_is_picked_up_with_the_newest_credential(upstream: FakeUpstream) -> None:
@@ -220,21 +217,13 @@ async def test_a_server_is_given_the_pause_that_it_asks_for(
         pauses.append(seconds)
         await sleep_really(0)  # others sleep too, and would have the loop for themselves
 
-    async def tool(turn: Turn) -> None:
-        await turn.raw(b"id: e1\nretry: 7000\ndata:\n\n")
-
-    async def longer(turn: Turn) -> None:
-        await turn.raw(b"retry: 900000000\ndata:\n\n")
-
-    upstream.tool(tool)
-    upstream.each("resume", longer, saying(("e2", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    upstream.tool(lambda turn: turn.raw(b"id: e1\nretry: 7000\ndata:\n\n"))
+    upstream.each("resume", lambda turn: turn.raw(b"retry: 900000000\ndata:\n\n"), saying(("e2", RESULT)))
+    async with opened(upstream) as (here, session):
         with monkeypatch.context() as patched:
             patched.setattr("asyncio.sleep", sleep)
             await here.run(session)
         assert [pause for pause in pauses if pause >= 1] == [7, 60]  # others may sleep for a moment meanwhile
-        here.pool.release(session, clean=True)
 
 
 async def test_a_cut_call_whose_session_is_gone_is_not_called_again(upstream: FakeUpstream, begin: Start) -> None:
@@ -257,12 +246,10 @@ async def test_a_cut_call_whose_session_is_gone_is_not_called_again(upstream: Fa
 async def test_a_cut_call_whose_credential_is_refused_is_lost_and_not_refused(upstream: FakeUpstream) -> None:
     upstream.tool(saying(("e1", progress(1))))
     upstream.on("resume", refusing(401))
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
+    async with opened(upstream) as (here, session):
         with pytest.raises(CallLost, match=r"refused the credentials .* may have had effects"):
             await here.run(session)
         assert session.lost
-        here.pool.release(session, clean=False)
     assert "DELETE" not in upstream.words
 
 
@@ -307,8 +294,7 @@ async def test_an_adopted_session_is_listened_to_before_anything_else_and_has_no
 
 async def test_a_question_and_a_result_on_the_side_stream_belong_to_the_adopted_call(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(end="open"))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         resuming = here.start(here.resume(session))
         await here.attached.wait()
         upstream.side("s0").put_nowait(event({"jsonrpc": "2.0", **QUESTION}, "x1"))
@@ -317,29 +303,21 @@ async def test_a_question_and_a_result_on_the_side_stream_belong_to_the_adopted_
         await resuming
         assert (here.ear.asked, here.ear.text) == ([b"7"], "done")
         assert (await upstream.saw("GET", 2))[1].headers.get("Last-Event-ID") is None
-        here.pool.release(session, clean=True)
 
 
 async def test_the_side_stream_of_an_adopted_session_waits_for_the_old_one_to_fall(upstream: FakeUpstream) -> None:
     upstream.once("GET", refusing(409))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (_, session):
         assert len(upstream.of("GET")) == 2
         assert session.channel.hears_side
-        here.pool.release(session, clean=False)
 
 
 async def test_an_adopted_session_finds_where_the_server_redirects_to(upstream: FakeUpstream) -> None:
-    async def redirect(turn: Turn) -> None:
-        turn.reply(307, headers={"Location": "/mcp/"})
-
-    upstream.once("GET", redirect)
+    upstream.once("GET", lambda turn: turn.reply(307, headers={"Location": "/mcp/"}))
     upstream.on("resume", saying(("e2", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         await here.resume(session)
         assert [seen.path for seen in upstream.seen] == ["/mcp", "/mcp/", "/mcp/"]
-        here.pool.release(session, clean=True)
 
 
 async def test_adopted_sessions_count_under_the_caps(upstream: FakeUpstream) -> None:
@@ -381,8 +359,7 @@ async def test_a_session_that_cannot_be_adopted_in_time_is_dropped_and_not_ended
 async def test_an_adopted_session_whose_call_was_not_answered_is_not_ended(
     upstream: FakeUpstream, *, clean: bool
 ) -> None:
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         here.pool.release(session, clean=clean)
         assert here.sessions == [0, 0, 0]
     assert "DELETE" not in upstream.words
@@ -390,13 +367,11 @@ async def test_an_adopted_session_whose_call_was_not_answered_is_not_ended(
 
 async def test_an_answered_session_that_is_deaf_is_not_ended(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(("e2", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         await here.resume(session)
         upstream.on("GET", refusing(405))
         upstream.side("s0").put_nowait(None)
         await eventually(lambda: session.lost)
-        here.pool.release(session, clean=True)
     assert "DELETE" not in upstream.words
 
 
@@ -410,45 +385,38 @@ async def test_an_answered_session_that_is_deaf_is_not_ended(upstream: FakeUpstr
 )
 async def test_what_may_pass_is_tried_again_from_the_same_place(upstream: FakeUpstream, script: Script) -> None:
     upstream.each("resume", script, script, script, saying(("e2", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         await here.resume(session)
         assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 4)
         assert here.attachments == 1
-        here.pool.release(session, clean=True)
 
 
 @pytest.mark.parametrize("script", [refusing(409), refusing(500), refusing(200, {})], ids=["409", "500", "no stream"])
 async def test_what_never_passes_loses_the_call_after_some_tries(upstream: FakeUpstream, script: Script) -> None:
     # A stream in between shows that the server is there: only failures in a row are counted.
     upstream.each("resume", script, script, script, saying(), script)
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         with pytest.raises(CallLost, match="may have had effects") as caught:
             await here.resume(session)
         assert type(caught.value) is CallLost
         assert upstream.url in caught.value.message
         assert cursors(upstream) == ["e1"] * 9
         assert here.attachments == 1
-        here.pool.release(session, clean=False)
     assert "DELETE" not in upstream.words
 
 
 async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(upstream: FakeUpstream) -> None:
     upstream.on("resume", lambda turn: turn.for_ever())
-    async with replica(upstream, {"resume_head_seconds": 0.01}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"resume_head_seconds": 0.01}) as (here, session):
         with pytest.raises(CallLost):
             await here.resume(session)
         assert here.attachments == 0
-        here.pool.release(session, clean=False)
 
 
 async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_place(upstream: FakeUpstream) -> None:
     # The first two streams are tied to nothing, as server-everything's are; only the answer makes the third.
     upstream.each("resume", saying(end="open"), saying(end="open"), saying(("e2", RESULT)))
-    async with replica(upstream, {"silence_seconds": (0.02, 30.0)}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"silence_seconds": (0.02, 30.0)}) as (here, session):
         resuming = here.start(here.resume(session))
         await upstream.saw("resume", 2)
         await here.answer(session)
@@ -476,8 +444,7 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
 
     upstream.on("resume", store)
     upstream.on("answer", accept)
-    async with replica(upstream, {"silence_seconds": (0.01, 30.0)}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"silence_seconds": (0.01, 30.0)}) as (here, session):
         resuming = here.start(here.resume(session))
         await here.attached.wait()
         answering = here.start(here.answer(session))
@@ -486,38 +453,31 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
         await answering
         await resuming
         assert here.ear.text == "done"
-        here.pool.release(session, clean=True)
 
 
 async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(upstream: FakeUpstream) -> None:
     silent = saying(("e2", progress(1)), end="open")
     upstream.each("resume", *[silent] * 12, saying(("e2", progress(1)), ("e3", RESULT)))
-    async with replica(upstream, {"silence_seconds": (0.01, 0.01)}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"silence_seconds": (0.01, 0.01)}) as (here, session):
         await here.resume(session)
         assert (here.ear.progress, here.ear.text) == ([1], "done")
         assert cursors(upstream) == ["e1"] * 13
-        here.pool.release(session, clean=True)
 
 
 async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(("e2", RESULT), end="open"))
-    async with replica(upstream, {"silence_seconds": (0.03,)}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"silence_seconds": (0.03,)}) as (here, session):
         await here.resume(session)
         (seen,) = upstream.of("resume")
         await seen.cut.wait()
-        here.pool.release(session, clean=True)
 
 
 async def test_an_event_that_is_too_large_is_not_asked_for_again(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(("e2", {"id": "gw-dead-1", "result": text("x" * 70_000)})))
-    async with replica(upstream, limits={"event_bytes": 65_536}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, limits={"event_bytes": 65_536}) as (here, session):
         with pytest.raises(CallLost, match="event_bytes"):
             await here.resume(session)
         assert len(upstream.of("resume")) == 1
-        here.pool.release(session, clean=False)
 
 
 # -- how it ends badly ------------------------------------------------------------------------------------------------
@@ -540,8 +500,7 @@ async def test_a_final_refusal_ends_it_at_once(
 ) -> None:
     upstream.on("resume", refusing(status, body))
     upstream.on(mcp.PING, refusing(status, body))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         with pytest.raises(UpstreamError, match=words) as caught:
             await here.resume(session)
         assert type(caught.value) is error
@@ -553,7 +512,6 @@ async def test_a_final_refusal_ends_it_at_once(
         assert here.attachments == 0
         assert session.lost
         assert here.metric("mcp_gateway_sessions_lost_total") == (error is CallGone)
-        here.pool.release(session, clean=False)
     assert "DELETE" not in upstream.words
 
 
@@ -563,14 +521,12 @@ async def test_a_refused_get_does_not_mean_that_the_session_is_lost(
 ) -> None:
     upstream.known.add("s0")
     upstream.on("resume", refusing(status, body))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         with pytest.raises(CallLost, match="cannot pick up a call") as caught:
             await here.resume(session)
         assert type(caught.value) is CallLost
         assert [seen.session for seen in upstream.of(mcp.PING)] == ["s0"]
         assert here.metric("mcp_gateway_sessions_lost_total") == 0
-        here.pool.release(session, clean=False)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -605,8 +561,7 @@ async def test_only_a_call_that_another_process_may_still_hold_is_lost_by_faults
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "pausing"])
 async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
     upstream.on("resume", saying(end="open") if reads else refusing(409))
-    async with replica(upstream, {"retry_seconds": (30.0,)}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"retry_seconds": (30.0,)}) as (here, session):
         resuming = here.start(here.resume(session))
         (seen,) = await upstream.saw("resume")
         await eventually(lambda: here.attachments if reads else here.connections == 1, "the side stream is left")
@@ -636,21 +591,17 @@ async def test_pauses_grow_until_something_new_is_heard(
 
     new = saying(("e2", progress(1)))
     upstream.each("resume", saying(), saying(), new, new, refusing(409), saying(), new, new, saying(("e3", RESULT)))
-    async with replica(upstream, {"retry_seconds": (1, 2, 3)}) as here:
-        session = await here.adopt()
+    async with adopted(upstream, {"retry_seconds": (1, 2, 3)}) as (here, session):
         with monkeypatch.context() as patched:
             patched.setattr("asyncio.sleep", sleep)
             await here.resume(session)
         assert pauses == [1, 2, 1, 2, 3, 3, 3, 3]
-        here.pool.release(session, clean=True)
 
 
 async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream, timers: Timers) -> None:
     upstream.on("resume", saying(("e2", progress(1)), ("e3", progress(2)), ("e4", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.adopt()
+    async with adopted(upstream) as (here, session):
         await here.resume(session)
         deadlines = [timer.cancelled() for timer in timers.of(here.times.silence_seconds[0])]
         assert deadlines == [True] * len(deadlines)
         assert len(deadlines) > 3, "it began anew with each message"
-        here.pool.release(session, clean=True)
