@@ -79,7 +79,7 @@ class JwksVerifier:
     def _verify_now(self, token: str) -> Verified:
         principal = self._principal
         assert principal.issuer is not None, "a rule of the configuration"
-        return verify(token, self._keys, principal.algorithms, principal.issuer, principal.audience)
+        return verify(token, self._keys, principal.issuer, principal.audience)
 
     async def _ensure_keys(self) -> None:
         """Fetch keys if none may be used; raises NoKeys."""

@@ -1,7 +1,7 @@
 """Verifies bearer tokens (JWT, RFC 7519 with RFC 9068) with the keys of their issuer (JWKS, RFC 7517).
 
 Rule 1: nothing in a token is trusted until its signature is verified, least of all `alg` or `kid`. The algorithm must
-be in the configuration's list, which has none with a shared secret, and must fit the type of the key.
+fit the type of the key. None with a shared secret is known here: an attacker could use a public key as the secret.
 Rule 2: errors never quote a token.
 """
 
@@ -23,7 +23,9 @@ _MAX_KID_CHARACTERS: Final = 256
 _MIN_RSA_BITS: Final = 2048
 
 _PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | ed448.Ed448PublicKey
+_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
 _CURVES: Final = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
+_ALGORITHMS: Final = {*_RSA, *_CURVES, "EdDSA"}
 
 
 class BadToken(Exception):
@@ -87,9 +89,7 @@ def _key(entry: object) -> Key | None:
     return Key(id_, algorithm, public) if isinstance(public, _PublicKey) else None
 
 
-def verify(
-    token: str, keys: Sequence[Key], algorithms: Sequence[str], issuer: str, audience: Sequence[str]
-) -> Verified:
+def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]) -> Verified:
     """Return the verified principal of a token. Raises BadToken, or UnknownKey if newer keys could help."""
     if len(token) > MAX_TOKEN_CHARACTERS:
         raise BadToken("The token is too long")
@@ -98,7 +98,7 @@ def verify(
     except (jwt.InvalidTokenError, ValueError, RecursionError) as exc:
         raise BadToken("The token is not a JWT") from exc
     algorithm, id_ = header.get("alg"), header.get("kid")
-    if not isinstance(algorithm, str) or algorithm not in algorithms:
+    if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
         raise BadToken("The token has a signature algorithm that is not accepted here")
     if "crit" in header:
         raise BadToken("The token has a critical header that is not supported")
@@ -128,7 +128,7 @@ def _chosen(keys: Sequence[Key], algorithm: str, id_: str | None) -> _PublicKey:
 
 def _fits(public: _PublicKey, algorithm: str) -> bool:
     if isinstance(public, rsa.RSAPublicKey):
-        return algorithm[:2] in {"RS", "PS"}
+        return algorithm in _RSA
     if isinstance(public, ec.EllipticCurvePublicKey):
         return _CURVES.get(algorithm) == public.curve.name
     return algorithm == "EdDSA"

@@ -219,7 +219,7 @@ def _signed(payload: bytes) -> str:
 
 def _verified(token: str) -> Any:
     try:
-        return verify(token, KEYS, ("EdDSA",), ISSUER, ())
+        return verify(token, KEYS, ISSUER, ())
     except BadToken:
         return None
 

@@ -17,11 +17,11 @@ from tests.support.signer import ISSUER, RSA, jwks, private, public_jwk, token
 
 KEY = private("ES256")
 KEYS = read_keys(jwks(public_jwk(KEY)))
-ALLOWED = ("RS256", "ES256", "EdDSA")
+ALGORITHMS = ("RS256", "RS512", "PS256", "ES256", "ES384", "EdDSA")
 
 
 def principal(text: str, keys: Any = KEYS, audience: tuple[str, ...] = ()) -> bytes:
-    return verify(text, keys, ALLOWED, ISSUER, audience).principal
+    return verify(text, keys, ISSUER, audience).principal
 
 
 def part(value: Any) -> str:
@@ -32,12 +32,12 @@ def part(value: Any) -> str:
     )
 
 
-@pytest.mark.parametrize("algorithm", ALLOWED)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_good_token_is_its_claims(algorithm: str) -> None:
     key = private(algorithm)
     keys = read_keys(jwks(public_jwk(key)))
     exp = int(time.time()) + 100
-    verified = verify(token(key, algorithm, exp=exp), keys, ALLOWED, ISSUER, ())
+    verified = verify(token(key, algorithm, exp=exp), keys, ISSUER, ())
     assert verified.principal == of_claims(ISSUER, "ada", "app")
     assert verified.expires == exp
     assert principal(token(key, algorithm, client_id=None, azp="app"), keys) == verified.principal
@@ -85,9 +85,8 @@ def test_a_public_key_is_no_shared_secret() -> None:
     signed = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part({'iss': ISSUER, 'sub': 'ada', 'exp': NOW + 9_999})}"
     forged = f"{signed}.{part(hmac.digest(public, signed.encode(), 'sha256'))}"
     keys = read_keys(jwks(public_jwk(RSA)))
-    for allowed in (ALLOWED, (*ALLOWED, "HS256")):
-        with pytest.raises(BadToken):
-            verify(forged, keys, allowed, ISSUER, ())
+    with pytest.raises(BadToken):
+        verify(forged, keys, ISSUER, ())
 
 
 def test_no_signature_is_none() -> None:
@@ -106,15 +105,10 @@ def test_a_signature_of_another_is_refused() -> None:
             principal(changed)
 
 
-def test_an_algorithm_that_is_not_listed_is_refused_though_the_key_would_do() -> None:
-    with pytest.raises(BadToken, match="a signature algorithm that is not accepted"):
-        principal(token(RSA, "RS512"), read_keys(jwks(public_jwk(RSA))))
-
-
 def test_a_key_is_used_for_its_own_algorithm_only() -> None:
     only = read_keys(jwks(public_jwk(RSA, alg="PS256")))
     with pytest.raises(UnknownKey):
-        verify(token(RSA, "RS256"), only, ("RS256", "PS256"), ISSUER, ())
+        verify(token(RSA, "RS256"), only, ISSUER, ())
     curve = private("ES384")
     with pytest.raises(UnknownKey):  # RFC 7518 section 3.4: ES256 is P-256
         principal(jwt.encode({"sub": "ada"}, KEY, "ES256", headers={"kid": "k1"}), read_keys(jwks(public_jwk(curve))))

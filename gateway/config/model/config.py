@@ -13,7 +13,6 @@ from gateway.config.model.route import Route
 from gateway.config.model.section import Section
 from gateway.config.model.value_types import (
     Address,
-    Algorithm,
     Bytes,
     Count,
     Header,
@@ -233,8 +232,6 @@ class Principal(Section, frozen=True, kw_only=True):
     """Authority (PEM) of the server at `jwks_url`. null: the system's authorities."""
     audience: tuple[Text, ...] = ()
     """With source `jwt`: `aud` must name one of these. Empty: not checked."""
-    algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
-    """With source `jwt`: the accepted signature algorithms."""
 
 
 class Security(Section, frozen=True, kw_only=True):

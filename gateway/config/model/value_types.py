@@ -25,9 +25,6 @@ Origin = Annotated[str, Meta(extra={"form": "origin"})]
 Variable = Annotated[str, Meta(extra={"form": "variable"})]
 Text = Annotated[str, Meta(min_length=1)]
 HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True})]
-Algorithm = Literal[
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
-]  # no algorithm with a shared secret: an attacker could use a public key as the secret
 Level = Literal["debug", "info", "warning", "error"]
 Era = Literal["auto", "bridge", "mirror"]
 Dialect = Literal["sep-1442", "sep-1655", "sep-1685"]

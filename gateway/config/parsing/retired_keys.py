@@ -25,6 +25,7 @@ RETIRED: Final = {
     "limits.json_depth": "it is always 64: no known message needs 20, and some servers cannot read more than 100",
     "limits.receiving_bytes_per_address": _ADDRESS,
     "limits.replay_bytes": "it is always 32 MiB, or limits.event_bytes; only the caller that has the most notices it",
+    "principal.algorithms": "a key of the issuer says what it signs with; no algorithm with a shared secret is taken",
     "principal.jwks_stale_seconds": "it is always a day: an issuer that fails for longer needs an operator anyway",
     "sessions.max_per_address": _SESSIONS,
     "sessions.max_newcomers": _SESSIONS,
