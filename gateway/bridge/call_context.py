@@ -1,6 +1,5 @@
 """The facts of one call that its parts share, with the rules whether it may run again."""
 
-import asyncio
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -20,8 +19,6 @@ from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
 
 _NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
-_LEARN_SECONDS: Final = 1.0
-"""How long the client of a lost call waits at most while its tool is looked up."""
 
 
 class ClientCall(msgspec.Struct, eq=False):
@@ -52,7 +49,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     span: Span | None = None
     """The span of the newest leg, if it is traced."""
     is_repeatable: bool = False
-    """Whether the replica that sent the call knew from the server that its tool may run twice."""
+    """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
     server_info: bytes | None = None
     """Known as soon as there was a session."""
     lacking_round: int = 0
@@ -85,16 +82,8 @@ def is_repeatable(context: Context) -> bool:
     return context.is_repeatable or tool_schemas.is_ephemeral(pool, context.key, request.target)
 
 
-async def may_run_again(context: Context, error: GatewayError) -> bool:
+def may_run_again(context: Context, error: GatewayError) -> bool:
     """Whether the call that this error ended may be run again. A call that never asked is left to its client."""
-    exchange, request, pool = context.exchange, context.request, context.live.upstream.pool
-    if not isinstance(error, _NO_RESULT_WILL_COME) or not (exchange.round and exchange.calling):
-        return False
-    is_unknown = not context.is_repeatable and not tool_schemas.is_listed(pool, context.key)
-    if request.method == mcp.TOOLS_CALL and is_unknown:
-        try:
-            async with asyncio.timeout(_LEARN_SECONDS):
-                await tool_schemas.know(pool, context.key, context.headers, request.target)
-        except (GatewayError, TimeoutError):
-            pass
-    return may_run_twice(context)
+    exchange = context.exchange
+    has_asked = bool(exchange.round) and exchange.calling
+    return has_asked and isinstance(error, _NO_RESULT_WILL_COME) and may_run_twice(context)

@@ -31,6 +31,7 @@ def input_required(
     live, exchange, span = context.live, context.exchange, context.span
     process, route, headers, now = live.process, live.route, context.headers, world.wall()
     # With the credentials in the headers of the newest leg; bound headers always go upstream.
+    context.is_repeatable = is_repeatable(context)  # a call that is lost later is judged by what was true of it
     bearer = Bearer(route.path, context.key.principal, now, lambda names: of_headers(names, headers.get))
     envelope = Envelope(
         issued=now,
@@ -46,7 +47,7 @@ def input_required(
         upstream=upstream if ask.held else None,
         record=pack_record(record) if (record := exchange.record) is not None else None,
         trace=span.token if span is not None else None,
-        repeatable=is_repeatable(context),
+        repeatable=context.is_repeatable,
     )
     if left is not None:
         envelope = replace(envelope, owner=left.owner, epoch=left.epoch, expires=left.expires)

@@ -80,7 +80,7 @@ class RequestCall(UpstreamCall):
                 session, call = begun
             await self._run_in(session, call, is_begun=begun is not None)
         except GatewayError as exc:
-            await self._failed(exc, call)
+            self._failed(exc, call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
             self._listener.hear(on.Broke(bug()))
             raise

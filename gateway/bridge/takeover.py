@@ -78,14 +78,12 @@ class Takeover:
 
     async def _run(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """The call's own task, as in `UpstreamCall`."""
-        context, runs = self._context, self._call.runs
+        context = self._context
         try:
             await self._resume()
         except GatewayError as exc:
             context.live.upstream.health.note(exc)
-            replayable = await may_run_again(context, exc) and context.exchange.record is not None
-            if runs != self._call.runs:
-                return  # an undelivered answer had the call run again meanwhile
+            replayable = may_run_again(context, exc) and context.exchange.record is not None
             if not self.owner_is_dead and not replayable and context.exchange.round == self.envelope.round:
                 why = "cannot be reached, and its call cannot be picked up here while it may live"
                 give_back(exc if isinstance(exc, Refused) else OwnerStalled(self.envelope.owner, why))
@@ -99,8 +97,7 @@ class Takeover:
                     self._report.step(Step.LOST)
                 listener.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task
-            if runs == self._call.runs:
-                listener.hear(on.Broke(bug()))
+            listener.hear(on.Broke(bug()))
             raise
 
     async def _resume(self) -> None:

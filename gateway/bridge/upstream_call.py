@@ -191,7 +191,7 @@ class UpstreamCall(ABC):
     async def _run(self) -> None:
         """The call's own task: it outlives the leg that started it."""
 
-    async def _failed(self, exc: GatewayError, call: Call | None) -> None:
+    def _failed(self, exc: GatewayError, call: Call | None) -> None:
         """Say how the call broke, unless another call of the exchange runs already: a referral had it sent again."""
         live = self._context.live
         live.upstream.health.note(exc)
@@ -200,7 +200,7 @@ class UpstreamCall(ABC):
         if isinstance(exc, UpstreamError):
             live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
             exc.is_counted = True
-        replayable = await may_run_again(self._context, exc)
+        replayable = may_run_again(self._context, exc)
         if call is None or call is self._call:
             has_state = bool(self._context.exchange.round)
             not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
@@ -328,7 +328,7 @@ class UpstreamCall(ABC):
             try:
                 await session.answer(Raw(question.upstream_id), answer, self._context.headers)
             except UpstreamError as exc:
-                await self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
+                self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
                 return
             except Exception:  # the task reports it; without the answer no result would come
                 if runs == self.runs:
@@ -340,9 +340,9 @@ class UpstreamCall(ABC):
         """Whether the upstream may be sent answers."""
         return True
 
-    async def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
+    def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
         """Say that these questions have no answer yet, unless the call was run again meanwhile."""
-        replayable = await may_run_again(self._context, exc)
+        replayable = may_run_again(self._context, exc)
         if runs != self.runs:
             return
         retryable = isinstance(exc, Refused | Unreachable)

@@ -99,11 +99,11 @@ class TaskCall(UpstreamCall):
         with telling(lambda exc: self._listener.hear(on.Broke(exc))):
             await self.resume(replace(upstream, task=upstream.call.decode()), is_shared=is_shared)
 
-    async def _failed(self, exc: GatewayError, call: Call | None) -> None:
+    def _failed(self, exc: GatewayError, call: Call | None) -> None:
         if self._is_given:  # its own report says so
             self._listener.hear(on.Broke(exc))
         else:
-            await super()._failed(exc, call)
+            super()._failed(exc, call)
 
     def _new_follower(self, session: Session, task_id: str, call: Call) -> Follower:
         driven = self._follower = Follower(session, task_id, self._listener, self._context, call.progress_token)
@@ -128,7 +128,7 @@ class TaskCall(UpstreamCall):
             self._sent(call)
             await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)))
         except GatewayError as exc:
-            await self._failed(exc, self._call)
+            self._failed(exc, self._call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
             self._listener.hear(on.Broke(bug()))
             raise
@@ -238,12 +238,12 @@ class TaskCall(UpstreamCall):
         self._outgoing.put(tell)
         return done
 
-    async def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
+    def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
         if self._is_given:
             self._failure = exc
             self._listener.hear(on.Undelivered(left, exc, retryable=True))
         else:
-            await super()._undelivered(left, exc, runs)
+            super()._undelivered(left, exc, runs)
 
     @property
     def _takes_answers(self) -> bool:

@@ -226,37 +226,46 @@ async def test_a_bug_while_answers_are_sent_ends_the_call_and_tells_the_upstream
     stand.planted_bugs = 1
 
 
-async def test_a_call_that_runs_again_is_not_broken_by_the_stream_of_the_run_before(
-    upstream: FakeUpstream, begin: Start
+@pytest.mark.parametrize("first", ["stream", "answer"])
+async def test_a_call_whose_stream_and_answer_both_fail_runs_again_once(
+    upstream: FakeUpstream, stand: Stand, first: str
 ) -> None:
-    """The stream breaks first, but whether the tool may run twice is known first to the answer that fails too."""
-
     async def breaks_when_answered(turn: Turn) -> None:
         params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}  # type: ignore[dict-item]
-        await turn.say({"id": "q", "method": mcp.ELICIT, "params": params})
-        await upstream.saw("answer")
-        await turn.notify(mcp.TOOLS_CHANGED, {})
+        await turn.say({"id": 0, "method": mcp.ELICIT, "params": params})
+        await (upstream.saw("answer") if first == "stream" else gate.answered.wait())
         await turn.reset()
 
     async def refused(turn: Turn) -> None:
-        await upstream.saw("tools/list", 2)
+        if first == "stream":
+            await eventually(lambda: stand.nested(mcp.ELICIT, "replayed"), "the second run has asked")
         turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
 
-    async def slow(turn: Turn) -> None:
-        await upstream.saw("tools/call", 2)
-        await turn.result({"tools": upstream.tools})
-
-    stand = await begin()
     client = stand.client()
     gate = Gate(upstream)
     upstream.once("tools/call", breaks_when_answered)
-    asked = await client.call()
     upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    asked = await client.call()
     upstream.once("answer", refused)
-    upstream.once("tools/list", slow)
     answering = later(client.answer(asked))
     await eventually(gate.answered.is_set, "the second run has its answer")
-    await eventually(lambda: stand.tasks().count("call") <= 1, "the task of the first run has ended")
+    await eventually(lambda: not {"call", "send upstream"} & set(stand.tasks()), "nothing of the first run goes on")
     gate.go.set()
     assert (await answering).text == "done"
     assert len(upstream.of("tools/call")) == 2
+
+
+async def test_a_call_is_judged_by_what_its_tool_was_when_it_was_parked(upstream: FakeUpstream, stand: Stand) -> None:
+    """Nothing is asked of a server that has just lost a call."""
+
+    async def breaks(turn: Turn) -> None:
+        _ = await turn.elicit("q")
+        await turn.notify(mcp.TOOLS_CHANGED, {})
+        await turn.reset()
+
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.each("tools/call", breaks, lambda turn: turn.result(text("again")))
+    asked = await stand.client().call()
+    upstream.on(mcp.TOOLS_LIST, lambda turn: turn.for_ever())
+    assert (await stand.client().answer(asked)).text == "again"
+    assert len(upstream.of(mcp.TOOLS_LIST)) == 1

@@ -93,39 +93,35 @@ async def test_a_tool_that_was_known_to_be_repeatable_runs_again_even_if_its_ser
 async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_both_fail(
     upstream: FakeUpstream, cluster: Cluster, slower: str
 ) -> None:
-    """Both then look up whether the tool may run twice. The slower one must not send the call again."""
     one, two = await cluster.begin("gw-1", "gw-2")
 
     async def asks(turn: Turn) -> None:
         params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}
-        await turn.say({"id": "q", "method": mcp.ELICIT, "params": params}, "e1")
+        await turn.say({"id": 0, "method": mcp.ELICIT, "params": params}, "e1")
         await turn.for_ever()
 
     async def gone(turn: Turn) -> None:
         turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
 
-    async def slow(turn: Turn) -> None:
-        await upstream.saw("tools/call", 2)
-        await turn.result({"tools": upstream.tools})
-
     async def until_answered(turn: Turn) -> None:
         await turn.raw(b":\n\n")
         await upstream.saw("answer")
+        if slower == "stream":
+            await gate.answered.wait()
 
-    async def after_the_stream(turn: Turn) -> None:
-        await upstream.saw("tools/list", 2)
+    async def refused(turn: Turn) -> None:
+        if slower == "answer":
+            await eventually(lambda: two.nested(mcp.ELICIT, "replayed"), "the second run has asked")
         await gone(turn)
 
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
     upstream.tool(asks)
     asked = await one.client().call()
     await cluster.crash(one)
-    # The state does not say it, because the first replica did not know it.
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
     gate = Gate(upstream)
     upstream.on("resume", gone)
     upstream.once("resume", until_answered)
-    upstream.once("answer", after_the_stream if slower == "stream" else gone)
-    upstream.once("tools/list", slow)
+    upstream.once("answer", refused)
     reply = later(two.client().answer(asked))
     await eventually(gate.answered.is_set)
     await eventually(lambda: not calls_of(two), "all tasks of the lost call have ended; the one after it needs none")

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
-from gateway.bridge import call_context, outgoing_messages, subscription
+from gateway.bridge import outgoing_messages, subscription
 from gateway.children import child, launcher, stderr_log
 from gateway.cluster import membership, peer_connections, peer_listener
 from gateway.config.parsing import yaml_tree
@@ -161,7 +161,6 @@ FIXED = [
         ],
     ),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
-    ("looking up whether a lost call's tool may run twice", [seconds(call_context._LEARN_SECONDS)]),
     ("a session id", [count(streamable_http.MAX_SESSION_ID_CHARACTERS)]),
     ("the challenges of a refusal", [count(http_errors._CHALLENGE_CHARACTERS)]),
     ("a text of the server in an error", [f"{upstream_url._QUOTED_CHARACTERS} characters"]),

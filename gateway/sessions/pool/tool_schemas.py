@@ -83,11 +83,6 @@ def task_support(group: Group[Session], tool: Tool) -> str:
     return support if support and group.shaken is not None and group.shaken.offers_tasks else ""
 
 
-def is_listed(pool: Pool, key: PoolKey) -> bool:
-    """Whether the tools of a group are known."""
-    return pool.group(key).tools is not None
-
-
 def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
     """Whether a tool declares that it may run twice, or did so before a change may have been missed."""
     group = pool.group(key)
