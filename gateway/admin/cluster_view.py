@@ -1,17 +1,27 @@
-"""Asks the other replicas for their part of the status page, or tells them this one's."""
+"""Asks the other replicas for their part of the status page, or tells them this one's.
+
+The status of another replica is foreign input: it is bounded in bytes, it may only speak of that replica, and it is
+checked before anything of it is shown.
+"""
 
 import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.admin.cluster_status import STATUS_BYTES, read, told
-from gateway.admin.merge_statuses import Heard, of_host
+import msgspec
+from msgspec.structs import replace
+
+from gateway.admin.merge_statuses import Heard, cut, of_cluster, of_host
 from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.telemetry.process_status import Status
 
+STATUS_BYTES: Final = 1_048_576
+"""The longest status that one replica takes from another, sealed. Its lists are bounded, so it fits."""
+_MOST: Final = 2**53
+"""The largest plausible number: up to it, floating-point numbers represent every integer."""
 _ANSWER_SECONDS: Final = 1.0
 _SIBLING_SECONDS: Final = 0.5
 """For a worker of this host, because another replica or the supervisor waits for the answer meanwhile."""
@@ -29,7 +39,17 @@ class ClusterView:
         self._asking: asyncio.Task[None] | None = None
         self._heard: dict[str, Heard] = {}
 
-    async def others(self) -> dict[str, Heard]:
+    async def status(self, replica: str | None) -> Status:
+        """Return the status of the whole cluster, or that of one replica if it is known."""
+        if replica == self._members.host:
+            return await self.host()  # without a wait for a replica that is silent
+        own, heard = await asyncio.gather(self.host(), self._others())
+        found = heard.get(replica or "")
+        if found is not None and found.status is not None:
+            return found.status
+        return of_cluster(own, heard) if heard else own
+
+    async def _others(self) -> dict[str, Heard]:
         """Ask the other replicas, each for a second at most; concurrent callers share the answers."""
         if self._asking is None:
             self._asking = self._source.tasks.start(self._ask_others(), "ask for statuses")
@@ -44,7 +64,8 @@ class ClusterView:
 
     async def tell(self, is_local: bool) -> str:  # noqa: FBT001  (as the peer listener calls it)
         """Return the status of this host for another replica; of this process alone for a worker of this host."""
-        return told(take_snapshot(self._source) if is_local else await self.host())
+        status = take_snapshot(self._source) if is_local else await self.host()
+        return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()
 
     async def _ask_others(self) -> None:
         try:
@@ -69,3 +90,27 @@ class ClusterView:
             return Heard(state="stalled", why=why)
         status = read(text, member)
         return Heard(state="answered", why="" if status else "Its answer was not a status", status=status)
+
+
+def read(text: str, member: str) -> Status | None:
+    """Return the status that a replica or worker reported of itself; None if it is not one."""
+    try:
+        raw = msgspec.json.decode(text)
+        status = msgspec.convert(raw, Status)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return None
+    host = member.partition("#")[0]
+    is_own = status.replica == member and all(each.id.partition("#")[0] == host for each in status.processes)
+    return cut(replace(status, covers="replica")) if is_own and _is_plausible(raw) else None
+
+
+def _is_plausible(value: object) -> bool:
+    match value:
+        case dict():
+            return all(map(_is_plausible, value.values()))
+        case list():
+            return all(map(_is_plausible, value))
+        case int() | float():
+            return abs(value) <= _MOST
+        case _:
+            return True

@@ -1,12 +1,10 @@
 """Serves /healthz, /readyz, /metrics, /status on the admin listener; GET only."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from typing import Final
 
 import msgspec
 
-from gateway.admin.cluster_status import chosen
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
 from gateway.admin.snapshot import SnapshotSource, show_load
@@ -100,11 +98,7 @@ class Admin(Probes):
         """See `Probes`: of the whole cluster, unless the query names one replica of it."""
         query = http.url.query
         replica = query.get("replica")
-        if replica == self._source.members.host:
-            status = await self._cluster.host()  # without a wait for a replica that is silent
-        else:
-            own, heard = await asyncio.gather(self._cluster.host(), self._cluster.others())
-            status = chosen(own, heard, replica)
+        status = await self._cluster.status(replica)
         if is_json:
             return msgspec.json.encode(status)
         only_replica = replica if replica == status.replica and status.covers == "replica" else None

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin import cluster_view
-from gateway.admin.cluster_status import STATUS_BYTES
+from gateway.admin.cluster_view import STATUS_BYTES
 from gateway.cluster.worker import Worker
 from gateway.seal.peer_messages import Told
 from gateway.telemetry.process_status import PeerStatus, Status
@@ -80,6 +80,7 @@ async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUp
         status = await seen(one, f"?replica={name}")
         assert (status.replica, status.covers, status.held_total) == (name, "replica", held)
         assert list(states(status)) == [name]
+    assert (await seen(one, "?replica=gw-2")).peers == (), "what it thinks of others stays with it"
     assert (await seen(one, "?replica=gw-9")).covers == "cluster", "an unknown one is no reason for an empty page"
     _, whole, _ = await fetch(one, "/status?refresh=10&route=/mcp")
     assert 'href="status?refresh=10&amp;route=/mcp&amp;replica=gw-2"' in whole

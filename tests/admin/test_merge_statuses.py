@@ -2,9 +2,18 @@
 
 from msgspec.structs import fields, replace
 
-from gateway.admin.merge_statuses import Heard, health, of_host
+from gateway.admin.merge_statuses import Heard, health, of_cluster, of_host
 from gateway.admin.status_page import page
-from gateway.telemetry.process_status import ErrorStatus, Failure, RouteStatus, Status
+from gateway.telemetry.process_status import (
+    ErrorStatus,
+    Failure,
+    KeyStatus,
+    Notice,
+    PeerStatus,
+    ProcessStatus,
+    RouteStatus,
+    Status,
+)
 from tests.support.status import held, process, route, status_of
 
 
@@ -89,3 +98,59 @@ def test_every_number_of_a_route_is_added_up() -> None:
     parts = [status_of(process(0), routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
     (row,) = of_workers(*parts).routes
     assert {name: getattr(row, name) for name in numbers} == dict.fromkeys(numbers, 3)
+
+
+# Of a cluster.
+
+
+def of(name: str, **fields: object) -> Status:
+    return replace(status_of(ProcessStatus(id=name, state="ready")), replica=name, **fields)
+
+
+def whole(own: Status, *others: Status) -> Status:
+    return of_cluster(own, {each.replica: Heard(state="answered", status=each) for each in others})
+
+
+def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -> None:
+    keys = KeyStatus("aaaa", "seals and opens"), KeyStatus("bbbb", "only opens")
+    own = of("gw-1", version="1", configuration="x", keys=keys)
+    assert whole(own, replace(own, replica="gw-2")).notices == ()
+    other = of("gw-2", version="2", configuration="y", keys=keys[::-1])
+    found = whole(own, other, replace(other, replica="gw-3")).notices
+    assert [each.text for each in found] == [
+        "The versions differ: 1 (gw-1); 2 (gw-2, gw-3)",
+        "The configurations differ: x (gw-1); y (gw-2, gw-3)",
+        "The sealing keys differ: aaaa (gw-1); bbbb (gw-2, gw-3)",
+    ]
+    assert not any(each.is_bad for each in found)
+
+
+def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:
+    common, alone = Notice("The same everywhere"), Notice("Only there")
+    replicas = [of(f"gw-{number}", notices=notices) for number, notices in enumerate([(), (alone,), (alone,)])]
+    found = whole(*(replace(each, notices=(common, *each.notices)) for each in replicas)).notices
+    assert [each.text for each in found] == ["The same everywhere", "gw-1, gw-2: Only there"]
+
+
+def test_a_replica_without_an_answer_is_shown_as_it_was_found() -> None:
+    def peer(name: str) -> PeerStatus:
+        return PeerStatus(id=name, address="x:1", state="not asked", last_answer_seconds_ago=9.0)
+
+    own = of("gw-1", peers=tuple(map(peer, ("gw-2", "gw-3", "gw-4"))))
+    heard = {"gw-2": Heard(state="answered", status=of("gw-2")), "gw-3": Heard(state="silent", why="It slept")}
+    status = of_cluster(own, heard)
+    assert [(each.state, each.last_answer_seconds_ago) for each in status.peers] == [
+        ("answered", 0.0),
+        ("silent", 9.0),
+        ("not asked", 9.0),
+    ]
+    assert {each.id: each.state for each in status.processes} == {"gw-1": "ready", "gw-2": "ready", "gw-3": "silent"}
+    (notice,) = status.notices
+    assert (notice.text.partition(":")[0], notice.detail) == ("No status from gw-3", "It slept")
+
+
+def test_of_many_replicas_the_first_ten_are_named() -> None:
+    own = of("gw-0", version="1")
+    others = [of(f"gw-{number}", version="2") for number in range(1, 13)]
+    (notice,) = whole(own, *others).notices
+    assert notice.text.endswith("gw-10 and 2 more)")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.admin import cluster_status, cluster_view
+from gateway.admin import cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import outgoing_messages, subscription
 from gateway.children import child, launcher, stderr_log
@@ -125,7 +125,7 @@ FIXED = [
     (
         "a peer's part of the status page",
         [
-            size(cluster_status.STATUS_BYTES),
+            size(cluster_view.STATUS_BYTES),
             seconds(cluster_view._ANSWER_SECONDS),
             f"{count(cluster_view._MOST_ASKED)} replicas",
         ],
