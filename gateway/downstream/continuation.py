@@ -105,8 +105,8 @@ class Continuation:
         try:
             request = incoming.request()
             envelope = await self._open_without_route(incoming)
-        except DownstreamError as exc:
-            raise no_route(incoming.path) from exc
+        except DownstreamError:
+            raise no_route(incoming.path) from None  # only at a route does a state count as rejected
         driver = self._held(envelope)
         if driver is not None:
             return driver.live

@@ -30,6 +30,13 @@ async def test_unknown_paths_are_404_and_the_operators_are_elsewhere(stand: Stan
         assert (await response.json())["error"]["code"] == -32601
 
 
+async def test_a_state_at_a_path_without_a_route_is_no_rejected_one(stand: Stand) -> None:
+    headers, body = stand.client().build("tools/call", {"name": "tool", "requestState": "made up"})
+    async with stand.http.post(f"http://{stand.gateway.listen}/other", data=body, headers=headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, -32601)
+    assert stand.metric("mcp_gateway_state_rejected_total", reason="malformed") == 0
+
+
 @pytest.mark.parametrize("path", ["/other", "/.well-known/oauth-protected-resource/other", "/token/other"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_path_without_a_route_does_not_tell_which_routes_there_are(
