@@ -87,11 +87,11 @@ class Continuation:
             round_.continued(Step.FORWARDED)
         return found
 
-    def give_up(self, incoming: Incoming, live: LiveRoute) -> None:
+    def give_up(self, incoming: Incoming) -> None:
         """End the call whose next round this would be, since its client cannot come back."""
         assert incoming.caller is not None, "a further round has the caller of the round before"
         with suppress(DownstreamError):
-            driver = self.lot.find(self.open(incoming, incoming.caller, live.route.bound_headers).exchange)
+            driver = self.lot.find(self.open(incoming, incoming.caller).exchange)
             if driver is not None:
                 driver.expire()
 
@@ -123,10 +123,10 @@ class Continuation:
             metrics.operations[incoming.path, request.method, request.said.version, *found.ending].observe(seconds)
         return found
 
-    def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:
-        """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
+    def open(self, incoming: Incoming, caller: Caller) -> Envelope:
+        """Open the state of a request; raises InvalidState."""
         request, bearer = incoming.request(), incoming.bearer(caller)
-        binding = bind(bearer, request, bound_headers)
+        binding = bind(bearer, request)
         envelope = self._process.states.open(request.request_state or "")
         check(envelope, binding, bearer)
         incoming.state = envelope
@@ -165,18 +165,18 @@ class Continuation:
     def _check(self, round_: Round, envelope: Envelope, arguments: bytes | None) -> None:
         """Check that an envelope belongs to a round, but for its arguments if their digest is given."""
         bearer = round_.incoming.bearer(round_.caller)
-        binding = bind(bearer, round_.request, round_.live.route.bound_headers, arguments)
+        binding = bind(bearer, round_.request, arguments=arguments)
         check(envelope, binding, bearer)
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:
         """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""
         try:
-            return self.open(incoming, await self._authenticator.caller(incoming, is_checked=True), None)
+            return self.open(incoming, await self._authenticator.caller(incoming, is_checked=True))
         except InvalidState:
             if self._authenticator.verifies:
                 raise
             incoming.caller = None
-        return self.open(incoming, await self._authenticator.caller(incoming, is_checked=False), None)
+        return self.open(incoming, await self._authenticator.caller(incoming, is_checked=False))
 
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""

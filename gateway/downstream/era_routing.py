@@ -89,7 +89,7 @@ class EraRouting:
             caller = await self._caller(incoming, live)
             if self._task_requests.is_ours(incoming, caller):
                 return True
-            _ = self._continuation.open(incoming, caller, live.route.bound_headers)
+            _ = self._continuation.open(incoming, caller)
         except DownstreamError:
             return False
         return True

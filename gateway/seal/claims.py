@@ -33,7 +33,7 @@ class Bearer(msgspec.Struct, frozen=True):
     """In seconds since the epoch."""
     digest: Digest
 
-    def credentials(self, names: Sequence[str] | None) -> bytes:
+    def credentials(self, names: Sequence[str]) -> bytes:
         """The digest of the headers that are credentials; empty if there are no names."""
         return self.digest(names) if names else b""
 

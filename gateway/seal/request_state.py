@@ -36,10 +36,10 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
     target: bytes
     arguments: bytes
     principal: bytes
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...]
     """Names of the headers that are credentials under the configuration that sealed the state, so that a reload loses
-    no call. None: an earlier version sealed it and bound no headers, or the configuration of the path is not known."""
-    headers: bytes = b""
+    no call."""
+    headers: bytes
     """Digest of those headers; empty if there are no names."""
 
 
@@ -120,11 +120,12 @@ def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
         raise InvalidState("version") from exc
 
 
-def bind(bearer: Bearer, request: Request, names: tuple[str, ...] | None, arguments: bytes | None = None) -> Binding:
+def bind(bearer: Bearer, request: Request, names: tuple[str, ...] = (), arguments: bytes | None = None) -> Binding:
     """The binding of a request; equal JSON values bind equally, in any spelling. Raises InvalidParams.
 
     1 and 1.0 count as different values: a client that repeats its own arguments does not mix them. `names` are those
-    of the headers that are credentials. `arguments` is the digest of them, if another process is to compute it.
+    of the headers that are credentials, which `check` takes from the state. `arguments` is the digest of them, if
+    another process is to compute it.
     """
     try:
         # They may be a text, which each of its methods opens anew.
@@ -171,11 +172,7 @@ def check(envelope: Envelope, binding: Binding, bearer: Bearer) -> None:
     if not hmac.compare_digest(_repeated(sealed), _repeated(binding)):
         differing = next(name for name in _REPEATED if getattr(sealed, name) != getattr(binding, name))
         raise InvalidState(f"other_{differing}")
-    if sealed.names is None:  # it was not bound to headers, so it opens only if no headers are to be bound
-        has_its_headers = binding.names == ()
-    else:
-        has_its_headers = hmac.compare_digest(sealed.headers, bearer.credentials(sealed.names))
-    if not has_its_headers:
+    if not hmac.compare_digest(sealed.headers, bearer.credentials(sealed.names)):
         raise InvalidState("other_headers")
     if envelope.issued > bearer.now + SKEW_SECONDS:
         raise StateFromFuture(envelope.owner)

@@ -53,8 +53,8 @@ class QuestionKey(msgspec.Struct, frozen=True, array_like=True):
     exchange: str
     method: str
     upstream_id: bytes
-    digest: bytes = b""
-    """Of the question, because a server may give the id to a later one; empty from an earlier version."""
+    digest: bytes
+    """Of the question, because a server may give the id to a later one."""
 
 
 class TaskSealer:

@@ -28,7 +28,7 @@ class OwnSide(NamedTuple):
 
     serve: Callable[[Incoming, ReplyWriter], Awaitable[Response]]
     """Serves a request of 2026-07-28."""
-    give_up: Callable[[Incoming, LiveRoute], None]
+    give_up: Callable[[Incoming], None]
     """Ends the call whose next round a request would be."""
 
 
@@ -53,7 +53,7 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
 
     def give_up(self, request: ModernRequest) -> None:
         """End the call that waits for this request, which will not be sent."""
-        self.side.give_up(self._modern(request), self.live)
+        self.side.give_up(self._modern(request))
 
     def _modern(self, request: ModernRequest) -> Incoming:
         came = self.incoming

@@ -377,9 +377,9 @@ class LiveTask(Driver):
         if key.exchange != self.id or key.method not in KINDS:
             return None
         question = self._exchange.asked(key.upstream_id)
-        if question is not None and key.digest in (b"", question_digest(question)):
+        if question is not None and key.digest == question_digest(question):
             return question
-        return Question(sealed, key.method, key.upstream_id, key.digest or None) if self._is_adopted else None
+        return Question(sealed, key.method, key.upstream_id, key.digest) if self._is_adopted else None
 
     async def full_view(self) -> View:
         """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""

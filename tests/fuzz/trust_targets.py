@@ -32,7 +32,7 @@ from tests.support.signer import ISSUER, jwks, public_jwk
 NOW = 1_800_000_000.0
 KEY = bytes(range(32))
 BEARER = Bearer("/mcp", b"p" * 32, NOW, lambda _: b"")
-BINDING = Binding("/mcp", "tools/call", b"t" * 32, b"a" * 32, b"p" * 32, ())
+BINDING = Binding("/mcp", "tools/call", b"t" * 32, b"a" * 32, b"p" * 32, (), b"")
 ENVELOPE = Envelope(
     issued=NOW,
     expires=NOW + 600,
