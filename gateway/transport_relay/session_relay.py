@@ -50,12 +50,10 @@ class SessionRelay(SideListener):
         """`mirror_of` is the server as a modern one, if it may turn out to be that."""
         self._live = live
         self._mirror_of = mirror_of
-        self._mirror: MirrorBackend | None = None
-        """Once the server has refused `initialize`, and proved to be modern."""
         self._link = link
         self._tasks = live.process.tasks
-        self._channel: Channel | None = None
-        """Once the server has answered `initialize`."""
+        self._server: Channel | MirrorBackend | None = None
+        """Once the server has answered `initialize`, or has refused it and proved to be modern."""
         self._waiting: deque[ClientMessage] = deque()
         self._waiting_bytes = 0
         self._sender: asyncio.Task[None] | None = None
@@ -67,15 +65,14 @@ class SessionRelay(SideListener):
         """The deadlines of requests that the client has cancelled."""
         self._headers: Headers = NO_HEADERS
         """The newest headers of the client, for what is sent when it has left."""
-        self._answers_apart = False
         self._is_closed = False
 
     # -- from the client ----------------------------------------------------------------------------------------
 
     def receive(self, message: ClientMessage) -> None:
         """See `backend.Backend`."""
-        if self._mirror is not None and self._sender is None:
-            self._mirror.receive(message)
+        if isinstance(self._server, MirrorBackend) and self._sender is None:
+            self._server.receive(message)
             return
         size = len(message.data)
         if self._waiting and not self._has_room(size):
@@ -105,10 +102,10 @@ class SessionRelay(SideListener):
             while self._waiting:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message.data) + _MESSAGE_BYTES
-                if self._channel is not None:
-                    await self._send(self._channel, message)
-                else:
+                if self._server is None or isinstance(self._server, MirrorBackend):
                     await self._send_early(message)
+                else:
+                    await self._send(self._server, message)
                 del message  # the next one may come much later
                 await turn.give_way()
         finally:
@@ -118,8 +115,8 @@ class SessionRelay(SideListener):
         """Send `initialize`, or a message to the mirror."""
         request = message.request_id
         try:
-            if self._mirror is not None:
-                self._mirror.receive(message)
+            if isinstance(self._server, MirrorBackend):
+                self._server.receive(message)
             elif request is not None:
                 if message.opened.method != mcp.INITIALIZE:
                     raise InvalidRequest("The first message of a session must be `initialize`")
@@ -138,7 +135,6 @@ class SessionRelay(SideListener):
         try:
             async with asyncio.timeout(seconds):
                 channel, result = await channel.open(message.data, message.headers)
-                self._answers_apart = channel.answers_apart
                 await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self)
         except BaseException as exc:
             self._tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
@@ -146,7 +142,7 @@ class SessionRelay(SideListener):
             if not isinstance(error, GatewayError):
                 raise
             return error
-        self._channel = channel
+        self._server = channel
         self._live.upstream.health.ok()
         self._link.send(jsonrpc.result(request, result), request)
         return None
@@ -155,8 +151,8 @@ class SessionRelay(SideListener):
         """Go on with the mirror if the server is modern; else the session is over, unless the client may sign in."""
         may_sign_in, server = isinstance(error, Refused), self._mirror_of
         if server is not None and not may_sign_in and await is_modern(self._live, message.headers):
-            self._mirror = MirrorBackend(server, self._link)
-            await self._mirror.greet(request, message)  # until then, it serves no other request
+            self._server = mirror = MirrorBackend(server, self._link)
+            await mirror.greet(request, message)  # until then, it serves no other request
             return
         self._refuse(request, error)
         if not may_sign_in:
@@ -226,7 +222,9 @@ class SessionRelay(SideListener):
 
     def side_closed(self, *, was_open: bool) -> None:  # noqa: ARG002  (for transports with other streams)
         """See `SideListener`."""
-        if not self._answers_apart:  # the stream is the session
+        server = self._server
+        if not (server is None or isinstance(server, MirrorBackend) or server.answers_apart):
+            # The stream is the session.
             self._lost(CallLost("The server ended the session; its open requests may have had effects"))
 
     def _hear(self, data: bytes, request: RequestId | None) -> None:
@@ -278,7 +276,7 @@ class SessionRelay(SideListener):
 
     def _lost(self, error: UpstreamError) -> None:
         """The upstream session has ended, so the client's ends too."""
-        if self._is_closed or self._mirror is not None:
+        if self._is_closed:
             return
         log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
         requests = [*self._open, *(message.request_id for message in self._waiting)]
@@ -302,14 +300,14 @@ class SessionRelay(SideListener):
         for task in (*self._calls.values(), self._sender):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        if self._mirror is not None:
-            await self._mirror.close()
-        if self._channel is None:
-            return
-        try:
-            await self._cancel(self._channel, running)
-        finally:
-            await self._channel.close(end_session=not running)
+        server = self._server
+        if isinstance(server, MirrorBackend):
+            await server.close()
+        elif server is not None:
+            try:
+                await self._cancel(server, running)
+            finally:
+                await server.close(end_session=not running)
 
     async def _cancel(self, channel: Channel, requests: tuple[RequestId, ...]) -> None:
         """Cancel the calls that may still run, as far as the server accepts that in time."""

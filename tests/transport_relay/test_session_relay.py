@@ -363,7 +363,7 @@ async def test_many_messages_that_waited_let_others_run() -> None:
     live = Mock(process=Mock(tasks=tasks))
     live.config.limits.body_bytes = 1_000_000
     relay = SessionRelay(live, Mock())
-    relay._channel = channel
+    relay._server = channel
     data = b'{"jsonrpc":"2.0","method":"x"}'
     for _ in range(100):
         relay.receive(ClientMessage(data, jsonrpc.message(data)))
