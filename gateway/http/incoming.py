@@ -131,7 +131,7 @@ class Incoming(msgspec.Struct, eq=False):
         """Begin the span of this request; `meta` is the `_meta` of its params."""
         texts = {name: text for name, raw in meta.items() if (text := jsonrpc.text(raw)) is not None}
         headers = {name.lower(): joined(self.headers, name) or "" for name in self.headers}
-        rpc_id = (jsonrpc.text(Raw(id_)) or bytes(id_).decode()).encode("utf-8", "replace").decode()
+        rpc_id = jsonrpc.text(Raw(id_)) or bytes(id_).decode()
         carried = _bounded(traces.carried(texts)), _bounded(traces.carried(headers))
         return traces.round(about, ClientRequest(rpc_id, self.request_id, self.remote, *carried))
 

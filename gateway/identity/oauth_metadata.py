@@ -114,7 +114,7 @@ def own_server(document: Document | None, place: Place) -> str:
     """The path of the authorization server on the upstream's origin, as it is sent; empty for its root."""
     servers = (document or {}).get("authorization_servers")
     own = [each for each in servers if place.owns(each)] if isinstance(servers, list) else []
-    return quote(urlsplit(own[0]).path.rstrip("/"), safe=_PATH, errors="replace") if own else ""
+    return quote(urlsplit(own[0]).path.rstrip("/"), safe=_PATH) if own else ""
 
 
 def authorization_server(document: Document, place: Place, asked: str) -> Document:

@@ -340,7 +340,7 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
     never.set()
 
 
-@pytest.mark.parametrize(("path", "asked"), [("/caf\u00e9", "/caf%C3%A9"), ("/a b", "/a%20b"), ("/\ud800", "/%3F")])
+@pytest.mark.parametrize(("path", "asked"), [("/caf\u00e9", "/caf%C3%A9"), ("/a b", "/a%20b")])
 async def test_the_path_of_an_authorization_server_may_need_escapes(
     begin: Any, issuer: FakeIssuer, path: str, asked: str
 ) -> None:
