@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.parts.launch import PARTS
-from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Seen, Turn, text
-from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, DECLINE, Client, Reply
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.workbench import ACCEPT, DECLINE, Client
 
 PYTHON = PARTS / "py130" / "bin" / "python"
 READ = """
@@ -85,59 +84,6 @@ async def test_whatever_a_server_pretty_prints_is_one_line_for_its_client(
     for reply in replies:
         fields = {line.partition(b":")[0] for line in reply.data.splitlines()} if reply.is_stream else set()
         assert fields <= {b"event", b"data", b""}, reply.data
-
-
-@pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_body_after_a_keep_alive_is_one_event(
-    upstream: FakeUpstream, begin: Start, end: str
-) -> None:
-    stand = await begin(timeouts={"keepalive_seconds": 0.02})
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        turn.reply(body=pretty({"jsonrpc": "2.0", "id": turn.id, "result": text("late")}, end))
-
-    upstream.tool(tool)
-    client = stand.client()
-    async with asyncio.timeout(DEADLINE), client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
-        assert await response.content.readuntil(b":\n\n") == b":\n\n"
-        go.set()
-        reply = Reply(response, await response.read(), "tools/call")
-    assert reply.text == "late"
-
-
-@pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_change_reaches_the_subscriber(
-    upstream: FakeUpstream, client: Client, end: str
-) -> None:
-    upstream.capabilities = {"tools": {"listChanged": True}}
-    wanted = {"notifications": {"toolsListChanged": True}}
-    async with asyncio.timeout(DEADLINE), client.open("subscriptions/listen", wanted) as response:
-        assert b"acknowledged" in await response.content.readuntil(b"\n\n")
-        params = {"_meta": {"why": {"a": [1]}}}
-        change = {"method": "notifications/tools/list_changed", "params": params}
-        upstream.side("s1").put_nowait(event(change, end))
-        told = await response.content.readuntil(b"\n\n")
-    (data,) = [line.partition(b": ")[2] for line in told.splitlines() if line.startswith(b"data")]
-    assert json.loads(data)["params"]["_meta"]["why"] == {"a": [1]}
-
-
-@pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_request_is_served_like_any_other(
-    upstream: FakeUpstream, client: Client, end: str
-) -> None:
-    async def tool(turn: Turn) -> None:
-        await started(turn)
-        await turn.result(text(turn.body["params"]["arguments"]["a"]))
-
-    upstream.tool(tool)
-    headers, body = client.build("tools/call", {"name": "tool", "arguments": {"a": "b\r\nc"}}, TOKEN)
-    async with client.http.post(client.url, headers=headers, data=pretty(json.loads(body), end)) as response:
-        reply = Reply(response, await response.read(), "tools/call")
-    assert reply.text == "b\r\nc"
-    sent: Seen = upstream.of("tools/call")[0]
-    assert sent.body["params"]["arguments"] == {"a": "b\r\nc"}
 
 
 @pytest.mark.real

@@ -22,7 +22,6 @@ from gateway.telemetry import Metrics
 from tests.parts.launch import free_port
 from tests.support.authority import Authority, server_context
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import DEADLINE, Stand, eventually
@@ -95,28 +94,6 @@ async def test_a_refused_connection_is_closed_on_uvloop_too(*, is_closed: bool) 
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [
-        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
-        b"Content-Length: 2\r\nContent-Length: 3\r\n",
-        b"X-Bad: a\x00b\r\nContent-Length: 2\r\n",
-        b" folded: x\r\nContent-Length: 2\r\n",
-        b"Content-Length: -2\r\n",
-        b"Content-Length: 0x2\r\n",
-        b"X: " + b"a" * 10_000 + b"\r\nContent-Length: 2\r\n",
-    ],
-)
-async def test_smuggled_requests_are_refused(upstream: FakeUpstream, stand: Stand, lines: bytes) -> None:
-    async with raw_connection(stand) as raw:
-        await raw.send(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + lines + b"\r\n{}")
-        assert b" 400 " in (await raw.rest()).splitlines()[0]
-    assert upstream.seen == []
-
-
-MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n"
-
-
-@pytest.mark.parametrize(
     "request_",
     [
         b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
@@ -124,7 +101,7 @@ MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n
         b"BREW /other HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        MALFORMED,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n",
     ],
 )
 @pytest.mark.parametrize("listener", ["clients", "admin", "peers"])
@@ -138,17 +115,6 @@ async def test_a_listener_does_not_name_its_software(begin: Start, listener: str
     assert reply.startswith(b"http/1.")
     for word in (b"server:", b"python", b"aiohttp", b"llhttp", b"x-powered-by"):
         assert word not in reply
-
-
-async def test_a_malformed_request_is_quoted_neither_in_its_reply_nor_in_the_log(
-    log_lines: Lines, stand: Stand
-) -> None:
-    async with raw_connection(stand) as raw:
-        await raw.send(MALFORMED)
-        reply = await raw.rest()
-    assert reply.endswith(b"400 Bad Request\n")
-    assert b"s3cret" not in reply
-    assert "s3cret" not in log_lines.stream.getvalue()
 
 
 class FakeHeads(KnownHeads):
