@@ -36,16 +36,17 @@ class Reload:
         self._count = count
         self._name = name
         self._begun, self._turn = asyncio.Event(), asyncio.Lock()
-        self._closed = False
+        self.is_closed = False
+        """Whether the process is to end."""
 
     @property
     def is_open(self) -> bool:
         """Whether the process has started, and its settings may change."""
-        return self._begun.is_set() and not self._closed
+        return self._begun.is_set() and not self.is_closed
 
     def close(self) -> None:
         """The process is to end: its settings do not change any more."""
-        self._closed = True
+        self.is_closed = True
 
     def begin(self) -> None:
         """The process has started: run the reloads that were asked for meanwhile."""
@@ -53,7 +54,7 @@ class Reload:
 
     def ask(self) -> None:
         """Reload, after the reloads that were asked for before."""
-        if self._closed:
+        if self.is_closed:
             note = "a reload in mid-drain is ignored: the process is ending"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
             return
@@ -82,7 +83,7 @@ class Reload:
             files = await asyncio.to_thread(contents, new)
         except ConfigError as exc:
             return self._reject(exc.located)
-        if self._closed:
+        if self.is_closed:
             return None
         found = changes(self._in_force.value, new)
         if stuck := refused(found):

@@ -6,7 +6,7 @@ in time counts with its previous values. Gauges include only the workers that an
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -14,6 +14,7 @@ import aiohttp
 
 from gateway.admin import merge_metrics
 from gateway.admin.probes import Probes
+from gateway.admin.reload import Reload
 from gateway.auth.host_check import admin_names
 from gateway.config import Config, InForce
 from gateway.http.server.listener import UNIX
@@ -25,17 +26,17 @@ _STATUS_SECONDS: Final = 1.5
 """For a worker that asks the other replicas meanwhile, which have a second."""
 
 
-@dataclass(eq=False)
-class _Process:
-    """One process of a worker; a restarted worker is a new process."""
+class WorkerProcess:
+    """One process of a worker, as its admin listener tells it; a restarted worker is a new process."""
 
-    address: str
-    counted: merge_metrics.Families = field(default_factory=dict)
-    """Its counters and histograms at the last scrape."""
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.counted: merge_metrics.Families = {}
+        """Its counters and histograms at the last scrape."""
 
     async def get(self, path: str, seconds: float | None = None) -> str | None:
         """Ask its admin listener; None unless it answers 200 in time."""
-        connector = aiohttp.UnixConnector(self.address.removeprefix(UNIX))
+        connector = aiohttp.UnixConnector(self._address.removeprefix(UNIX))
         timeout = aiohttp.ClientTimeout(total=seconds or _ANSWER_SECONDS)
         try:
             # The host name is only for the Host header: the connector always connects to the socket.
@@ -47,34 +48,32 @@ class _Process:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    async def alive(self) -> "_Process | None":
+    async def alive(self) -> "WorkerProcess | None":
         """Return this process if it answers in time."""
         return self if await self.get("/healthz") is not None else None
 
 
 class Overview(Probes):
-    """Answers for all workers; the supervisor reports each start and end of a process."""
+    """Answers for all workers."""
 
-    def __init__(self, metrics: Metrics, in_force: InForce[Config]) -> None:
-        self.draining = False
+    def __init__(
+        self, metrics: Metrics, in_force: InForce[Config], reload: Reload, processes: Mapping[int, WorkerProcess]
+    ) -> None:
+        """`processes` are those that run now, by the number of their worker."""
         self.proven: set[int] = set()
         """Workers that have been ready once."""
         self._metrics = metrics
         self._in_force = in_force
         self._count = in_force.value.workers
         """A reload cannot change it."""
-        self._processes: dict[int, _Process] = {}
+        self._reload = reload
+        self._processes = processes
         self._ended: merge_metrics.Families = {}
         self._turn = asyncio.Lock()
 
-    def born(self, number: int, address: str) -> None:
-        """Add a new process of a worker, with the address of its admin listener."""
-        self._processes[number] = _Process(address)
-
-    def died(self, number: int) -> None:
-        """Remove a process, and keep its counters."""
-        counted = self._processes.pop(number).counted
-        self._ended = merge_metrics.merge((self._ended, counted))
+    def ended(self, process: WorkerProcess) -> None:
+        """Keep the counters of a process that has ended."""
+        self._ended = merge_metrics.merge((self._ended, process.counted))
 
     async def is_ready(self, number: int) -> bool:
         """Ask one worker."""
@@ -86,7 +85,7 @@ class Overview(Probes):
 
     async def unready(self) -> str | None:
         """See `Probes`: ready only if every worker is."""
-        if self.draining:
+        if self._reload.is_closed:
             return "draining"
         ready = await asyncio.gather(*map(self.is_ready, range(self._count)))
         missing = [str(number) for number, is_ready in enumerate(ready) if not is_ready]

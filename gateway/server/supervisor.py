@@ -25,7 +25,7 @@ from typing import Final
 
 from gateway import __version__, world
 from gateway.admin.reload import Read, Reload
-from gateway.admin.workers_view import Overview
+from gateway.admin.workers_view import Overview, WorkerProcess
 from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
 from gateway.http.server.listener import UNIX, Listener
@@ -75,7 +75,6 @@ class Supervisor:
         self._key = key
         self._metrics = Metrics(__version__)
         self._tasks = Tasks(self._metrics)
-        self._overview = Overview(self._metrics, self._in_force)
         self._lives: dict[int, _Life] = {}
         # The workers get the signal when the reload is done, so a worker that started meanwhile reloads too.
         self._reload = Reload(
@@ -86,6 +85,7 @@ class Supervisor:
             lambda _: self._send(signal.SIGHUP),
             process="supervisor",
         )
+        self._overview = Overview(self._metrics, self._in_force, self._reload, self._lives)
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
         self._failed = False
@@ -145,8 +145,7 @@ class Supervisor:
             began = loop.time()
             life = self._start(number)
             code = await life.ended()
-            del self._lives[number]
-            self._overview.died(number)
+            self._overview.ended(self._lives.pop(number))
             seconds = round(loop.time() - began, 3)
             if self._stopping.is_set():
                 self._failed |= code != 0
@@ -170,7 +169,6 @@ class Supervisor:
         config = self._in_force.value
         worker = Worker(number, config.workers, self._directory, self._key)
         life = self._lives[number] = _Life(config, worker, self._read)
-        self._overview.born(number, worker.socket("admin"))
         log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
         if number not in self._overview.proven:
             self._tasks.spawn(self._prove(number), "watch worker")
@@ -187,7 +185,6 @@ class Supervisor:
         grace = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
         self._stopping.set()
         self._reload.close()
-        self._overview.draining = True
         self._send(number)
         if self._kill is not None:
             self._kill.cancel()
@@ -203,10 +200,11 @@ class Supervisor:
             life.send(signal.SIGKILL)
 
 
-class _Life:
+class _Life(WorkerProcess):
     """One process of a worker, from its start to its end."""
 
     def __init__(self, config: Config, worker: Worker, read: Read | None) -> None:
+        super().__init__(worker.socket("admin"))
         # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
         self._process = _SPAWN.Process(target=_work, args=(config, worker, read), daemon=True)
         with _blocked_signals():

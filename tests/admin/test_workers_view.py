@@ -13,12 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
 from gateway.admin.probes import Probes
-from gateway.admin.workers_view import Overview
+from gateway.admin.reload import Reload
+from gateway.admin.workers_view import Overview, WorkerProcess
 from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response
 from gateway.http.server.traffic import Traffic
+from gateway.runtime.tasks import Tasks
 from gateway.telemetry import METRICS_TYPE, Metrics
 
 TASKS = "mcp_gateway_task_failures_total"
@@ -80,19 +82,22 @@ class Host:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.own = Metrics("1")
-        self.overview = Overview(self.own, InForce(CONFIG))
+        self.processes: dict[int, WorkerProcess] = {}
+        in_force = InForce(CONFIG)
+        self.reload = Reload(None, in_force, in_force.replace, Tasks(self.own), lambda _: None)
+        self.overview = Overview(self.own, in_force, self.reload, self.processes)
         self.workers: list[FakeWorker] = []
 
     async def start(self, number: int) -> FakeWorker:
         worker = FakeWorker(self.directory, number)
         await worker.start()
         self.workers.append(worker)
-        self.overview.born(number, worker.address)
+        self.processes[number] = WorkerProcess(worker.address)
         return worker
 
     async def die(self, number: int, worker: FakeWorker) -> None:
         await worker.end()
-        self.overview.died(number)
+        self.overview.ended(self.processes.pop(number))
 
     async def value(self, name: str) -> float:
         text = (await self.overview.exposition()).decode()
@@ -162,7 +167,7 @@ async def test_the_answer_of_a_worker_that_died_meanwhile_does_not_count(host: H
     slow.asked.clear()
     scrape = asyncio.get_running_loop().create_task(host.value(TASKS))
     await slow.asked.wait()
-    host.overview.died(0)
+    host.overview.ended(host.processes.pop(0))
     slow.free.set()
     assert await scrape == 1
     assert await host.value(TASKS) == 1
@@ -195,7 +200,7 @@ async def test_the_supervisor_is_ready_only_if_every_worker_is(host: Host) -> No
     assert await host.overview.unready() == "not ready: worker 0"
     one.free.set()
     assert await host.overview.unready() is None
-    host.overview.draining = True
+    host.reload.close()
     assert await host.overview.unready() == "draining"
 
 

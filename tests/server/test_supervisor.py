@@ -93,7 +93,7 @@ async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
     def bug(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(supervisor.Overview, "died", bug)
+    monkeypatch.setattr(supervisor.Overview, "ended", bug)
     with pytest.raises(ZeroDivisionError):
         async with asyncio.timeout(60):
             _ = await supervisor.supervise(config())
