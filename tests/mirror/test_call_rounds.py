@@ -81,24 +81,12 @@ def test_the_key_of_a_question_has_a_limit(size: int, *, asked: bool) -> None:
     assert isinstance(call().received(required("s", **{"k" * size: FORM})), on.Asked if asked else on.Resulted)
 
 
-def test_a_round_brings_back_its_answers_and_the_upstreams_state() -> None:
+def test_a_round_without_questions_goes_on_at_once_and_brings_no_answers_of_the_one_before() -> None:
     it = call()
-    step = it.received(required("s1", a=FORM, b=SAMPLE))
-    assert isinstance(step, on.Asked)
-    assert [(each.key, each.method) for each in step.questions] == [("a", mcp.ELICIT), ("b", mcp.SAMPLE)]
-    assert answered(it, step, "b", result={"role": "user"}) is None
-    assert answered(it, step, "a", result=ACCEPT) is None
-    params = sent(it)
-    assert (params["inputResponses"], params["requestState"]) == ({"b": {"role": "user"}, "a": ACCEPT}, "s1")
-    assert answered(it, it.received(required(None, a=FORM)), "a", result={"action": "decline"}) is None
-    params = sent(it)
-    assert (params["inputResponses"], "requestState" in params) == ({"a": {"action": "decline"}}, False)
-
-
-def test_a_round_without_questions_goes_on_at_once() -> None:
-    it = call()
-    assert it.received(required("s1")) == 0.0
-    assert (sent(it)["requestState"], "inputResponses" in sent(it)) == ("s1", False)
+    assert answered(it, it.received(required("s1", a=FORM)), "a", result=ACCEPT) is None
+    assert sent(it)["inputResponses"] == {"a": ACCEPT}
+    assert it.received(required("s2")) == 0.0
+    assert (sent(it)["requestState"], "inputResponses" in sent(it)) == ("s2", False)
 
 
 @pytest.mark.parametrize("refusal", [{"error": {"code": -1, "message": "not now"}}, {"result": [1]}, {}])

@@ -89,14 +89,6 @@ async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> Non
     assert job.made == 0
 
 
-async def test_a_cancelled_call_cancels_its_task(client: LegacyClient, server: FakeModern) -> None:
-    job = Job(server)
-    async with client.request("tools/call", {"name": "job", "arguments": {}}, id_="c1"):
-        await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
-        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
-        await eventually(lambda: job.cancelled, "the task is cancelled")
-
-
 async def test_a_task_ends_with_a_client_that_stays_away(begin: Begin, server: FakeModern) -> None:
     stand = await begin(hold={"ttl_seconds": 0.2})
     client = await session(stand)
