@@ -99,7 +99,7 @@ class PeerListener:
         seconds = min(_ACCEPT_PART * timeouts.peer_accept_seconds, _ACCEPT_SECONDS) if is_retry else 0.0
         # The keys are those of now: a reload must not change them in the middle of a reply.
         frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-        reply = PeerReply(http, frames, timeouts.send_seconds, accept_seconds=seconds)
+        reply = PeerReply(http, frames, accept_seconds=seconds)
         try:
             await self._reply(peer_request, reply, http, is_local=is_local)
         finally:
@@ -143,11 +143,10 @@ class PeerListener:
 class PeerReply(ReplyWriter):
     """Sends a sealed reply to the replica that forwarded the request."""
 
-    def __init__(self, http: HttpRequest, frames: Frames, send_seconds: float, *, accept_seconds: float) -> None:
+    def __init__(self, http: HttpRequest, frames: Frames, *, accept_seconds: float) -> None:
         """Accept the request with the reply, if that comes within so many seconds; else before it."""
         self._http = http
         self._frames = frames
-        self._send_seconds = send_seconds
         self._stream = StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         self._is_accepted = False
         self._whole: WholeResponse | None = None
@@ -174,13 +173,12 @@ class PeerReply(ReplyWriter):
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
-        return self._http.wire.unread.new_share()
+        return self._http.wire.new_share()
 
     async def frame(self, *frames: messages.Frame) -> None:
         """Send frames together."""
         self._accept()
-        data = b"".join([self._frames.seal(frame) for frame in frames])
-        await self._stream.write(data, self._send_seconds)
+        await self._stream.write(b"".join([self._frames.seal(frame) for frame in frames]))
 
     async def only(self, final: FinalMessage) -> Response:
         """Send a whole reply."""

@@ -18,11 +18,12 @@ from gateway.downstream.legs import Legs
 from gateway.downstream.round import LEFT, Round, new_round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.known_call import KnownCall
-from gateway.http.reply import PIECE_BYTES, Challenge, HttpReply
+from gateway.http.reply import Challenge, HttpReply
 from gateway.http.server.connection import Connection
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.request_id import request_id
 from gateway.http.server.response import Response
+from gateway.http.server.wire import PIECE_BYTES
 from gateway.parking.lot import Lot
 from gateway.protocol.errors import Busy
 from gateway.protocol.tool_list import Tool
@@ -97,7 +98,7 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
 
     def _round(self) -> Round:
         if self.round is None:
-            http, head, config = self.http, self.http.head, self.live.config
+            http, head = self.http, self.http.head
             incoming = Incoming(
                 head.path,
                 head.headers,
@@ -110,7 +111,7 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
                 caller=self.caller,
                 checked=self.request,
             )
-            reply = HttpReply(http, config.timeouts.send_seconds, self.calls.challenge)
+            reply = HttpReply(http, self.calls.challenge)
             self.body = b""
             self.round = new_round(incoming, self.request, reply, self.live, self.caller, self.started)
         return self.round

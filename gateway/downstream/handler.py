@@ -51,7 +51,6 @@ class RequestHandler:
         legacy: LegacyRouting,
         task_requests: TaskRequests,
     ) -> None:
-        self._in_force = in_force
         self._routes = routes
         self._authenticator = authenticator
         self._continuation = continuation
@@ -88,7 +87,6 @@ class RequestHandler:
         head = http.head
         known = head.values
         live = self._routes.live.get(head.path)
-        config = self._in_force.value if live is None else live.config
         http.id = ids.request_id(head.request_id, self._ids)
         incoming = Incoming(
             head.path,
@@ -100,7 +98,7 @@ class RequestHandler:
             known=known,
             caller=None if known is None else known.caller,
         )
-        reply = HttpReply(http, config.timeouts.send_seconds, self._stages.challenge)
+        reply = HttpReply(http, self._stages.challenge)
         return self._replied(self._stages.without_route if live is None else self._stages.of_route, incoming, reply)
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:

@@ -3,9 +3,8 @@
 A reply is one whole body, or an SSE stream that ends with the final message. The first message decides.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 from multidict import CIMultiDict
@@ -20,8 +19,6 @@ from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
 _OK: Final = 200
-PIECE_BYTES: Final = 65_536
-"""The most that is written at once."""
 Challenge = Callable[[HttpRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -196,11 +193,10 @@ class MessageReply(ReplyWriter):
 class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""
 
-    def __init__(self, http: HttpRequest, send_seconds: float, challenge: Challenge) -> None:
+    def __init__(self, http: HttpRequest, challenge: Challenge) -> None:
         self.http, self.started = http, False
-        self._send_seconds = send_seconds
         self._challenge = challenge
-        self._stream: StreamResponse
+        self.stream: StreamResponse
 
     async def only(self, final: FinalMessage) -> Response:
         """Return one JSON body, which the connection writes."""
@@ -210,8 +206,6 @@ class HttpReply(ReplyWriter):
             self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        if len(body) > PIECE_BYTES:
-            return _LargeResponse(body, self._send_seconds, status, headers)
         if status == _OK and not headers and (usual := self.plain(body)) is not None:
             return usual
         response = WholeResponse(body, status, headers)
@@ -220,12 +214,12 @@ class HttpReply(ReplyWriter):
 
     def plain(self, body: bytes) -> Response | None:
         """See `ReplyWriter`."""
-        is_usual = not (self.started or bodies.on) and len(body) <= PIECE_BYTES and self.http.head.method == "POST"
+        is_usual = not (self.started or bodies.on) and self.http.head.method == "POST"
         return JsonResponse(body) if is_usual else None
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
-        return self.http.wire.unread.new_share()
+        return self.http.wire.new_share()
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
@@ -244,35 +238,25 @@ class HttpReply(ReplyWriter):
 
     def begin(self, stream: StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""
-        self._stream = stream
+        self.stream = stream
         stream.begin(self.http)
 
     async def write(self, data: bytes) -> None:
         """Send a part of an SSE stream."""
         if bodies.on and data != sse.KEEP_ALIVE:
             self._show(data.partition(b"data: ")[2].rstrip())
-        await self.send(data)
-
-    async def send(self, data: bytes) -> None:
-        """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
-        await _send(self.http, self._stream, data, self._send_seconds)
+        await self.stream.write(data)
 
     async def end(self, ending: Ending) -> Response:
         """Send the end of the stream."""
-        self._stream.ending = ending
-        await self._stream.finish(self.http)
-        return self._stream
+        self.stream.ending = ending
+        await self.stream.finish(self.http)
+        return self.stream
 
     def break_off(self) -> NoReturn:
         """See `ReplyWriter`."""
-        self.cut_short()
+        self.http.wire.end()
         super().break_off()
-
-    def cut_short(self) -> None:
-        """Close the connection without the end that the client waits for; bytes written before are still sent."""
-        wire = self.http.wire
-        wire.end()
-        _ = asyncio.get_running_loop().call_later(self._send_seconds, wire.abort)
 
     def rewrite_challenges(self, headers: CIMultiDict[str]) -> None:
         """Point the client to the gateway for its sign-in."""
@@ -281,33 +265,3 @@ class HttpReply(ReplyWriter):
 
     def _show(self, data: bytes) -> None:
         bodies.show(Direction.TO_CLIENT, data, route=self.http.path[:80], request_id=self.http.id)
-
-
-class _LargeResponse(StreamResponse):
-    """One JSON body that goes out in pieces, all of which the connection has written."""
-
-    def __init__(self, body: bytes, send_seconds: float, status: int, headers: Mapping[str, str]) -> None:
-        super().__init__(status, headers)
-        self.headers["Content-Type"], self.headers["Content-Length"] = _JSON, str(len(body))
-        self._body, self._send_seconds = body, send_seconds
-
-    async def finish(self, http: HttpRequest) -> None:
-        """See `Response`."""
-        self.begin(http)
-        await _send(http, self, self._body, self._send_seconds)
-        await super().finish(http)
-
-
-async def _send(http: HttpRequest, stream: StreamResponse, data: bytes, seconds: float) -> None:
-    """Send in pieces, so that what the client has not read is counted, over TLS too, and each has a deadline."""
-    if len(data) <= PIECE_BYTES:
-        await stream.write(data, seconds)
-        return
-    wire = http.wire
-    whole = memoryview(data)
-    try:
-        for end in range(PIECE_BYTES, len(data) + PIECE_BYTES, PIECE_BYTES):
-            wire.unsent(max(0, len(data) - end))
-            await stream.write(whole[end - PIECE_BYTES : end], seconds)
-    finally:
-        wire.unsent(0)

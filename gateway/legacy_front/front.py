@@ -123,7 +123,9 @@ class LegacyFront:
         address = f"{at.incoming.url.raw_path}?{QUERY}={session.id}"
         reply = at.http_reply()
         await reply.start()
-        await reply.send(f"event: endpoint\ndata: {address}\n\n".encode())  # not shown with the bodies: it is secret
+        await reply.stream.write(
+            f"event: endpoint\ndata: {address}\n\n".encode()
+        )  # not shown with the bodies: it is secret
         return await session.standalone.write(reply, 0)
 
     # -- streamable HTTP ----------------------------------------------------------------------------------------

@@ -237,25 +237,25 @@ class HttpPassage(Passage):
         try:
             while (part := await next_part(said, deadline)) is not None:
                 if first_event is None or first_event.is_done:
-                    await reply.send(part)
+                    await stream.write(part)
                     continue
                 for piece in cut(part):
                     if passed := first_event.feed(piece):
-                        await reply.send(passed)
+                        await stream.write(passed)
                     await turn.give_way()
             if first_event is not None and (rest := first_event.rest()):
-                await reply.send(rest)
+                await stream.write(rest)
         except UpstreamCut:
             # A standalone GET stream may end at any time; a reply without its final message must not look complete.
             if not self.is_ended or self.incoming.method != "GET":
-                reply.cut_short()
+                reply.http.wire.end()  # without its end; what was written before is still sent
                 raise
             stream.force_close()  # the client's next request finds another replica
             self.outcome = Passed.ENDED
         except ConnectionError:
             raise  # the client has disconnected
         except Exception:
-            reply.cut_short()
+            reply.http.wire.end()
             raise
         _ = await reply.end(COMPLETE)
 

@@ -34,4 +34,4 @@ async def test_a_large_reply_is_freed_once_it_is_sent(upstream: FakeUpstream, be
     with cycles() as found:
         assert len((await client.call("tool")).data) > 200_000
         _ = await client.post("server/discover")  # until the next request, aiohttp keeps the reply
-    assert "gateway.http.reply._LargeReply" not in found
+    assert "gateway.http.server.response.WholeResponse" not in found

@@ -170,8 +170,8 @@ async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged(
     async def send(data: bytes) -> None:
         sent.extend(data)
 
-    passage: Any = Mock(reply=Mock(end=AsyncMock(), send=send))
-    stream = Mock()
+    passage: Any = Mock(reply=Mock(end=AsyncMock()))
+    stream = Mock(write=send)
     said: Any = Source(comments + EVENT + b"data: behind\n\n", b"data: more\n\n")
     assert await work_gives_way(HttpPassage._stream(passage, said, stream, None, first_event(rewriter)))
     before, event, behind = sent.partition(b"event: endpoint\n")

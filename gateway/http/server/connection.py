@@ -19,7 +19,6 @@ from gateway.http.server.request import NO_HEADERS, BodyBroken, HttpRequest, Rec
 from gateway.http.server.request_parser import Malformed, RequestParser
 from gateway.http.server.response import Response, TextResponse, json_response
 from gateway.http.server.traffic import Traffic
-from gateway.http.server.unread import Unread
 from gateway.http.server.wire import Wire
 from gateway.runtime.budget import Share  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.runtime.pieces import PIECE_BYTES, Pieces, Turn
@@ -143,7 +142,7 @@ class Connection(asyncio.Protocol):
             out.abort()
             return
         service.connections[self] = None
-        self.wire = Wire(out, Unread(out, service.traffic.sending, service.traffic.timeouts))
+        self.wire = Wire(out, service.traffic.sending, service.traffic.timeouts)
         self.wire.is_last = service.is_leaving
         # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more. Over
         # TLS, uvloop tells so at once.

@@ -1,6 +1,5 @@
 """Responses: one body that is written with its head, or a stream whose parts are written as they come."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
@@ -12,6 +11,7 @@ from multidict import CIMultiDict
 from gateway import world
 from gateway.http.server.request import HttpRequest, media_type
 from gateway.http.server.request_id import HEADER
+from gateway.http.server.wire import PIECE_BYTES
 from gateway.telemetry import COMPLETE
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -80,7 +80,7 @@ class Response(ABC):
 
 
 class WholeResponse(Response):
-    """One body, written at once with its head, whose values the caller has checked."""
+    """One body, written at once with its head unless it is large; the caller has checked the values of the head."""
 
     def __init__(
         self, body: bytes = b"", status: int = 200, headers: Headers | None = None, reason: str | None = None
@@ -91,8 +91,14 @@ class WholeResponse(Response):
     def finish(self, http: HttpRequest) -> Awaitable[None] | None:
         """See `Response`."""
         wire = http.wire
+        if len(self.body) > PIECE_BYTES and http.head.method != "HEAD":
+            return self._finish_large(http)
         wire.write(self.encoded(http))
         return wire.drained() if wire.is_behind else None
+
+    async def _finish_large(self, http: HttpRequest) -> None:
+        http.wire.write(self._head(http, f"Content-Length: {len(self.body)}\r\n"))
+        await http.wire.send(self.body)
 
     def encoded(self, http: HttpRequest) -> bytes:
         """The bytes of the whole response."""
@@ -162,20 +168,10 @@ class StreamResponse(Response):
             self.closes, framing = True, ""
         http.wire.write(self._head(http, framing))
 
-    async def write(self, data: bytes | memoryview, seconds: float) -> None:
-        """Write a part, and wait until the client has room for more.
-
-        A client that does not read for so many seconds counts as gone: raises ConnectionError.
-        """
-        http = self._http
-        if http is None or self._is_bodiless or not data:
-            return
-        wire = http.wire
-        if wire.is_behind:  # a timer costs as much as a write, and nearly all writes go to the kernel at once
-            await _drained(http, seconds)
-        wire.write(b"".join((b"%x\r\n" % len(data), data, b"\r\n")) if self._is_chunked else data)
-        if wire.is_behind:
-            await _drained(http, seconds)
+    async def write(self, data: bytes) -> None:
+        """Write a part, and wait until the client has room for more; raises ConnectionError."""
+        if self._http is not None and not self._is_bodiless:
+            await self._http.wire.send(data, in_chunks=self._is_chunked)
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`; a second time, it does nothing."""
@@ -186,15 +182,6 @@ class StreamResponse(Response):
             if self._is_chunked:
                 http.wire.write(b"0\r\n\r\n")
             await http.wire.drained()
-
-
-async def _drained(http: HttpRequest, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await http.wire.drained()
-    except TimeoutError as exc:
-        http.wire.abort()
-        raise ConnectionResetError("the other side does not read its reply") from exc
 
 
 class _Date:

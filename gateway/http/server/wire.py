@@ -1,11 +1,21 @@
-"""The transport of one connection of a client: what was written to it that nobody has read, when it is read from."""
+"""The transport of one connection of a client: what was written to it, and when it is read from.
+
+What the client has not read of its replies is counted in the budget of the process, and has a deadline.
+"""
 
 import asyncio
+import fcntl
+import sys
+import termios
 from typing import Final
 
-from gateway.http.server.unread import Unread
+from gateway import world
+from gateway.config import InForce, Timeouts
 from gateway.http_client.reply_head import CONTINUE
+from gateway.runtime.budget import Budget, Share
 
+PIECE_BYTES: Final = 65_536
+"""The most that is written at once."""
 _LOST: Final = "the client has closed its connection"
 
 
@@ -13,27 +23,33 @@ class Wire:
     """What requests and responses need of their connection."""
 
     __slots__ = (
+        "_budget",
+        "_deadline",
         "_out",
         "_pauses",
         "_room",
+        "_share",
+        "_timeouts",
+        "_tls_socket",
+        "_unsent",
         "has_written",
         "is_behind",
         "is_finishing",
         "is_last",
         "is_lost",
-        "is_secure",
         "remote",
-        "unread",
     )
 
-    def __init__(self, out: asyncio.Transport, unread: Unread) -> None:
+    def __init__(self, out: asyncio.Transport, budget: Budget, timeouts: InForce[Timeouts]) -> None:
         self._out = out
-        self.unread = unread
+        self._budget = budget
+        self._timeouts = timeouts
         peer = out.get_extra_info("peername")
         self.remote: str | None = peer[0] if isinstance(peer, tuple) else peer
         """The address of the client."""
-        self.is_secure = out.get_extra_info("sslcontext") is not None
-        """Whether it is TLS."""
+        self._tls_socket: world.Socket | None = None
+        if out.get_extra_info("sslcontext") is not None:
+            self._tls_socket = out.get_extra_info("socket")
         self.is_behind = False
         """Whether the client has not read everything."""
         self.is_finishing = False
@@ -46,15 +62,31 @@ class Wire:
         """Whether the connection is closed."""
         self._room: asyncio.Future[None] | None = None
         """While somebody waits until the client has read everything."""
+        self._unsent = 0
+        """How much of a reply is not written yet."""
+        self._share: Share | None = None
+        """What waits for the client, while anything does."""
+        self._deadline: asyncio.TimerHandle | None = None
+        """While the client is behind."""
         self._pauses = 0
         """For how many reasons nothing is read."""
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether it is TLS."""
+        return self._tls_socket is not None
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     @property
     def is_writing(self) -> bool:
-        """Whether a part of a reply has not reached the kernel yet."""
-        return self.is_finishing or self.unread.is_in_process
+        """Whether a part of a reply has not reached the kernel yet.
+
+        The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
+        """
+        if self.is_finishing or self._out.get_write_buffer_size():
+            return True
+        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
 
     def write(self, data: bytes | memoryview) -> None:
         """Write a part of a response; raises ConnectionError."""
@@ -63,12 +95,32 @@ class Wire:
         self.has_written = True
         self._out.write(data)
 
+    async def send(self, data: bytes, *, in_chunks: bool = False) -> None:
+        """Write a part, and wait until the client has read it; raises ConnectionError.
+
+        In pieces, so that what the client has not read is counted, over TLS too, and each has a deadline.
+        """
+        if self.is_behind:
+            await self.drained()
+        whole = data if len(data) <= PIECE_BYTES else memoryview(data)
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                piece = whole[start : start + PIECE_BYTES]
+                self._unsent = len(data) - start - len(piece)
+                if self._unsent:
+                    self._count()
+                self.write(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")) if in_chunks else piece)
+                if self.is_behind:
+                    await self.drained()
+        finally:
+            self._unsent = 0
+            if self._share is not None:
+                self._count()
+
     def say_continue(self) -> None:
         """Tell the client to send the body, unless it has left."""
         if not self._out.is_closing():
-            self.is_finishing = True
-            self._out.write(CONTINUE)  # whoever cannot read it now is watched while this is set
-            self.is_finishing = False
+            self._out.write(CONTINUE)
 
     async def drained(self) -> None:
         """Wait until the client has read everything; raises ConnectionError."""
@@ -80,10 +132,21 @@ class Wire:
             self._room = asyncio.Future()
         await asyncio.shield(self._room)
 
-    def unsent(self, count: int) -> None:
-        """Count the part of a reply that its handler has not written yet."""
-        self.unread.unsent = count
-        self.unread.count(is_behind=self.is_behind)
+    def new_share(self) -> Share:
+        """Return a share for what waits for this client; if the client is behind too long, it is cut off."""
+        return self._budget.share(self._out.abort)
+
+    def _count(self) -> None:
+        """Count what the client has not read; the buffer is empty unless it is behind."""
+        unread = self._unsent + (self._out.get_write_buffer_size() if self.is_behind else 0)
+        if self._share is None:
+            if not unread or self.is_lost:
+                return
+            self._share = self.new_share()
+        self._share.grow(unread - self._share.used)
+        if not unread:
+            self._share.release()
+            self._share = None
 
     def end(self) -> None:
         """Close the connection once what was written has reached the kernel."""
@@ -110,24 +173,41 @@ class Wire:
     # -- what the transport says --------------------------------------------------------------------------------
 
     def fell_behind(self) -> None:
-        """Count what the client has not read."""
+        """Count what the client has not read, and cut it off if it does not read it in time."""
         self.is_behind = True
-        self.unread.count(is_behind=True)
-        if self.is_finishing and not self.unread.unsent:
-            self.unread.watch()
+        self._count()
+        if self._deadline is None:
+            seconds = self._timeouts.value.send_seconds
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._out.abort)
 
     def caught_up(self) -> None:
         """Stop counting: the client has read everything."""
         self.is_behind = False
-        self.unread.count(is_behind=False)
-        self.unread.caught_up()
+        self._count()
+        self._watch_no_more()
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     def lost(self) -> None:
         """The client has left: whoever waits for it hears so."""
         self.is_lost = True
-        self.unread.close()
+        self._watch_no_more()
+        if self._share is not None:
+            self._share.release()
+            self._share = None
         if self._room is not None and not self._room.done():
             self._room.set_exception(ConnectionResetError(_LOST))
             _ = self._room.exception()  # nobody may wait any more
+
+    def _watch_no_more(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _kernel_queue(of: world.Socket) -> int:
+    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
+    try:
+        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # closed, or not a TCP socket
+        return 0
