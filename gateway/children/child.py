@@ -115,6 +115,8 @@ class Child(asyncio.BaseProtocol):
 
     async def start(self) -> None:
         """Start it; `over` reports a failure of its command. Raises OSError if the reaper cannot start."""
+        upstream = self._upstream
+        assert upstream.command is not None
         ours, theirs = world.socket_pair()
         pipes: list[tuple[FileIO, FileIO]] = []
         try:
@@ -122,9 +124,18 @@ class Child(asyncio.BaseProtocol):
                 ours.setblocking(False)
                 pipes += (world.pipe(), world.pipe(), world.pipe())
                 (stdin, _), (_, stdout), (_, stderr) = pipes
+                program = (sys.executable, "-I", "-S", str(_REAPER), str(theirs.fileno()), upstream.cwd or "")
                 # Not asyncio's subprocess: uvloop gives a child sockets, which cannot be reopened as /dev/stdin, and
                 # leaks file descriptors to it.
-                self._process = self._start_reaper(theirs, stdin, stdout, stderr)
+                self._process = world.start_process(
+                    (*program, *upstream.command),  # the operator configured it; no shell
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(theirs.fileno(),),
+                    env=environment(upstream, os.environ),
+                    start_new_session=True,  # Ctrl-C in a terminal must reach the gateway only
+                )
         except BaseException:
             ours.close()
             for end in chain(*pipes):
@@ -145,20 +156,6 @@ class Child(asyncio.BaseProtocol):
         if not connecting.cancelled() and connecting.exception() is None:
             self._tasks.spawn(self._supervise(), "child")
             self.kill()
-
-    def _start_reaper(self, control: world.Socket, stdin: FileIO, stdout: FileIO, stderr: FileIO) -> world.Started:
-        upstream = self._upstream
-        assert upstream.command is not None
-        program = (sys.executable, "-I", "-S", str(_REAPER), str(control.fileno()), upstream.cwd or "")
-        return world.start_process(
-            (*program, *upstream.command),  # the operator configured it; no shell
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(control.fileno(),),
-            env=environment(upstream, os.environ),
-            start_new_session=True,  # Ctrl-C in a terminal must reach the gateway only
-        )
 
     async def _connect(self, control: world.Socket, pipes: list[tuple[FileIO, FileIO]]) -> None:
         """Connect our ends of the pipes. The child's ends are closed here, or the pipes would never end."""
@@ -207,7 +204,17 @@ class Child(asyncio.BaseProtocol):
             transport.close()
         if not self._is_input_lost:  # asyncio's transports cannot be aborted after that
             self._stdin.abort()  # a close would wait for unwritten data
-        self._report()
+        if self.asked:
+            log.debug(Event.CHILD_ENDED, route=self.route)
+        else:
+            log.warning(
+                Event.CHILD_ENDED,
+                route=self.route,
+                upstream=self._upstream.name,
+                why=self.over.result(),
+                stderr=list(self.stderr_log.last),
+                fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd",
+            )
         self.gone.set_result(None)
 
     def _take_report(self, words: list[str]) -> None:
@@ -219,18 +226,15 @@ class Child(asyncio.BaseProtocol):
                 self._end(f"cannot be started: {os.strerror(int(number))} ({what} {name})")
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on
-                self._ended(_describe_exit(int(code)))
+                how = _describe_exit(int(code))
+                if self._output.closed:
+                    self._end(how)
+                elif not self.over.done():  # its remaining output is still read
+                    self._output.exit = how
+                    self._output.read_on()
+                    self._end_soon(how)
             case _:
                 pass  # an incomplete line from a reaper that was killed
-
-    def _ended(self, how: str) -> None:
-        """The server exited; its remaining output is still read."""
-        if self._output.closed:
-            self._end(how)
-        elif not self.over.done():
-            self._output.exit = how
-            self._output.read_on()
-            self._end_soon(how)
 
     def output_closed(self) -> None:
         """Its output ended: the server exited, or will never send anything again."""
@@ -257,19 +261,6 @@ class Child(asyncio.BaseProtocol):
         if not self.over.done():
             self.over.set_result(why)
             self._output.ignore()
-
-    def _report(self) -> None:
-        if self.asked:
-            log.debug(Event.CHILD_ENDED, route=self.route)
-        else:
-            log.warning(
-                Event.CHILD_ENDED,
-                route=self.route,
-                upstream=self._upstream.name,
-                why=self.over.result(),
-                stderr=list(self.stderr_log.last),
-                fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd",
-            )
 
     # -- its input ----------------------------------------------------------------------------------------------
 

@@ -119,19 +119,19 @@ class ChildLauncher:
     async def _wait_for_start(self, enough: int) -> None:
         """Wait until a child may start, at once or after failures one at a time, with pauses, or until enough wait."""
         while self._failures and len(self._prestarted) < enough:
+            pause = self._not_before - world.monotonic()
             if self._trial is not None:
                 self._changed.clear()
                 _ = await self._changed.wait()
-                continue
-            pause = self._not_before - world.monotonic()
-            if pause <= 0:
+            elif pause <= 0:
                 return
-            if pause > _MAX_WAIT_SECONDS:
+            elif pause > _MAX_WAIT_SECONDS:
                 raise Unreachable(
                     f"{self.where} {self._last_reason} before it answered `initialize`, {self._failures} times "
                     f"in a row; it is started again in {pause:.0f} s. The gateway's log has its stderr"
                 )
-            await asyncio.sleep(pause)
+            else:
+                await asyncio.sleep(pause)
 
     async def _start_unless(self, enough: int) -> Child | None:
         """Start a child as one of `max_children`; None if enough wait for a session by then. Raises Unreachable."""
@@ -141,23 +141,20 @@ class ChildLauncher:
             if len(self._prestarted) >= enough:
                 self._slots.release()
                 return None
-            return await self._start()
+            child = Child(self._upstream, self._path, self.client, self._tasks, self._malformed)
+            child.over.add_done_callback(lambda _: self._over(child))
+            if self._failures:
+                self._trial = child
+            try:
+                await child.start()
+            except OSError as exc:
+                child.over.set_result(f"cannot be started: {exc.strerror}")
+                raise Unreachable(f"{self.where} {child.over.result()}") from exc
+            except BaseException:
+                self._settle(child)
+                raise
         except BaseException:
             self._slots.release()
-            raise
-
-    async def _start(self) -> Child:
-        child = Child(self._upstream, self._path, self.client, self._tasks, self._malformed)
-        child.over.add_done_callback(lambda _: self._over(child))
-        if self._failures:
-            self._trial = child
-        try:
-            await child.start()
-        except OSError as exc:
-            child.over.set_result(f"cannot be started: {exc.strerror}")
-            raise Unreachable(f"{self.where} {child.over.result()}") from exc
-        except BaseException:
-            self._settle(child)
             raise
         child.gone.add_done_callback(self._gone)
         self._started(child)

@@ -125,7 +125,10 @@ class HttpClient:
         """Send a request on a new connection; `failure` is what it means that there is none."""
         if self._is_closed:
             return
-        connection = Connection(origin, self, self._familiar_heads(origin))
+        if len(self._familiar) > _SERVERS:
+            self._familiar.clear()
+        familiar = self._familiar.setdefault((origin.host, origin.port), FamiliarHeads())
+        connection = Connection(origin, self, familiar)
         try:
             await self._connector.connect(connection, seconds)
         except NotConnected as exc:
@@ -138,12 +141,6 @@ class HttpClient:
         else:
             connection.abort()
             self._fail(pending, failure or NotConnected("it closed the connection at once"))
-
-    def _familiar_heads(self, origin: Origin) -> FamiliarHeads:
-        """What is known of the replies of a server."""
-        if len(self._familiar) > _SERVERS:
-            self._familiar.clear()
-        return self._familiar.setdefault((origin.host, origin.port), FamiliarHeads())
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""

@@ -44,7 +44,9 @@ class Connector:
         try:
             async with deadline:
                 if is_unix:
-                    await _connect_unix(connection)
+                    loop = asyncio.get_running_loop()
+                    transport, _ = await loop.create_unix_connection(lambda: connection, origin.host)
+                    connection.uses(transport.get_extra_info("socket"))
                     return
                 addresses = await self._addresses.of(origin.host, origin.port)
                 if not self._bounds_lookups:
@@ -81,12 +83,6 @@ class Connector:
             with suppress(OSError):  # the event loop may have closed it
                 sock.close()
             raise
-
-
-async def _connect_unix(connection: Connection) -> None:
-    path = connection.origin.host
-    transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
-    connection.uses(transport.get_extra_info("socket"))
 
 
 def _failure(exc: Exception) -> NotConnected:

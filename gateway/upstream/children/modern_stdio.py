@@ -81,34 +81,24 @@ class ModernStdio:
         try:
             await child.send(sent)
             del sent
-            await self._answered(child, request)
-        except (asyncio.CancelledError, TimeoutError) as exc:
+            loop, idle_seconds = asyncio.get_running_loop(), self._launcher.client.timeouts.idle_seconds
+            request.heard = loop.time()
+            # A subscription may be silent for as long as nothing changes.
+            left = None if request.method == mcp.LISTEN else idle_seconds
+            while not await child.answers(request.answered, left):
+                left = request.heard + idle_seconds - loop.time()
+                if left <= 0:
+                    raise CallLost(
+                        f"{child.where} was silent for timeouts.idle_seconds; the call may have had effects"
+                    )
+            request.answered.result()
+        finally:
             # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.
             if not request.answered.done() and request.method != mcp.DISCOVER:
                 child.write(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(number)}))
-            if isinstance(exc, asyncio.CancelledError):
-                raise
-            raise CallLost(
-                f"{child.where} was silent for timeouts.idle_seconds; the call may have had effects"
-            ) from exc
-        finally:
             del self._requests[number]
             request.answered.cancel()
             self._end_if_unused()
-
-    async def _answered(self, child: Child, request: _InFlight) -> None:
-        """Wait for the answer; raises CallLost if the child ends first, and TimeoutError if it is silent for too long.
-
-        A subscription may be silent for as long as nothing changes.
-        """
-        loop, idle_seconds = asyncio.get_running_loop(), self._launcher.client.timeouts.idle_seconds
-        request.heard = loop.time()
-        left = None if request.method == mcp.LISTEN else idle_seconds
-        while not await child.answers(request.answered, left):
-            left = request.heard + idle_seconds - loop.time()
-            if left <= 0:
-                raise TimeoutError
-        request.answered.result()
 
     async def _running_child(self) -> Child:
         seconds = self._launcher.client.timeouts.handshake_seconds

@@ -82,16 +82,15 @@ class SharedChild:
         is_question = isinstance(message.id, Raw) and message.method not in (None, mcp.PING)
         if is_question and self._given_up and any(each.may_ask for each in self.channels):
             self._refuse(message)
-        elif (channel := self._channel_of(message)) is not None:
-            channel.hear(line)
-
-    def _channel_of(self, message: jsonrpc.Message) -> "SharedChannel | None":
+            return
         if message.method is None:
             id_ = bytes(message.id) if isinstance(message.id, Raw) else b""
             self._given_up.discard(id_)
-            return next((each for each in self.channels if each.awaits(id_)), None)
-        first = self.channels[0] if self.channels else None
-        return next((each for each in self.channels if each.may_ask), first)
+            hearing = [each for each in self.channels if each.awaits(id_)]
+        else:
+            hearing = [each for each in self.channels if each.may_ask] or self.channels
+        for channel in hearing[:1]:
+            channel.hear(line)
 
     def give_up(self, id_: bytes) -> None:
         """Nobody waits any more for the answer to a call that may ask."""
@@ -121,12 +120,13 @@ class SharedChild:
             self._is_initialized = True
         await self.child.send(message)
 
-    def counts(self, method: str | None, uri: bytes) -> bool:
+    def counts(self, request: jsonrpc.Message) -> bool:
         """Count a subscription or its end; return whether the child has to know."""
-        if method == mcp.SUBSCRIBE:
-            self._subscribed[uri] += 1
-        elif method == mcp.UNSUBSCRIBE:
-            self._subscribed[uri] -= 1
+        if request.method not in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
+            return True
+        uri = bytes(jsonrpc.members(request.params).get("uri", b""))
+        self._subscribed[uri] += 1 if request.method == mcp.SUBSCRIBE else -1
+        if request.method == mcp.UNSUBSCRIBE:
             if self._subscribed[uri] > 0:
                 return False
             del self._subscribed[uri]  # also if nobody had subscribed
@@ -174,7 +174,7 @@ class SharedChannel(StdioChannel):
         """Write a request and wait until it is answered, or the child ends."""
         assert self._shared is not None, "the handshake came first"
         opened = jsonrpc.message(message)
-        if not self._shared.counts(opened.method, _uri(opened)):
+        if not self._shared.counts(opened):
             return Raw(_EMPTY_RESULT)
         self._id = bytes(opened.id) if isinstance(opened.id, Raw) else b""
         self.may_ask = opened.method in mcp.ASKING
@@ -202,10 +202,3 @@ class SharedChannel(StdioChannel):
         """Leave the child, which serves the next session too."""
         if self._shared is not None:
             await self._shared.left(self)
-
-
-def _uri(message: jsonrpc.Message) -> bytes:
-    """Return the JSON of the URI that a request is about; empty if it has none."""
-    if message.method not in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
-        return b""
-    return bytes(jsonrpc.members(message.params).get("uri", b""))

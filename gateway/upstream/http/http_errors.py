@@ -65,18 +65,15 @@ class SuspectedSessionLoss(SessionLost):
         try:
             await ping
         except SuspectedSessionLoss as again:
-            return of_get or self._is_like(again)
+            mine, others = self.error, again.error
+            if of_get or (self.status_code, self.is_answer) != (again.status_code, again.is_answer):
+                return of_get
+            if mine is None or others is None:
+                return mine is None  # an HTML page may differ each time
+            return (mine.code, mine.message) == (others.code, others.message)
         except GatewayError:
-            pass  # this proves nothing
+            return False  # this proves nothing
         return False
-
-    def _is_like(self, other: "SuspectedSessionLoss") -> bool:
-        if self.status_code != other.status_code or self.is_answer != other.is_answer:
-            return False
-        mine, others = self.error, other.error
-        if mine is None or others is None:
-            return mine is None  # an HTML page may differ each time
-        return (mine.code, mine.message) == (others.code, others.message)
 
     def conclude(self, *, is_gone: bool) -> jsonrpc.Error:
         """Return the error as the answer if it has the id of the request.
