@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway import world
 from gateway.config import Config, InForce
-from gateway.seal.keyring import Keys, key_id
+from gateway.seal.keyring import Keys
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
@@ -16,32 +16,26 @@ log = get_logger()
 KEY_BYTES: Final = 32
 
 
-class StateKeys:
-    """The keys that hold now."""
+def state_keys(in_force: InForce[Config], worker_key: bytes | None) -> InForce[Keys]:
+    """Return the keys that hold; `worker_key` is the one that all workers of a supervisor share."""
+    own: tuple[bytes, ...] = () if worker_key is None else (worker_key,)
 
-    def __init__(self, in_force: InForce[Config], worker_key: bytes | None) -> None:
-        """`worker_key` is the key that all workers of a supervisor share."""
-        self._own: tuple[bytes, ...] = () if worker_key is None else (worker_key,)
-        self.keys = InForce(self._of(in_force.value))
-        in_force.after_replace(self._use)
-
-    def _use(self, config: Config) -> None:
-        keys = self._of(config)
-        if keys != self.keys.value:  # a new ring would have to derive its subkeys again
-            self.keys.replace(keys)
-
-    def _of(self, config: Config) -> Keys:
+    def of(config: Config) -> Keys:
         """Return the configured keys, then the own one if there is any."""
+        nonlocal own
         configured = config.state.raw_keys()
-        if not configured and not self._own:
-            self._own = (ephemeral_key("this process"),)
-        present = (*configured, *self._own)
+        if not configured and not own:
+            own = (ephemeral_key("this process"),)
+        present = (*configured, *own)
         return Keys(present, tuple(key for key in config.state.raw_session_keys() if key not in present))
 
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Ids of the keys; the first one seals."""
-        return tuple(map(key_id, self.keys.value.present))
+    def follow(config: Config) -> None:
+        if (new := of(config)) != keys.value:  # a new ring would have to derive its subkeys again
+            keys.replace(new)
+
+    keys = InForce(of(in_force.value))
+    in_force.after_replace(follow)
+    return keys
 
 
 def ephemeral_key(whose: str) -> bytes:

@@ -49,13 +49,14 @@ from gateway.routes.route_table import RouteTable
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
+from gateway.seal.keyring import key_id
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import states
 from gateway.seal.sep_1655_items import items
 from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
-from gateway.server.key_purposes import StateKeys
+from gateway.server.key_purposes import state_keys
 from gateway.server.listen_errors import cannot_listen
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
@@ -102,9 +103,9 @@ class Gateway:
         self.metrics.watch_budget(self.calls.name, self.calls.status)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
-        self._state_keys = StateKeys(in_force, worker.key if worker is not None else None)
-        self.task_table = TaskTable(in_force.part(lambda config: config.tasks), TaskSealer(self._state_keys.keys))
-        self._peer_sealer = PeerSealer(self._state_keys.keys)
+        self._keys = state_keys(in_force, worker.key if worker is not None else None)
+        self.task_table = TaskTable(in_force.part(lambda config: config.tasks), TaskSealer(self._keys))
+        self._peer_sealer = PeerSealer(self._keys)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
         self._traffic.show_budgets()
@@ -148,7 +149,7 @@ class Gateway:
         self._snapshot_source = SnapshotSource(
             in_force=in_force,
             reload=self.reload,
-            keys=self._state_keys.keys,
+            keys=self._keys,
             downstream=self.downstream,
             clients=self.client_listener,
             tasks=self.tasks,
@@ -181,7 +182,7 @@ class Gateway:
     @property
     def key_ids(self) -> tuple[str, ...]:
         """Ids of the state keys; the first one seals."""
-        return self._state_keys.ids
+        return tuple(map(key_id, self._keys.value.present))
 
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
@@ -208,7 +209,7 @@ class Gateway:
 
     def _assemble(self, stream_times: StreamTimes, *, serves_host: bool) -> None:
         """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
-        in_force, keys, tasks = self._in_force, self._state_keys.keys, self.tasks
+        in_force, keys, tasks = self._in_force, self._keys, self.tasks
         process = ProcessScope(
             states=states(keys, in_force.part(lambda config: config.limits.state_bytes)),
             items=items(keys),
