@@ -8,7 +8,7 @@ import msgspec
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
 from gateway.admin.snapshot import SnapshotSource, show_load
-from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
+from gateway.admin.status_page import HEADERS, every_seconds, page
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
@@ -46,27 +46,18 @@ class Probes(ABC):
             case "/metrics":
                 return WholeResponse(await self.exposition(), headers={"Content-Type": METRICS_TYPE})
             case "/status" | "/status.json":
-                return await self._status(http)
+                return await self.status(http)
             case path if path.startswith(_DOCS) and (text := document(path.removeprefix(_DOCS))) is not None:
                 return TextResponse(text, headers=HEADERS)
-            case _:
-                return TextResponse("try /healthz /readyz /metrics /status\n", 404)
-
-    async def _status(self, http: HttpRequest) -> Response:
-        is_json = http.path == "/status.json" or prefers_json(http.headers.get("Accept", ""))
-        status = await self.status(http, is_json=is_json)
-        if status is None:
-            return TextResponse("no worker answers: the log says why (`worker.ended`)\n", 503)
-        content_type = f"{'application/json' if is_json else 'text/html'}; charset=utf-8"
-        return WholeResponse(status, headers={"Content-Type": content_type, **HEADERS})
+        return TextResponse("try /healthz /readyz /metrics /status\n", 404)
 
     @abstractmethod
     async def unready(self) -> str | None:
         """Return in a few words why the load balancer should send no new requests here; None if it should."""
 
     @abstractmethod
-    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes | None:
-        """Return the status that a query asks for, as a page or as JSON; None if no worker answers."""
+    async def status(self, http: HttpRequest) -> Response:
+        """Return the status that a query asks for, as a page or as JSON by the path."""
 
     @abstractmethod
     def names(self) -> frozenset[str] | None:
@@ -75,6 +66,12 @@ class Probes(ABC):
     @abstractmethod
     async def exposition(self) -> bytes:
         """Return the metrics."""
+
+
+def status_response(http: HttpRequest, status: bytes) -> Response:
+    """Return the response with a page, or with JSON."""
+    kind = "text/html" if http.path == "/status" else "application/json"
+    return WholeResponse(status, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 
 class Admin(Probes):
@@ -94,15 +91,16 @@ class Admin(Probes):
         """See `Probes`."""
         return None if self._is_private else admin_names(self._source.config)
 
-    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes:
+    async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: of the whole cluster, unless the query names one replica of it."""
         query = http.url.query
         replica = query.get("replica")
         status = await self._cluster.status(replica)
-        if is_json:
-            return msgspec.json.encode(status)
+        if http.path == "/status.json":
+            return status_response(http, msgspec.json.encode(status))
         only_replica = replica if replica == status.replica and status.covers == "replica" else None
-        return page(status, every_seconds(query.get("refresh")), query.get("route"), only_replica).encode()
+        seconds = every_seconds(query.get("refresh"))
+        return status_response(http, page(status, seconds, query.get("route"), only_replica).encode())
 
     async def exposition(self) -> bytes:
         """See `Probes`."""

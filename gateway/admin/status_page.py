@@ -40,7 +40,6 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "Vary": "Accept",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -80,11 +79,6 @@ def every_seconds(asked: str | None) -> int | None:
     if asked is None or not _SECONDS.fullmatch(asked):
         return None
     return max(int(asked), _LEAST_SECONDS)
-
-
-def prefers_json(accept: str) -> bool:
-    """Return whether an Accept header names JSON, and no HTML."""
-    return "application/json" in accept and "text/html" not in accept
 
 
 def page(

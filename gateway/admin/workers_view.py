@@ -13,12 +13,13 @@ from typing import Final
 import aiohttp
 
 from gateway.admin import merge_metrics
-from gateway.admin.probes import Probes
+from gateway.admin.probes import Probes, status_response
 from gateway.admin.reload import Reload
 from gateway.auth.host_check import admin_names
 from gateway.config import Config, InForce
 from gateway.http.server.listener import UNIX
 from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, TextResponse
 from gateway.telemetry import Metrics
 
 _ANSWER_SECONDS: Final = 1.0
@@ -95,13 +96,13 @@ class Overview(Probes):
         """See `Probes`."""
         return admin_names(self._in_force.value)
 
-    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes | None:
+    async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: the worker that answers first asks its siblings and the other replicas."""
-        path = f"/status{'.json' if is_json else ''}?{http.url.raw_query_string}"
+        path = f"{http.path}?{http.url.raw_query_string}"
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
             if (first := await answer) is not None and (status := await first.get(path, _STATUS_SECONDS)) is not None:
-                return status.encode()
-        return None
+                return status_response(http, status.encode())
+        return TextResponse("no worker answers: the log says why (`worker.ended`)\n", 503)
 
     async def exposition(self) -> bytes:
         """See `Probes`: the sum over all workers and the supervisor itself."""

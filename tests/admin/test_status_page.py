@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.admin import status_page
 from gateway.admin.documents import TITLES
 from gateway.admin.merge_statuses import cut, failing_first
-from gateway.admin.status_page import every_seconds, page, prefers_json
+from gateway.admin.status_page import every_seconds, page
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import (
     MOST_HELD,
@@ -95,11 +95,6 @@ def test_the_oldest_calls_are_shown_and_all_are_counted() -> None:
     status = cut(status_of(held=tuple(map(held, ages)), held_total=300))
     assert [call.age_seconds for call in status.held] == sorted(ages, reverse=True)[:MOST_HELD]
     assert f"{MOST_HELD} of 300 are shown" in page(status)
-
-
-def test_accept_is_read_for_json() -> None:
-    assert prefers_json("application/json")
-    assert not prefers_json("")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gateway.admin.workers_view import Overview, WorkerProcess
 from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
-from gateway.http.server.response import Response
+from gateway.http.server.response import Response, TextResponse
 from gateway.http.server.traffic import Traffic
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import METRICS_TYPE, Metrics
@@ -56,9 +56,9 @@ class FakeWorker(Probes):
     async def exposition(self) -> bytes:
         return self.metrics.render()
 
-    async def status(self, http: HttpRequest, *, is_json: bool) -> bytes:
+    async def status(self, http: HttpRequest) -> Response:
         self.views += 1
-        return f"{Path(self.address).stem} {is_json} {http.url.query.get('route')}".encode()
+        return TextResponse(f"{Path(self.address).stem} {http.path} {http.url.query.get('route')}")
 
     async def handle(self, http: HttpRequest) -> Response:
         self.asked.set()
@@ -245,8 +245,8 @@ async def test_the_worker_that_answers_tells_the_status(host: Host) -> None:
         assert (await get("/status"))[0] == 503
         hung, other = await host.start(0), await host.start(1)
         hung.free.clear()
-        assert await get("/status.json") == (200, "admin-1 True None")
-        assert await get("/status?route=/a%20b%26") == (200, "admin-1 False /a b&")
+        assert await get("/status.json") == (200, "admin-1 /status.json None")
+        assert await get("/status?route=/a%20b%26") == (200, "admin-1 /status /a b&")
         hung.free.set()
         _ = await get("/status")
         assert hung.views + other.views == 3, "one asks its siblings"
