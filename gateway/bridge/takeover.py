@@ -90,9 +90,11 @@ class Takeover:
             elif isinstance(exc, Busy):
                 give_back(exc)  # no session was free, so nothing has changed upstream
             else:
-                if self.owner_is_dead and self.envelope.upstream is not None:
-                    why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
-                    self._call.cancel_orphan(self.envelope.upstream, why)
+                why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
+                if self._call.session is None:
+                    self._end(why)
+                elif self.owner_is_dead:
+                    self._call.cancel(why)
                 if not replayable:
                     self._report.step(Step.LOST)
                 listener.hear(on.Broke(exc, replayable))
@@ -116,15 +118,14 @@ class Takeover:
 
     def give_up(self, reason: str) -> None:
         """Cancel a call that was not picked up before its client was given up, if no other process holds it."""
+        self._end(reason, *((each.upstream_id, each.method) for each in self.envelope.open if each.upstream_id))
+
+    def _end(self, reason: str, *questions: tuple[bytes, str]) -> None:
         upstream = self.envelope.upstream
-        if upstream is None or not self.owner_is_dead:
-            return
-        if upstream.task:
-            self._call.cancel_orphan(upstream, reason)
-            return
-        questions = tuple((each.upstream_id, each.method) for each in self.envelope.open if each.upstream_id)
-        ending = orphans.give_up(self._context.live, Remains(upstream, questions), reason, self._context.headers)
-        self._context.live.process.tasks.spawn(ending, "send upstream")
+        if upstream is not None and self.owner_is_dead:
+            remains = Remains(upstream, () if upstream.task else questions)
+            ending = orphans.give_up(self._context.live, remains, reason, self._context.headers)
+            self._context.live.process.tasks.spawn(ending, "send upstream")
 
 
 def cooled(

@@ -17,8 +17,7 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED
 from gateway.http.outbox import ending_of
 from gateway.http.upstream_headers import own_headers
-from gateway.parking import orphans
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError, bug
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
@@ -373,15 +372,6 @@ class UpstreamCall(ABC):
         if not (context.exchange.round and self._may_be_resumed_elsewhere(session)):
             return True
         return await context.live.process.witness.is_taken(context.exchange_id, context.exchange.round) is False
-
-    def cancel_orphan(self, upstream: Upstream, reason: str) -> None:
-        """Cancel the call of a dead replica, so that its upstream does not wait for an answer."""
-        params = {"requestId": Raw(upstream.call), "reason": reason}
-        self._tell_orphan(upstream, jsonrpc.notification(mcp.CANCELLED, params))
-
-    def _tell_orphan(self, upstream: Upstream, message: bytes) -> None:
-        context = self._context
-        self._outgoing.try_to_send(partial(orphans.tell, context.live, upstream, message, context.headers))
 
     @property
     def _outgoing(self) -> Outgoing:

@@ -1,7 +1,9 @@
 """Calls that another process began, for processes that do not read them."""
 
 import asyncio
+import re
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -12,20 +14,14 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Channel, Headers
 
 log = get_logger()
 
-
-async def tell(live: LiveRoute, whereabouts: Upstream, message: bytes, headers: Headers) -> None:
-    """Send a message in a session that another process opened, without taking the session over."""
-    channel = live.upstream.pool.adopted_channel(whereabouts)
-    try:
-        await channel.send(message, headers)
-    finally:
-        await channel.close(end_session=False)
+_FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
 
 
 async def give_up(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
@@ -47,13 +43,18 @@ async def end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) 
 
 
 async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
-    """Answer the questions of a call, cancel it, and end its session if it ended.
+    """Answer the questions of a call, cancel it, and end its session if it ended; of a task, only cancel it.
 
     Raises an UpstreamError or TimeoutError if the cancellation does not arrive.
     """
-    pool, whereabouts = live.upstream.pool, remains.upstream
+    pool, whereabouts, task = live.upstream.pool, remains.upstream, remains.upstream.task
     seconds = pool.config.timeouts.cancel_seconds
-    cancelled = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason})
+    if not task:
+        cancelled = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason})
+    elif must_not_be_cancelled(task):
+        return
+    else:
+        cancelled = jsonrpc.request(new_id(), mcp.TASKS_CANCEL, {"taskId": task})
     channel, has_ended = pool.adopted_channel(whereabouts), False
     try:
         with suppress(UpstreamError, TimeoutError):  # an answer that is not taken must not keep the call running
@@ -62,6 +63,8 @@ async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers)
                     await channel.send(jsonrpc.answer(Raw(id_), withdrawn(method)), headers)
         async with asyncio.timeout(seconds):
             await channel.send(cancelled, headers)
+        if task is not None:
+            return  # what it was answered need not be its end
         # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(seconds):
@@ -82,3 +85,11 @@ async def _until_answered(channel: Channel, whereabouts: Upstream, headers: Head
         return message.method is None and message.id == Raw(whereabouts.call)
 
     await channel.resume(whereabouts.cursor or "", headers, is_answer, lambda: None, is_shared=False)
+
+
+def must_not_be_cancelled(task_id: str) -> bool:
+    """Whether tasks/cancel would do harm: in `mcp` 1.30 the end of a cancelled task ends another session.
+
+    It would not stop the work there either. The form of its task ids shows the server: 32 hex digits, a colon, a UUID.
+    """
+    return _FRAGILE.fullmatch(task_id) is not None

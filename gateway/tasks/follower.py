@@ -18,6 +18,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.bridge.call_context import Context
 from gateway.exchange import events as on
+from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.own_ids import new_id
@@ -169,7 +170,7 @@ class Follower:
     @property
     def must_not_be_cancelled(self) -> bool:
         """Whether tasks/cancel would do harm."""
-        return legacy_tasks.must_not_be_cancelled(self.task_id)
+        return orphans.must_not_be_cancelled(self.task_id)
 
     async def cancel(self) -> None:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""

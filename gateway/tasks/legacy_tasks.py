@@ -6,7 +6,6 @@ that is `_meta` alone; fastmcp 3 refuses tasks/result until the task is over. So
 tasks/result brings, and whether the status is final.
 """
 
-import re
 from typing import Final
 
 import msgspec
@@ -18,7 +17,6 @@ from gateway.protocol.errors import TaskCancelled, clean
 
 FINAL: Final = frozenset({"completed", "failed", "cancelled"})
 """The states of a task that is over."""
-_FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
 
 
 class Created(msgspec.Struct, frozen=True):
@@ -86,11 +84,3 @@ def ended(got: Raw | jsonrpc.Error, answer: Raw | jsonrpc.Error) -> Ended:
     message = jsonrpc.text(jsonrpc.members(got).get("statusMessage"))
     said = answer.message if isinstance(answer, jsonrpc.Error) else ""
     return on.Failed(jsonrpc.Error(mcp.INTERNAL_ERROR, clean(message or said or "The task failed")))
-
-
-def must_not_be_cancelled(task_id: str) -> bool:
-    """Whether tasks/cancel would do harm: in `mcp` 1.30 the end of a cancelled task ends another session.
-
-    It would not stop the work there either. The form of its task ids shows the server: 32 hex digits, a colon, a UUID.
-    """
-    return _FRAGILE.fullmatch(task_id) is not None

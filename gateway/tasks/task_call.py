@@ -264,16 +264,6 @@ class TaskCall(UpstreamCall):
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def cancel_orphan(self, upstream: Upstream, reason: str) -> None:
-        """Cancel the task of a dead replica, or the request that is to make it."""
-        if self._follower is not None:
-            self.cancel(reason)
-        elif not upstream.task:
-            super().cancel_orphan(upstream, reason)
-        elif not legacy_tasks.must_not_be_cancelled(upstream.task):
-            id_ = upstream.call[:-1] + b'-cancel"'
-            self._tell_orphan(upstream, jsonrpc.request(id_, mcp.TASKS_CANCEL, {"taskId": upstream.task}))
-
     def release(self, *, clean: bool) -> None:  # noqa: ARG002  (a session that had a task never serves another call)
         """Give the session back, to be ended once everything for the task has gone out in it."""
         driven = self._follower

@@ -137,13 +137,15 @@ async def test_a_task_that_was_made_on_a_stream_that_cannot_be_resumed_is_lost(
         await turn.result(store.outcome([]))
 
     upstream.tool(without_ids)
-    upstream.on("answer", upstream.plain)
+    for word in ("answer", mcp.CANCELLED):
+        upstream.on(word, upstream.plain)
     two, asked = await _orphaned(cluster)
     reply = await in_time(two.client().answer(asked))
     assert reply.outcome == (200, -32603, "owner_lost")
     assert "a task that it had made before may still run" in reply.error["message"]
     assert len(upstream.of("tools/call")) == 1
     assert "answer" not in upstream.words
+    await upstream.saw(mcp.CANCELLED)
     await eventually(lambda: steps(two) == {"lost": 1})
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.parking import orphans
 from gateway.protocol import mcp
-from gateway.tasks import legacy_tasks
 from tests.simulation.plain_http import Request
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class TaskServer:
             else:
                 self._flush(task)
         else:
-            if method == mcp.TASKS_CANCEL and legacy_tasks.must_not_be_cancelled(task.id):
+            if method == mcp.TASKS_CANCEL and orphans.must_not_be_cancelled(task.id):
                 task.run.is_harmed = True
             elif method == mcp.TASKS_CANCEL and task.final is None:
                 task.run.cancelled = self._server.now()

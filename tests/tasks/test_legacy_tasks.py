@@ -103,9 +103,3 @@ def test_a_task_ended_as_its_result_says_and_not_as_its_status_says(
     got: bytes, answer: Raw | jsonrpc.Error, ended: Ended
 ) -> None:
     assert same(legacy_tasks.ended(Raw(got), answer), ended)
-
-
-def test_the_task_ids_of_the_python_sdk_forbid_a_cancellation() -> None:
-    assert legacy_tasks.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b:dc71a5c1-3d08-43bc-987c-4c9632ada55d")
-    assert not legacy_tasks.must_not_be_cancelled("63133a589d9b4531a0a872529ca27d4b")
-    assert not legacy_tasks.must_not_be_cancelled("dc71a5c1-3d08-43bc-987c-4c9632ada55d")
