@@ -21,43 +21,34 @@ class RequestFailed(Exception):
 
     sent = True
     """Whether the upstream may have received a byte of the request. If not, it ran nothing."""
+    _said = "{where} {cause}; the request may have had effects"
 
     def mapped(self, where: str) -> UpstreamError:
         """Translate the failure for clients; `where` names the upstream."""
-        return CallLost(f"{where} {self}; the request may have had effects")
+        error = CallLost if self.sent else Unreachable
+        return error(self._said.format(where=where, cause=self))
 
 
 class NotConnected(RequestFailed):
     """There is no connection. The message is the reason."""
 
     sent = False
-
-    def mapped(self, where: str) -> UpstreamError:
-        """Translate the failure for clients; `where` names the upstream."""
-        return Unreachable(
-            f"{where} cannot be reached ({self}); check that the server runs and that upstream.url is right"
-        )
+    _said = "{where} cannot be reached ({cause}); check that the server runs and that upstream.url is right"
 
 
 class ConnectTimedOut(NotConnected):
     """There was no connection within the deadline, TLS included."""
 
+    _said = "{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
+
     def __init__(self) -> None:
         super().__init__("connecting took too long")
-
-    def mapped(self, where: str) -> UpstreamError:
-        """Translate the failure for clients; `where` names the upstream."""
-        return Unreachable(
-            f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
-        )
 
 
 class TlsRefused(NotConnected):
     """One of the two sides refused the TLS handshake. The message is the reason with its fix."""
 
-    def mapped(self, where: str) -> UpstreamError:
-        """Translate the failure for clients; `where` names the upstream."""
-        return Unreachable(f"{where} cannot be reached over TLS: {self}")
+    _said = "{where} cannot be reached over TLS: {cause}"
 
 
 class NoReply(RequestFailed):
@@ -94,7 +85,5 @@ class ClientClosed(RequestFailed):
     def __init__(self, *, sent: bool) -> None:
         super().__init__("was disconnected because the gateway is shutting down")
         self.sent = sent
-
-    def mapped(self, where: str) -> UpstreamError:
-        """Translate the failure for clients; `where` names the upstream."""
-        return super().mapped(where) if self.sent else Unreachable(f"{where} was not asked: the gateway shuts down")
+        if not sent:
+            self._said = "{where} was not asked: the gateway shuts down"

@@ -156,8 +156,11 @@ class HttpSseChannel(OneStreamChannel):
         if len(event.data) <= _ENDPOINT_BYTES:
             self._messages = self._endpoint.within(event.data.decode(errors="replace"))
         if self._messages is None:
+            said = event.data[:200].decode(errors="replace")
+            # Without secrets, such as a session id in its query.
+            named = redacted_url(said) if "://" in said else said.partition("?")[0].partition("#")[0]
             raise Unreachable(
-                f"{where} wants messages sent to {_without_secrets(event.data)}, which is not at the origin of "
+                f"{where} wants messages sent to {named!r}, which is not at the origin of "
                 "upstream.url: credentials are not sent there; set upstream.url to the server's own address, or have "
                 "the server name a path"
             )
@@ -307,12 +310,6 @@ class HttpSseChannel(OneStreamChannel):
         """Close the stream, and the session with it."""
         self._closed = True
         self._end(CallLost("The gateway closed the stream of the session"))
-
-
-def _without_secrets(data: bytes) -> str:
-    """Return the address without secrets, such as a session id in its query."""
-    address = data[:200].decode(errors="replace")
-    return repr(redacted_url(address) if "://" in address else address.partition("?")[0].partition("#")[0])
 
 
 def _wait_no_more(reply: ReplyReader, _: Answered) -> None:

@@ -39,36 +39,27 @@ class AutoDetectChannel(StreamableChannel):
         super().__init__(upstream)
         self._era = era
 
-    def _note(self, *, speaks_sse: bool) -> None:
-        if self._era is not None:
-            self._era.note_transport(speaks_sse=speaks_sse)
-
     async def open(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
         """Open a session over the transport that was detected last, or else over the other one."""
-        if self._era is not None and self._era.speaks_sse:
-            try:
-                return await self._over_sse(message, headers)
-            except WrongTransport:
-                result = await self.initialize(message, headers)
-                self._note(speaks_sse=False)
-                return self, result
+        speaks_sse = self._era is not None and bool(self._era.speaks_sse)
         try:
-            result = await self.initialize(message, headers)
-        except WrongTransport as streamable:
+            return await self._open_over(message, headers, speaks_sse=speaks_sse)
+        except WrongTransport as first:
             try:
-                return await self._over_sse(message, headers)
-            except WrongTransport as sse:
+                return await self._open_over(message, headers, speaks_sse=not speaks_sse)
+            except WrongTransport as second:
+                streamable, sse = (second, first) if speaks_sse else (first, second)
                 why = sse.message.removeprefix(f"{self._endpoint.where} ")
-                raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
-        self._note(speaks_sse=False)
-        return self, result
+                raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from second
 
-    async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
-        channel = HttpSseChannel(self._upstream)
+    async def _open_over(self, message: bytes, headers: Headers, *, speaks_sse: bool) -> tuple[Channel, Raw]:
+        channel = HttpSseChannel(self._upstream) if speaks_sse else self
         try:
             result = await channel.initialize(message, headers)
         except BaseException:
-            await channel.close(end_session=True)
+            if channel is not self:
+                await channel.close(end_session=True)
             raise
-        self._note(speaks_sse=True)
+        if self._era is not None:
+            self._era.note_transport(speaks_sse=speaks_sse)
         return channel, result
