@@ -104,7 +104,7 @@ class Gateway:
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._keys = state_keys(in_force, worker.key if worker is not None else None)
-        self.task_table = TaskTable(in_force.part(lambda config: config.tasks), TaskSealer(self._keys))
+        self.task_table = TaskTable(in_force.part(lambda config: config.hold), TaskSealer(self._keys))
         self._peer_sealer = PeerSealer(self._keys)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
-from gateway.config import InForce, TaskLimits
+from gateway.config import Hold, InForce
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import results
@@ -425,13 +425,13 @@ class LiveTask(Driver):
 
 
 class TaskTable:
-    """The tasks of one process by the gateway's own ids, with a cap for all of them, another one for each principal.
+    """The tasks of one process by the gateway's own ids, with the caps of parked calls: both wait for their clients.
 
     A finished task is kept until its time is over, so that its client can fetch the result; if a cap is reached, the
     oldest finished one makes room.
     """
 
-    def __init__(self, limits: InForce[TaskLimits], sealer: TaskSealer) -> None:
+    def __init__(self, limits: InForce[Hold], sealer: TaskSealer) -> None:
         self._limits = limits
         self.sealer = sealer
         self._tasks: dict[str, LiveTask] = {}
@@ -456,16 +456,16 @@ class TaskTable:
         """Make room for another task of this principal; raises Busy."""
         limits = self._limits.value
         of_one = sum(task.principal == principal for task in self)
-        if of_one >= limits.max_per_principal and not self._evict(principal):
+        if of_one >= limits.max_calls_per_principal and not self._evict(principal):
             raise Busy(
-                "You have as many unfinished tasks as one caller may have (tasks.max_per_principal); answer or cancel "
-                "some first",
+                "You have as many unfinished tasks as one caller may have (hold.max_calls_per_principal); answer or "
+                "cancel some first",
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
-        if len(self._tasks) >= limits.max and not self._evict(None):
+        if len(self._tasks) >= limits.max_calls and not self._evict(None):
             raise Busy(
-                "The gateway follows as many tasks as it may (tasks.max); call again later",
+                "The gateway follows as many tasks as it may (hold.max_calls); call again later",
                 status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )

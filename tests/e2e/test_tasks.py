@@ -256,12 +256,12 @@ async def test_the_lists_of_modern_clients_say_nothing_of_legacy_tasks(stage: St
 
 
 @TS
-@pytest.mark.configured(tasks={"max_per_principal": 1})
+@pytest.mark.configured(hold={"max_calls_per_principal": 1})
 async def test_a_finished_task_makes_room_for_another(stage: Stage) -> None:
     first = await stage.client.task("slow_compute", {"seconds": 30})
     refused = await stage.client.call("slow_compute", {"seconds": 0})
     assert refused.status == 429
-    assert "tasks.max_per_principal" in refused.error["message"]
+    assert "hold.max_calls_per_principal" in refused.error["message"]
     _ = await first.cancel()
     second = await stage.client.task("slow_compute", {"seconds": 0})
     _ = await second.until("completed")

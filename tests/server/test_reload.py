@@ -84,7 +84,7 @@ EVERY_SECTION: dict[str, Any] = {
     "replica": {"id": "gw-1", "listen": "127.0.0.1:0"},
     "limits": {"body_bytes": 4_000_000},
     "legs": {"rounds": 3},
-    "tasks": {"max": 5},
+    "tasks": {"ttl_seconds": 5},
     "principal": {"source": "authorization"},
     "security": {"allowed_hosts": ["127.0.0.1"]},
     "log": {"level": "info"},

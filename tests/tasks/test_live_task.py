@@ -9,7 +9,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 from msgspec.structs import replace
 
-from gateway.config import InForce, TaskLimits
+from gateway.config import Hold, InForce
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.protocol.tool_list import Tool
@@ -287,7 +287,7 @@ async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
         await server.make(turn)
 
     upstream.tool(make_together)
-    stand = await begin(tasks={"max_per_principal": 1})
+    stand = await begin(hold={"max_calls_per_principal": 1})
     client = TaskClient(stand.client())
     calls = [later(client.call()) for _ in range(2)]
     await upstream.saw(mcp.TOOLS_CALL, 2)
@@ -295,24 +295,24 @@ async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
     refused, made = sorted(await asyncio.gather(*calls), key=lambda reply: "result" in reply.final)
     assert made.result["resultType"] == "task"
     assert refused.outcome[2] == "call_lost"
-    assert "tasks.max_per_principal" in refused.error["message"]
+    assert "hold.max_calls_per_principal" in refused.error["message"]
     await upstream.saw(mcp.TASKS_CANCEL)
 
 
 def test_only_its_own_tasks_count_for_a_caller_and_the_oldest_that_is_over_makes_room() -> None:
-    table = TaskTable(InForce(TaskLimits(max=3, max_per_principal=2)), Mock())
+    table = TaskTable(InForce(Hold(max_calls=3, max_calls_per_principal=2)), Mock())
     tasks = [MagicMock(id=str(number), principal=b"p", is_over=False) for number in range(2)]
     for task in tasks:
         table.add(task)
     table.check(b"q")
-    with pytest.raises(Busy, match="max_per_principal"):
+    with pytest.raises(Busy, match="max_calls_per_principal"):
         table.check(b"p")
     tasks[1].is_over = True
     table.check(b"p")
     assert [task.close.called for task in tasks] == [False, True]
     table.add(MagicMock(id="2", principal=b"q", is_over=False))
     tasks[1].is_over = False
-    with pytest.raises(Busy, match=r"\(tasks.max\)"):
+    with pytest.raises(Busy, match=r"\(hold.max_calls\)"):
         table.check(b"r")
 
 

@@ -89,9 +89,10 @@ class Hold(Section, frozen=True, kw_only=True):
     ttl_seconds: SomeSeconds = 600.0
     """How long a parked call waits for its next round. state.ttl_seconds limits the wait too."""
     max_calls: Count = 10_000
-    """Maximum number of parked calls in this replica."""
+    """Maximum number of parked calls in this replica, and of tasks beside them. Beyond it, finished tasks are
+    forgotten, the oldest first."""
     max_calls_per_principal: Count = 1_000
-    """Maximum number of parked calls of one principal."""
+    """Maximum number of parked calls of one principal, and of its tasks."""
     quiet_seconds: QuietSeconds = 0.04
     """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
     grace_seconds: Seconds = 6.0
@@ -202,11 +203,6 @@ class Legs(Section, frozen=True, kw_only=True):
 class TaskLimits(Section, frozen=True, kw_only=True):
     """Tasks of clients that declare the extension io.modelcontextprotocol/tasks."""
 
-    max: Count = 1_000
-    """Maximum number of tasks in this replica. A task takes one session of its route until its time is over. Beyond
-    it, finished tasks are forgotten, the oldest first; if there is none, a call gets HTTP 503."""
-    max_per_principal: Count = 100
-    """Maximum number of tasks of one principal. Beyond it, as with `max`, but the call gets HTTP 429."""
     ttl_seconds: SomeSeconds = 3600.0
     """How long a server is asked to keep a task, and how long it is kept at most, its result included. The work and
     the user's answers must fit. Keep an old state key this long."""

@@ -33,6 +33,8 @@ RETIRED: Final = {
     "routes[].cache.methods": "cache.ttl_ms and cache.scope hold for lists, and resources are always stale at once",
     "routes[].cache.lists_seconds": "set cache.ttl_ms: the client keeps its lists itself. A copy of the gateway could "
     "only be given to the client that had just read the list",
+    "tasks.max": "hold.max_calls bounds tasks, too",
+    "tasks.max_per_principal": "hold.max_calls_per_principal bounds tasks, too",
     **{f"routes[].{key}": f"set {key}, which holds for all routes; no server needs its own" for key in _OF_ROUTES},
 }
 """By path. A key that is named without a route is gone from the section of a route, too."""
