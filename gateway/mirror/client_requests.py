@@ -38,6 +38,8 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
     capabilities: bytes
     echoes_state: bool = False
     """Whether the client echoes the state of nested requests (SEP-1685)."""
+    keeps_state: bool = False
+    """Whether the client keeps state for its server, and the route knows of it (SEP-1655)."""
 
     @property
     def declared(self) -> Capabilities:
@@ -85,7 +87,7 @@ def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profi
     keeps_state = keeps_state and sep_1655_items.declares(declared)
     capabilities = _capabilities(declared, (*_OTHER, "state") if keeps_state else _OTHER)
     echoes_state = sep_1655_items.declares(declared, "request")
-    return Profile(version, _info(params), capabilities, echoes_state)
+    return Profile(version, _info(params), capabilities, echoes_state, keeps_state)
 
 
 def _info(params: jsonrpc.Fields) -> bytes:

@@ -74,7 +74,7 @@ def with_item(response: bytes, name: str, sealed: str) -> bytes:
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """The content of an item; `place` is the replica to which the value belongs."""
+    """The content of an item; `place` is the replica or the mirrored session to which the value belongs."""
 
     name: str
     route: str

@@ -61,7 +61,9 @@ def test_the_server_learns_of_state_where_the_route_speaks_the_dialect(*, asked:
     version, declared = Raw(b'"2025-11-25"'), {"roots": {}, "state": {"scopes": ["session"]}}
     params = {"protocolVersion": version, "capabilities": Raw(json.dumps(declared).encode())}
     profile = of_initialize(params, keeps_state=asked)
+    assert profile.keeps_state is asked
     assert json.loads(profile.capabilities) == (declared if asked else {"roots": {}})
+    assert not of_initialize({"protocolVersion": version}, keeps_state=asked).keeps_state
 
 
 def test_large_declarations_lose_what_only_describes() -> None:

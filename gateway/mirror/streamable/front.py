@@ -25,6 +25,7 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.client_requests import level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.server_client import initialize, server_of
+from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -125,12 +126,20 @@ class Mirror:
     async def _request(self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
         if (session.key, id_) in self._shared.running:
             raise IdInUse
+        response = jsonrpc.result(id_, b"{}")
+        keeps_level = sep_1655_item.is_kept(at.live, session)
+        if keeps_level:
+            message, kept = sep_1655_item.taken(message, at, session)
+            self.homes.learn_level(session, kept)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
-                self.homes.set_level(session, level_of(params_of(message)))
+                level = sep_1655_item.new(level_of(params_of(message)), session)
+                self.homes.set_level(session, level)
                 await self._router.to_all(at.incoming)
+                if keeps_level:
+                    response = sep_1655_item.given(response, level, at.live)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
                 found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
@@ -146,9 +155,9 @@ class Mirror:
                 at.incoming.drop_body(id_)
                 if self.draining.refuses_calls:
                     raise ShuttingDown("call again")
-                exchange, level = world.token_urlsafe(9), self.homes.level(session)
-                return await StreamedCall(self._shared, at, session, exchange, request, level).write(at)
-        return await at.reply.whole(FinalMessage(jsonrpc.result(id_, b"{}")))
+                exchange, wanted = world.token_urlsafe(9), self.homes.level(session)
+                return await StreamedCall(self._shared, at, session, exchange, request, wanted).write(at)
+        return await at.reply.whole(FinalMessage(response))
 
     # -- GET ----------------------------------------------------------------------------------------------------
 

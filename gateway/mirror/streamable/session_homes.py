@@ -22,6 +22,7 @@ from gateway.protocol.errors import InvalidParams, InvalidState, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import FairTable
+from gateway.seal.sep_1655_items import Item
 from gateway.upstream.channel import Headers
 
 _MAX_HOMES: Final = 10_000
@@ -38,7 +39,7 @@ class Homes:
         self._tokens = tokens
         self._budget = budget
         self._homes: FairTable[str, Home] = FairTable(_MAX_HOMES)
-        self._levels: FairTable[str, str] = FairTable(_MAX_LEVELS)
+        self._levels: FairTable[str, Item] = FairTable(_MAX_LEVELS)
         self._ended: FairTable[str, None] = FairTable(_MAX_ENDED)
 
     def check(self, session: Session) -> None:
@@ -71,13 +72,20 @@ class Homes:
         if home is not None:
             home.close()
 
-    def set_level(self, session: Session, level: str) -> None:
+    def learn_level(self, session: Session, level: Item | None) -> None:
+        """Remember a log level that the client kept, if it kept one, unless a newer one is known."""
+        known = self._levels.get(session.key)
+        if level is not None and (known is None or known.issued < level.issued):
+            self.set_level(session, level)
+
+    def set_level(self, session: Session, level: Item) -> None:
         """Remember the log level of a session."""
         _ = self._levels.keep(session.principal, session.key, level)
 
     def level(self, session: Session) -> str:
         """The log level of a session."""
-        return self._levels.get(session.key) or DEFAULT_LEVEL
+        level = self._levels.get(session.key)
+        return DEFAULT_LEVEL if level is None else level.value
 
 
 class Home:

@@ -1,0 +1,60 @@
+"""The log level of a mirrored session, kept by its client as SEP-1655 has it.
+
+The replicas know the level, as long as they live. One that starts later, or missed the change, learns it from the
+client's next request.
+"""
+
+from typing import Final
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gateway import world
+from gateway.legacy_front.arrival import Arrival
+from gateway.mirror.client_requests import params_of
+from gateway.mirror.streamable.tokens import Session
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidState
+from gateway.routes.live_route import LiveRoute
+from gateway.seal import sep_1655_items
+from gateway.seal.sep_1655_items import Item
+
+NAME: Final = "mrtr-gateway/log-level"
+
+
+def is_kept(live: LiveRoute, session: Session) -> bool:
+    """Whether the client of a session keeps the level."""
+    return session.profile.keeps_state and sep_1655_items.DIALECT in live.route.dialects
+
+
+def taken(message: jsonrpc.Message, at: Arrival, session: Session) -> tuple[jsonrpc.Message, Item | None]:
+    """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
+    params = params_of(message)
+    try:
+        meta, sealed = sep_1655_items.taken(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), NAME)
+    except ValueError:
+        return message, None  # its `_meta` is not an object, which the call reports
+    if sealed is None:
+        return message, None
+    kept = Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
+    return replace(message, params=kept), _opened(sealed, at, session)
+
+
+def _opened(sealed: Raw, at: Arrival, session: Session) -> Item | None:
+    seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
+    try:
+        item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
+    except InvalidState as exc:
+        process.metrics.state_rejections[exc.reason,].inc()
+        return None
+    return item if item.place == session.key else None  # state ends with its session
+
+
+def new(level: str, session: Session) -> Item:
+    """A level that the client of a session has set now."""
+    return Item(NAME, session.route, session.principal, world.wall(), session.key, level)
+
+
+def given(response: bytes, level: Item, live: LiveRoute) -> bytes:
+    """The response with the level for its client to keep."""
+    return sep_1655_items.with_item(response, NAME, live.process.items.seal(level))
