@@ -167,7 +167,10 @@ class Metrics:
         )
         self.subscriptions = series.gauge("subscriptions", "Open subscriptions/listen streams.", route=ANY)
         self.subscriptions_lost = series.counter(
-            "subscriptions_lost_total", "Subscriptions that lost their session, by outcome.", route=ANY, outcome=ANY
+            "subscriptions_lost_total",
+            "Subscriptions that lost their session, by outcome.",
+            route=ANY,
+            outcome=("reopened", "ended"),
         )
         self.calls = series.histogram(
             "mcp_client_operation_duration_seconds",
