@@ -1,7 +1,7 @@
 """Merges the statuses of several processes, workers of a host or replicas of a cluster, into one; pure."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,14 +18,12 @@ from gateway.telemetry.process_status import (
     Failure,
     Notice,
     PeerState,
-    PeerStatus,
     ProcessStatus,
     RouteStatus,
     Status,
     UpstreamHealth,
 )
 
-T = TypeVar("T")
 _NAMED: Final = 10
 _ADDED_UP: Final = (
     *("held", "sessions_limit", "waiting"),
@@ -73,15 +71,12 @@ def of_host(own: Status, heard: Mapping[str, Heard], host: str) -> Status:
 
 def of_cluster(own: Status, heard: Mapping[str, Heard]) -> Status:
     """Merge this replica with the others, which were asked."""
-    return cut(replace(_merged(own, heard), covers="cluster", peers=tuple(_asked(peer, heard) for peer in own.peers)))
-
-
-def _asked(peer: PeerStatus, heard: Mapping[str, Heard]) -> PeerStatus:
-    found = heard.get(peer.id)
-    if found is None:
-        return peer
-    ago = 0.0 if found.state == "answered" else peer.last_answer_seconds_ago
-    return replace(peer, state=found.state, last_answer_seconds_ago=ago)
+    peers = []
+    for peer in own.peers:
+        found = heard.get(peer.id)
+        ago = 0.0 if found is not None and found.state == "answered" else peer.last_answer_seconds_ago
+        peers.append(peer if found is None else replace(peer, state=found.state, last_answer_seconds_ago=ago))
+    return cut(replace(_merged(own, heard), covers="cluster", peers=tuple(peers)))
 
 
 def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
@@ -90,17 +85,30 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     parts = {own.replica: own, **answered}
     processes = [process for part in parts.values() for process in part.processes]
     processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
-    routes = _rows(parts, lambda part: part.routes, lambda route: route.path, _route)
-    errors = _rows(parts, lambda part: part.errors, lambda each: f"{each.route} {each.kind} {each.text}", _error)
+    routes: dict[str, list[RouteStatus]] = {}
+    errors: dict[tuple[str, str, str], list[ErrorStatus]] = {}
+    for part in parts.values():
+        for route in part.routes:
+            routes.setdefault(route.path, []).append(route)
+        for error in part.errors:
+            errors.setdefault((error.route, error.kind, error.text), []).append(error)
     return replace(
         own,
         notices=(*_missing(heard), *_differences(parts), *_notices(parts)),
         processes=tuple(sorted(processes, key=lambda process: _number(process.id))),
-        routes=tuple(failing_first(routes)),
-        routes_total=max((part.routes_total for part in parts.values()), default=0),
+        routes=tuple(failing_first(map(_route, routes.values()))),
+        routes_total=max(part.routes_total for part in parts.values()),
         held=tuple(call for part in parts.values() for call in part.held),
         held_total=sum(part.held_total for part in parts.values()),
-        errors=tuple(errors),
+        errors=tuple(
+            replace(
+                same[0],
+                count=sum(error.count for error in same),
+                first_seconds_ago=max(error.first_seconds_ago for error in same),
+                last_seconds_ago=min(error.last_seconds_ago for error in same),
+            )
+            for same in errors.values()
+        ),
     )
 
 
@@ -150,37 +158,20 @@ def _number(process: str) -> tuple[str, int]:
     return host, int(number) if number.isdecimal() else 0
 
 
-def _rows(
-    parts: Mapping[str, Status],
-    rows: Callable[[Status], Sequence[T]],
-    name: Callable[[T], str],
-    add: Callable[[T, T], T],
-) -> list[T]:
-    """Merge the rows that have the same name, in the order in which the names first appear."""
-    found: dict[str, T] = {}
-    for row in (row for part in parts.values() for row in rows(part)):
-        known = found.get(name(row))
-        found[name(row)] = row if known is None else add(known, row)
-    return list(found.values())
-
-
-def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
-    failures = [each.last_failure for each in (one, other) if each.last_failure is not None]
+def _route(rows: Sequence[RouteStatus]) -> RouteStatus:
+    """Merge what several processes tell of one route."""
+    failures = [row.last_failure for row in rows if row.last_failure is not None]
     failure = min(failures, key=lambda each: each.seconds_ago, default=None)
-    answered = (each.last_ok_seconds_ago for each in (one, other))
-    last_ok = min((ago for ago in answered if ago is not None), default=None)
-    known = other if one.era == "unknown" else one
+    last_ok = min((row.last_ok_seconds_ago for row in rows if row.last_ok_seconds_ago is not None), default=None)
+    first = next((row for row in rows if row.era != "unknown"), rows[0])
+    numbers = _ADDED_UP if first.children is None else (*_ADDED_UP, "children", "children_limit")
     return replace(
-        one,
-        transport=known.transport,
-        era=known.era,
+        first,
         health=health(last_ok, failure),
         last_ok_seconds_ago=last_ok,
         last_failure=failure,
-        sessions={state: count + other.sessions.get(state, 0) for state, count in one.sessions.items()},
-        children=_sum(one.children, other.children),
-        children_limit=_sum(one.children_limit, other.children_limit),
-        **{name: getattr(one, name) + getattr(other, name) for name in _ADDED_UP},
+        sessions={state: sum(row.sessions.get(state, 0) for row in rows) for state in first.sessions},
+        **{name: sum(getattr(row, name) or 0 for row in rows) for name in numbers},
     )
 
 
@@ -189,16 +180,3 @@ def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> Upstre
     if failure is not None and (last_ok_seconds_ago is None or failure.seconds_ago < last_ok_seconds_ago):
         return "failing"
     return "unknown" if last_ok_seconds_ago is None else "ok"
-
-
-def _error(one: ErrorStatus, other: ErrorStatus) -> ErrorStatus:
-    return replace(
-        one,
-        count=one.count + other.count,
-        first_seconds_ago=max(one.first_seconds_ago, other.first_seconds_ago),
-        last_seconds_ago=min(one.last_seconds_ago, other.last_seconds_ago),
-    )
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
