@@ -20,7 +20,7 @@ from gateway.mirror.streamable.front import Mirror
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras
-from gateway.protocol import lost_session, mcp
+from gateway.protocol import mcp, reply_messages
 from gateway.protocol.era import names_modern
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
@@ -140,7 +140,7 @@ class LegacyRouting:
             is_mirrored = not is_post and probe.known and probe.refuses_legacy
             return await self.mirror.serve(at) if is_mirrored else passed
         is_spoken = at.live.upstream.transport == _TRANSPORTS[front]
-        if is_spoken or (front == "http" and lost_session.is_answered(passed.body, incoming.body)):
+        if is_spoken or (front == "http" and reply_messages.is_answered(passed.body, incoming.body)):
             return passed  # a server of streamable HTTP has read the request
         try:
             return await self.front.begin(front, at, self._connect(at))

@@ -19,7 +19,7 @@ from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.passage import REFUSAL_BYTES, HttpPassage
 from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter
 from gateway.protocol import era as eras
-from gateway.protocol import lost_session, mcp
+from gateway.protocol import mcp, reply_messages
 from gateway.protocol.errors import DownstreamError, InvalidRequest, ShuttingDown, not_served
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.telemetry import Passed, TrafficEra
@@ -100,7 +100,7 @@ class Passthrough:
             # If the upstream may have run this request, only the next one is bridged.
             incoming = passage.incoming
             headers = self._headers.on_behalf(incoming, passage.live.route)
-            if not lost_session.is_answered(response.body, incoming.body) and not await probe.is_modern(headers):
+            if not reply_messages.is_answered(response.body, incoming.body) and not await probe.is_modern(headers):
                 passage.outcome = Passed.BRIDGED
                 return None
         return response

@@ -1,4 +1,9 @@
-"""Reads the JSON-RPC messages in the body of an HTTP reply, which is JSON or an event stream."""
+"""Reads the JSON-RPC messages in the body of an HTTP reply, and tells which of them answer a request.
+
+An error with the id of the request that was sent is normally the answer to it, even if it mentions a session, because
+a tool may do so. But a server that parses the body before it looks for the session repeats the id in its refusal too.
+Only the exact message of a known server tells such a refusal from an answer.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,13 +11,29 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, sse
+from gateway.protocol.jsonrpc import Error, Message
 
 EVENT_STREAM: Final = "text/event-stream"
 _NO_ID: Final = (b"null", b'""', b'"server-error"')
 """What servers write in place of an id that they could not read; the Python SDK 1.x writes the last one."""
+_OF_LOST_SESSIONS: Final = frozenset(
+    {
+        # TypeScript SDK 1.x and its examples, C# SDK
+        (-32001, "Session not found"),
+        # Examples of the TypeScript SDK, server-everything, and the many servers that began as one of them
+        (-32000, "Bad Request: No valid session ID provided"),
+        (-32000, "Bad Request: No valid session ID"),
+        (-32000, "Session not found"),
+        # Python SDK
+        (-32600, "Bad Request: No valid session ID provided"),
+        (-32600, "Not Found: Invalid or expired session ID"),
+        (-32600, "Not Found: Session has been terminated"),
+        (-32600, "Session not found"),
+    }
+)
 
 
-def messages(content_type: str, body: bytes) -> Iterator[jsonrpc.Message]:
+def messages(content_type: str, body: bytes) -> Iterator[Message]:
     """Yield the messages of a body, or of the beginning of one; anything else is skipped."""
     parts = [event.data for event in events(body) if event.data] if content_type == EVENT_STREAM else [body]
     for part in parts:
@@ -27,28 +48,56 @@ def events(body: bytes) -> list[sse.Event]:
     return sse.Parser(len(body) + 1).feed(body)
 
 
-def is_response(message: jsonrpc.Message) -> bool:
+def opened(body: bytes) -> Message:
+    """The message in a body; an empty one if the body is not a message."""
+    try:
+        return jsonrpc.message(body)
+    except ValueError:
+        return Message()
+
+
+def asked(sent: bytes | None) -> Raw | None:
+    """The id of a request that was sent; None if it was none."""
+    message = opened(sent or b"")
+    return message.id if message.method is not None and isinstance(message.id, Raw) else None
+
+
+def is_response(message: Message) -> bool:
     """Return whether a message is a response, not a request or a notification."""
     return isinstance(message.result, Raw) or isinstance(message.error, Raw)
 
 
-def is_answer(message: jsonrpc.Message, asked: bytes | Raw) -> bool:
+def is_own(message: Message, asked: bytes | Raw | None) -> bool:
+    """Whether a message has the id of the request that was sent, and so answers it."""
+    if asked is None or message.method is not None:
+        return False
+    return isinstance(message.id, Raw) and jsonrpc.is_same_id(message.id, asked)
+
+
+def is_answer(message: Message, asked: bytes | Raw) -> bool:
     """Whether a message on the reply to a request is its response; `asked` is the JSON of the request's id.
 
     A server, or a proxy before it, that writes a response twice on a kept connection answers the next request with it.
     An error without an id belongs to the request on whose reply it comes.
     """
-    if message.method is not None or not is_response(message):
-        return False
-    return _is_nameless(message) or (isinstance(message.id, Raw) and jsonrpc.is_same_id(message.id, asked))
-
-
-def is_foreign(message: jsonrpc.Message, asked: bytes | Raw) -> bool:
-    """Whether a message is the response to another request."""
-    return message.method is None and is_response(message) and not is_answer(message, asked)
-
-
-def _is_nameless(message: jsonrpc.Message) -> bool:
-    """Whether a message is the error of a request whose id the server could not read."""
     has_id = isinstance(message.id, Raw) and bytes(message.id) not in _NO_ID
-    return isinstance(message.error, Raw) and not has_id
+    is_nameless = message.method is None and isinstance(message.error, Raw) and not has_id
+    return is_response(message) and (is_nameless or is_own(message, asked))
+
+
+def is_foreign(message: Message, asked: bytes | Raw | None) -> bool:
+    """Whether a message is the response to another request."""
+    is_other = asked is not None and message.method is None and not is_answer(message, asked)
+    return is_other and is_response(message)
+
+
+def is_of_lost_session(error: Error) -> bool:
+    """Whether a known server refuses an unknown session with exactly this error."""
+    return (error.code, error.message) in _OF_LOST_SESSIONS
+
+
+def is_answered(body: bytes, sent: bytes) -> bool:
+    """Whether the body of a refusal answers the request that was sent, instead of reporting a lost session."""
+    message = opened(body)
+    is_lost = isinstance(message.error, Raw) and is_of_lost_session(jsonrpc.error(message.error))
+    return is_own(message, asked(sent)) and not is_lost

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
-from gateway.protocol import jsonrpc, lost_session
+from gateway.protocol import jsonrpc, reply_messages
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
 from gateway.upstream.channel import Headers, Receive, SideListener
 from gateway.upstream.one_stream import OneStreamChannel
@@ -34,11 +34,11 @@ class StdioChannel(OneStreamChannel):
         child = self._child = await self._launcher.take()
         self._started = True
         child.hear_with(lambda line, _: self.hear(line))
-        answers: list[Raw] = []
+        asked, answers = reply_messages.asked(message), list[Raw]()
 
         def receive(data: bytes) -> bool:
             opened = jsonrpc.message(data)
-            if lost_session.is_foreign(opened, message):
+            if reply_messages.is_foreign(opened, asked):
                 return False
             if isinstance(opened.error, Raw):
                 raise Unreachable(f"{child.where} refused `initialize`: {jsonrpc.error(opened.error).message[:200]}")

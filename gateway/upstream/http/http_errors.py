@@ -1,7 +1,7 @@
 """Translates the HTTP errors of legacy servers.
 
-Rule 1: a message with the id of the request is the answer to it (`protocol.lost_session`). Rule 2: a session counts as
-lost only if a `ping` in it is refused too. Otherwise a call that is sent again might run twice.
+Rule 1: a message with the id of the request is the answer to it (`protocol.reply_messages`). Rule 2: a session counts
+as lost only if a `ping` in it is refused too. Otherwise a call that is sent again might run twice.
 """
 
 import errno
@@ -15,7 +15,7 @@ from gateway import world
 from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import NotConnected, RequestFailed
-from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
+from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost, UpstreamError
 from gateway.upstream.http.reply_reader import ReplyReader
 
@@ -54,7 +54,7 @@ class SuspectedSessionLoss(SessionLost):
         self.status_code = status
         self.error = error
         self.is_own = is_own
-        self.is_answer = is_own and error is not None and not lost_session.is_template(error)
+        self.is_answer = is_own and error is not None and not reply_messages.is_of_lost_session(error)
         """Whether it is the answer in any case: no known server words a lost session like this."""
 
     async def is_confirmed(self, ping: Awaitable[None], *, of_get: bool = False) -> bool:
@@ -132,11 +132,11 @@ def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = No
     if status in (401, 403):
         assert reply.head is not None, "it has a status"
         raise refused(endpoint, status, reply.head.texts())
-    opened = lost_session.opened(body)
-    is_own = lost_session.is_own(opened, sent)
+    opened, asked = reply_messages.opened(body), reply_messages.asked(sent)
+    is_own = reply_messages.is_own(opened, asked)
     if is_own and isinstance(opened.result, Raw):
         return opened.result
-    if lost_session.is_foreign(opened, sent):
+    if reply_messages.is_foreign(opened, asked):
         reply.pending.distrust()
         opened = jsonrpc.Message()
     error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
@@ -186,13 +186,13 @@ class InitializeAnswer:
     def __init__(self, endpoint: Endpoint, sent: bytes) -> None:
         """`sent` is the request."""
         self._endpoint = endpoint
-        self._asked = lost_session.opened(sent).id
+        self._asked = reply_messages.asked(sent)
         self._results: list[Raw] = []
 
     def receive(self, data: bytes) -> bool:
         """Take a message; return whether it was the answer. Raises NoHandshake or ValueError."""
         opened = jsonrpc.message(data)
-        if isinstance(self._asked, Raw) and reply_messages.is_foreign(opened, self._asked):
+        if reply_messages.is_foreign(opened, self._asked):
             return False
         if isinstance(opened.error, Raw):
             raise self._refused(jsonrpc.error(opened.error))

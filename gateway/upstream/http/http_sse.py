@@ -15,7 +15,7 @@ from yarl import URL  # noqa: TC002  (one import style; it costs nothing here)
 
 from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.protocol import jsonrpc, lost_session, mcp, sse
+from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable, UpstreamError, clean
 from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
 from gateway.upstream.http.http_errors import (
@@ -318,5 +318,5 @@ def _wait_no_more(reply: ReplyReader, _: Answered) -> None:
 
 
 def _is_pong(data: bytes) -> bool:
-    message = lost_session.opened(data)
+    message = reply_messages.opened(data)
     return message.method is None and isinstance(message.id, Raw) and bytes(message.id).startswith(b'"' + PING_PREFIX)

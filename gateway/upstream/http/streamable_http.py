@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages
+from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
@@ -184,7 +184,7 @@ class StreamableChannel(ResumableChannel):
         message = jsonrpc.request(id_, mcp.PING, {})
 
         def hear(data: bytes) -> bool:
-            return reply_messages.is_answer(lost_session.opened(data), id_)
+            return reply_messages.is_answer(reply_messages.opened(data), id_)
 
         try:
             with CoarseTimeout(self._client.answering):
