@@ -146,7 +146,12 @@ class PeerConnections:
         raise OwnerStalled(member, "closes its connections (is it at limits.connections?)")
 
     def _begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
-        origin, head = _destination(address)
+        is_local = address.startswith(_UNIX)
+        origin = Origin(address.removeprefix(_UNIX), 0) if is_local else Origin(*split_address(address))
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: {'peer' if is_local else address}\r\nContent-Type: {CONTENT_TYPE}\r\n"
+            "Expect: 100-continue\r\n"
+        ).encode()
         sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
         send = partial(
             self._http.begin,
@@ -212,13 +217,3 @@ class PeerConnections:
         except (OSError, TimeoutError):
             return False
         return True
-
-
-def _destination(address: Address) -> tuple[Origin, bytes]:
-    """Where requests to an address go, with the head of each up to the size of its body."""
-    if address.startswith(_UNIX):
-        origin, name = Origin(address.removeprefix(_UNIX), 0), "peer"
-    else:
-        origin, name = Origin(*split_address(address)), address
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {name}\r\nContent-Type: {CONTENT_TYPE}\r\nExpect: 100-continue\r\n"
-    return origin, head.encode()

@@ -132,7 +132,18 @@ class PeerListener:
             await reply.frame(messages.Told(await self._witness.tell(peer_request, is_local=is_local)))
         else:
             try:
-                _ = await self._serve(_incoming(peer_request, is_local=is_local), reply)
+                headers = CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])
+                incoming = Incoming(
+                    peer_request.path,
+                    CIMultiDictProxy(headers),
+                    peer_request.remote,
+                    peer_request.body,
+                    peer_request,
+                    is_local,
+                    peer_request.request_id,
+                    peer_request.method,
+                )
+                _ = await self._serve(incoming, reply)
             except PeerReplaced:
                 await reply.frame(messages.Gone(host))
             except PeerFailed as exc:
@@ -215,21 +226,6 @@ class PeerReply(ReplyWriter):
             return self._whole
         await self._stream.finish(self._http)
         return self._stream
-
-
-def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
-    """A client's request as another replica received it."""
-    headers = CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])
-    return Incoming(
-        peer_request.path,
-        CIMultiDictProxy(headers),
-        peer_request.remote,
-        peer_request.body,
-        peer_request,
-        is_local,
-        peer_request.request_id,
-        peer_request.method,
-    )
 
 
 def _text(raw: bytes) -> str:

@@ -17,7 +17,7 @@ from gateway.legacy_front.replica_forwarding import forward
 from gateway.legacy_front.session import FrontSession, session_gone
 from gateway.legacy_front.session_ids import QUERY, Front, SessionId, digest, given_id
 from gateway.legacy_front.session_table import SessionTable
-from gateway.legacy_front.stream import ENDED, Stream
+from gateway.legacy_front.stream import ENDED
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
@@ -67,8 +67,13 @@ class LegacyFront:
         goes_on = False
         try:
             with self._serving(session):
-                if front == "sse":
-                    return await self._open_stream(session, at)
+                if front == "sse":  # the stream is the session
+                    reply = at.http_reply()
+                    await reply.start()
+                    address = f"{at.incoming.url.raw_path}?{QUERY}={session.id}"
+                    # Not shown with the bodies: it is secret.
+                    await reply.stream.write(f"event: endpoint\ndata: {address}\n\n".encode())
+                    return await session.standalone.write(reply, 0)
                 response = await self._post(session, at)
                 goes_on = session.is_initialized
                 return response
@@ -116,20 +121,6 @@ class LegacyFront:
             self._process.draining.leave_out(-1)
             self._process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
 
-    # -- HTTP+SSE -----------------------------------------------------------------------------------------------
-
-    async def _open_stream(self, session: FrontSession, at: Arrival) -> Response:
-        """Open the stream of a client of HTTP+SSE, which is its session."""
-        address = f"{at.incoming.url.raw_path}?{QUERY}={session.id}"
-        reply = at.http_reply()
-        await reply.start()
-        await reply.stream.write(
-            f"event: endpoint\ndata: {address}\n\n".encode()
-        )  # not shown with the bodies: it is secret
-        return await session.standalone.write(reply, 0)
-
-    # -- streamable HTTP ----------------------------------------------------------------------------------------
-
     async def _serve(self, session: FrontSession, at: Arrival) -> Response:
         method = at.incoming.method
         match method:
@@ -172,23 +163,18 @@ class LegacyFront:
         stream, position = session.standalone, session.standalone.delivered
         place = at.incoming.headers.get(mcp.LAST_EVENT_ID)
         if place is not None:
-            stream, position = _found(session, place)
+            name, _, number = place.partition("-")
+            is_place = len(place) <= 40 and name.isdecimal() and number.isdecimal()
+            found = session.streams.get(int(name)) if is_place else None
+            if found is None or not (found.is_resumable and found.can_resume(int(number))):
+                raise NotAllowed(  # what clients take for `no stream here`, without giving up their session
+                    "Last-Event-ID names no event that is kept here: its stream is complete, or its events were "
+                    "forgotten because those of all clients took more than limits.replay_bytes",
+                    allowed="POST, DELETE",
+                )
+            stream, position = found, int(number)
         try:
             return await stream.write(at.reply, position)
         finally:
             if stream is not session.standalone:
                 session.left(stream)
-
-
-def _found(session: FrontSession, place: str) -> tuple[Stream, int]:
-    """The stream and the position that an event id names; raises InvalidRequest."""
-    name, _, number = place.partition("-")
-    if len(place) <= 40 and name.isdecimal() and number.isdecimal():
-        stream = session.streams.get(int(name))
-        if stream is not None and stream.is_resumable and stream.can_resume(int(number)):
-            return stream, int(number)
-    raise NotAllowed(  # what clients take for `no stream here`, without giving up their session
-        "Last-Event-ID names no event that is kept here: its stream is complete, or its events were forgotten because "
-        "those of all clients took more than limits.replay_bytes",
-        allowed="POST, DELETE",
-    )

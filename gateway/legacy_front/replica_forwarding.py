@@ -31,8 +31,11 @@ async def forward(router: Router, owner: str, given: str, incoming: Incoming, re
     `given` is the id of the session.
     """
     watched = _WatchedReply(reply, incoming.rpc_id)
+    headers = CIMultiDict(incoming.headers)
+    headers[mcp.SESSION_ID] = given  # a client of HTTP+SSE has it in its address
+    named = msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
     try:
-        replied = await router.to_holder(owner, _named(incoming, given), watched)
+        replied = await router.to_holder(owner, named, watched)
     except ReplyBroken as exc:
         if incoming.peer_request is not None:
             raise
@@ -42,24 +45,13 @@ async def forward(router: Router, owner: str, given: str, incoming: Incoming, re
         error.status = 502
         raise error from exc
     except OwnerStalled as exc:
-        raise _stalled(owner) from exc
+        stalled = Stopping(f"The replica {owner} that has this session does not react; send the request again")
+        stalled.data = {"reason": "owner_stalled"}
+        stalled.headers = {"Retry-After": "1"}
+        raise stalled from exc
     if replied is None:
         raise session_gone()
     return replied
-
-
-def _stalled(owner: str) -> Stopping:
-    error = Stopping(f"The replica {owner} that has this session does not react; send the request again")
-    error.data = {"reason": "owner_stalled"}
-    error.headers = {"Retry-After": "1"}
-    return error
-
-
-def _named(incoming: Incoming, given: str) -> Incoming:
-    """The request with the id of its session in its headers, also if the client of HTTP+SSE has it in its address."""
-    headers = CIMultiDict(incoming.headers)
-    headers[mcp.SESSION_ID] = given
-    return msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
 
 
 class _WatchedReply(OneStream):
@@ -75,15 +67,12 @@ class _WatchedReply(OneStream):
         await super().write(data)
         if self._request is not None:
             for event in self._parser.feed(data):
-                self._note(event.data)
+                with suppress(ValueError):
+                    opened = jsonrpc.message(event.data)
+                    is_own = isinstance(opened.id, Raw) and request_id(opened.id) == self._request
+                    self.is_answered = self.is_answered or (opened.method is None and is_own)
 
     def orphaned(self) -> None:
         """See `ReplyWriter`: a stream can be opened again, but a request gets its one response."""
         if self._request is None:
             super().orphaned()
-
-    def _note(self, data: bytes) -> None:
-        with suppress(ValueError):
-            opened = jsonrpc.message(data)
-            is_own = isinstance(opened.id, Raw) and request_id(opened.id) == self._request
-            self.is_answered = self.is_answered or (opened.method is None and is_own)

@@ -193,7 +193,16 @@ class FrontSession:
             if isinstance(opened.id, Raw):
                 self._answer(request_id(opened.id), opened, message)
             return
-        stream = self._stream_for(related_to)
+        stream = self.standalone
+        if self.is_initialized:  # the reply to `initialize` is one JSON body
+            asking = self._open.get(related_to or b"")
+            related = None if asking is None else asking.stream
+            if related is None and stream.reader is None:
+                # The client listens to nothing but the replies to its requests.
+                related = next(
+                    (each.stream for each in reversed(self._open.values()) if each.stream is not None), None
+                )
+            stream = related or stream
         (stream.ask if isinstance(opened.id, Raw) else stream.send)(message)
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
@@ -247,17 +256,6 @@ class FrontSession:
         self._open.pop(request).weight.release()
         if request == self._initialize:
             self._answered.set()
-
-    def _stream_for(self, related_to: RequestId | None) -> Stream:
-        """The stream for a message that is not a response."""
-        if not self.is_initialized:
-            return self.standalone  # the reply to `initialize` is one JSON body
-        asking = self._open.get(related_to or b"")
-        related = None if asking is None else asking.stream
-        if related is None and self.standalone.reader is None:
-            # The client listens to nothing but the replies to its requests.
-            related = next((each.stream for each in reversed(self._open.values()) if each.stream is not None), None)
-        return related or self.standalone
 
     # -- the end ------------------------------------------------------------------------------------------------
 

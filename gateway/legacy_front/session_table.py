@@ -46,19 +46,10 @@ class SessionTable:
         return sum(session.open_requests for session in self._sessions.values())
 
     def open(self, live: LiveRoute, front: Front, id_: str, caller: Caller, connect: Connect) -> FrontSession:
-        """Begin a session; raises Busy."""
-        self._check(live, caller)
-        session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
-        self._sessions[id_] = session
-        self._count(session, 1)
-        self._alarm.set(_due(session, session.used))
-        return session
-
-    def _check(self, live: LiveRoute, caller: Caller) -> None:
-        """Raise Busy if a cap is reached."""
-        route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
+        """Begin a session; raises Busy if a cap is reached."""
+        route, pool = live.route, live.upstream.pool
         path = route.path
-        if self._counts[path, caller.principal] >= sessions.max_per_principal:
+        if self._counts[path, caller.principal] >= live.config.sessions.max_per_principal:
             raise Busy(
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
@@ -68,6 +59,11 @@ class SessionTable:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
         pool.take_opening()
+        session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
+        self._sessions[id_] = session
+        self._count(session, 1)
+        self._alarm.set(_due(session, session.used))
+        return session
 
     def _count(self, session: FrontSession, change: int) -> None:
         path, caller = session.live.route.path, session.caller

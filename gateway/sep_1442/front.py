@@ -78,7 +78,12 @@ class Stateless:
         del sent
         if message.method is None:
             return await self._calls.answer(at, _stateless(at), message)
-        serving = self._notified(at, message) if id_ is None else self._request(at, id_, message)
+        if id_ is None:  # the paper gives no other notification of a client than a cancellation a meaning
+            session = self._session(at)
+            if message.method == mcp.CANCELLED and session is not None:
+                await self._calls.cancel(at, session, message)
+            return await at.accept()
+        serving = self._request(at, id_, message)
         del message  # a call keeps the params alone, and these coroutines wait for its end
         return await serving
 
@@ -139,15 +144,6 @@ class Stateless:
         at = replace(at, headers=headers)
         call = StatelessCall(self._shared, at, binding, request, declared, server, session)
         return await call.write(at)
-
-    # -- notifications ------------------------------------------------------------------------------------------
-
-    async def _notified(self, at: Arrival, message: jsonrpc.Message) -> Response:
-        """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
-        session = self._session(at)
-        if message.method == mcp.CANCELLED and session is not None:
-            await self._calls.cancel(at, session, message)
-        return await at.accept()
 
     # -- sessions, servers --------------------------------------------------------------------------------------
 

@@ -74,11 +74,21 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
         raise UnknownVersion
     if jsonrpc.text(meta.get(VERSION)) != versions[0]:
         raise InvalidRequest(f"{VERSION!r} in _meta must repeat the header {mcp.PROTOCOL_VERSION}")
-    roots = _roots(meta)
-    version = Raw(jsonrpc.encode(versions[0]))
-    profile = of_initialize({"protocolVersion": version, "capabilities": _capabilities(meta, roots)})
+    roots = next((meta[key] for key in _ROOTS if key in meta), None)
+    if roots is not None and not bytes(roots).startswith(b"["):
+        raise InvalidParams(f"{_ROOTS[0]!r} must be a list of roots")
+    capabilities = meta.get(CAPABILITIES, jsonrpc.EMPTY)
+    if roots is not None:  # a client that brings its roots can tell them
+        try:
+            capabilities = Raw(jsonrpc.merge((jsonrpc.fields(capabilities) | {"roots": jsonrpc.EMPTY}).items()))
+        except ValueError as exc:
+            raise InvalidParams(f"{CAPABILITIES!r} must be an object: {exc}") from exc
+    profile = of_initialize({"protocolVersion": Raw(jsonrpc.encode(versions[0])), "capabilities": capabilities})
+    level = next((jsonrpc.text(meta[key]) or "" for key in _LOG_LEVEL if key in meta), None)
+    if level is not None and level not in mcp.LOG_LEVELS:
+        raise InvalidParams(f"{_LOG_LEVEL[0]!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
     kept = jsonrpc.with_meta(params, {key: raw for key, raw in meta.items() if key not in _OWN})
-    return Declared(jsonrpc.merge(kept.items()), profile, CAPABILITIES in meta, roots, _log_level(meta))
+    return Declared(jsonrpc.merge(kept.items()), profile, CAPABILITIES in meta, roots, level)
 
 
 def _meta(params: jsonrpc.Fields) -> jsonrpc.Fields:
@@ -86,34 +96,6 @@ def _meta(params: jsonrpc.Fields) -> jsonrpc.Fields:
         return jsonrpc.distinct(params["_meta"]) if "_meta" in params else {}
     except ValueError as exc:
         raise InvalidParams(f'"params._meta" must be an object: {exc}') from exc
-
-
-def _capabilities(meta: jsonrpc.Fields, roots: Raw | None) -> Raw:
-    """The capabilities of this request; a client that brings its roots can tell them."""
-    raw = meta.get(CAPABILITIES, jsonrpc.EMPTY)
-    if roots is None:
-        return raw
-    try:
-        return Raw(jsonrpc.merge((jsonrpc.fields(raw) | {"roots": jsonrpc.EMPTY}).items()))
-    except ValueError as exc:
-        raise InvalidParams(f"{CAPABILITIES!r} must be an object: {exc}") from exc
-
-
-def _roots(meta: jsonrpc.Fields) -> Raw | None:
-    raw = next((meta[key] for key in _ROOTS if key in meta), None)
-    if raw is not None and not bytes(raw).startswith(b"["):
-        raise InvalidParams(f"{_ROOTS[0]!r} must be a list of roots")
-    return raw
-
-
-def _log_level(meta: jsonrpc.Fields) -> str | None:
-    raw = next((meta[key] for key in _LOG_LEVEL if key in meta), None)
-    if raw is None:
-        return None
-    level = jsonrpc.text(raw)
-    if level not in mcp.LOG_LEVELS:
-        raise InvalidParams(f"{_LOG_LEVEL[0]!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
-    return level
 
 
 def initialize_result(result: bytes, session: str) -> bytes:

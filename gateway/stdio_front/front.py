@@ -63,11 +63,14 @@ class StdioFront:
         except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message (a batch is not served): {exc}") from exc
         is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
-        if self._legacy is None and (is_greeting or (self._modern is None and not _speaks_modern(opened))):
-            # A host whose probe took too long goes on with the handshake of legacy servers.
-            self._legacy = LegacyHost(self._host, self._live, self.ended)
-        elif self._modern is None and self._legacy is None:
-            self._modern = ModernHost(self._host, self._handler, self._live)
+        if self._legacy is None and (is_greeting or self._modern is None):
+            # No legacy host names its version in `_meta`; one whose probe took too long goes on with the handshake of
+            # legacy servers.
+            meta = jsonrpc.members(jsonrpc.members(opened.params).get("_meta"))
+            if is_greeting or not (opened.method == mcp.DISCOVER or mcp.META_VERSION in meta):
+                self._legacy = LegacyHost(self._host, self._live, self.ended)
+            else:
+                self._modern = ModernHost(self._host, self._handler, self._live)
         if self._legacy is not None:
             self._legacy.receive(ClientMessage(line, opened, own_headers(self._live.route)))
         elif self._modern is not None:
@@ -81,15 +84,10 @@ class StdioFront:
         deadline = loop.time() + seconds
         while loop.time() < deadline:
             self._cancel_questions()
-            if not self._is_busy:
+            is_busy = any(each is not None and each.is_busy for each in (self._modern, self._legacy))
+            if not is_busy:
                 return
             await asyncio.sleep(_POLL_SECONDS)
-
-    @property
-    def _is_busy(self) -> bool:
-        return (self._modern is not None and self._modern.is_busy) or (
-            self._legacy is not None and self._legacy.is_busy
-        )
 
     async def close(self) -> None:
         """Cancel what is left."""
@@ -103,9 +101,3 @@ class StdioFront:
         """End the calls that wait for answers, which will not come."""
         for driver in tuple(self._lot):
             driver.stop(Stopping("The host has left; the call was cancelled and may have had effects"))
-
-
-def _speaks_modern(opened: jsonrpc.Message) -> bool:
-    """Whether the first message of a host is one of 2026-07-28: no legacy host names its version in `_meta`."""
-    meta = jsonrpc.members(jsonrpc.members(opened.params).get("_meta"))
-    return opened.method == mcp.DISCOVER or mcp.META_VERSION in meta

@@ -4,7 +4,6 @@ import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway import world
@@ -50,8 +49,10 @@ class ModernHost:
         try:
             parsed = request.read(line)
             if parsed.id is None:
-                if parsed.method == mcp.CANCELLED:
-                    self._cancel(parsed.params.get("requestId"))
+                given_up = parsed.params.get("requestId") if parsed.method == mcp.CANCELLED else None
+                task = None if given_up is None else self._running.get(request_id(given_up))
+                if task is not None:  # else it has been answered
+                    _ = task.cancel()  # the host gets nothing more of it
                 return
             id_ = request_id(parsed.id)
             if id_ in self._running:
@@ -63,7 +64,12 @@ class ModernHost:
         if parsed.method == mcp.LISTEN:
             self._listening.add(id_)
         task = self._running[id_] = self._live.process.tasks.start(self._serve(parsed, line), "request of the host")
-        task.add_done_callback(lambda _: self._ended(id_))
+
+        def ended(_: object) -> None:
+            del self._running[id_]
+            self._listening.discard(id_)
+
+        task.add_done_callback(ended)
 
     async def _serve(self, parsed: ParsedBody, line: bytes) -> None:
         incoming = Incoming(
@@ -79,16 +85,6 @@ class ModernHost:
         reply = LineReply(self._host, self._live.config.limits.event_bytes, incoming.request_id)
         with suppress(ConnectionError):  # the host is gone
             _ = await self._handler.handle_message(incoming, reply, self._live)
-
-    def _ended(self, id_: RequestId) -> None:
-        del self._running[id_]
-        self._listening.discard(id_)
-
-    def _cancel(self, id_: Raw | None) -> None:
-        """Stop a request; the host gets nothing more of it. An unknown one has been answered."""
-        task = None if id_ is None else self._running.get(request_id(id_))
-        if task is not None:
-            _ = task.cancel()
 
     def close(self) -> None:
         """Cancel everything."""

@@ -27,7 +27,10 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
     The host's own child keeps its memory: it serves one call at a time, and lives as long as the host. States never
     leave the process, so their key is made here.
     """
-    route = _route(config, path)
+    route = next((route for route in config.routes if path in (None, route.path)), None)
+    if route is None:
+        known = ", ".join(route.path for route in config.routes)
+        raise ConfigError([Problem(f"--route {path}", f"the configuration has no such route; it has {known}")])
     if route.upstream.command is not None:
         route = structs.replace(
             route,
@@ -52,14 +55,6 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
     key = world.token_hex(32)
     state = State(keys=(key,), ttl_seconds=config.state.ttl_seconds)
     return structs.replace(config, routes=(route,), state=state, replica=Replica(), workers=1, admin=None)
-
-
-def _route(config: Config, path: str | None) -> Route:
-    for route in config.routes:
-        if path is None or route.path == path:
-            return route
-    known = ", ".join(route.path for route in config.routes)
-    raise ConfigError([Problem(f"--route {path}", f"the configuration has no such route; it has {known}")])
 
 
 def _passed_on(config: Config, served: Route, environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -165,7 +165,9 @@ class SessionRelay(SideListener):
                 await channel.send(message.data, message.headers)
                 self._note_cancelled(message)
                 return
-            self._open[request] = _progress_token(message.opened)
+            meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
+            token = meta.get(mcp.META_PROGRESS_TOKEN)
+            self._open[request] = None if token is None else request_id(token)
             if channel.answers_apart:
                 self._calls[request] = self._tasks.start(self._call(channel, request, message), "relayed call")
             else:
@@ -317,9 +319,3 @@ class SessionRelay(SideListener):
                     params = {"requestId": Raw(request), "reason": "The client has left"}
                     with suppress(UpstreamError):
                         await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
-
-
-def _progress_token(request: jsonrpc.Message) -> RequestId | None:
-    """The progress token of a request, if it has one."""
-    token = jsonrpc.members(jsonrpc.members(request.params).get("_meta")).get(mcp.META_PROGRESS_TOKEN)
-    return None if token is None else request_id(token)
