@@ -247,7 +247,8 @@ class History:
         if line.event == "server.started":
             gateway = _gateway_of(self.simulation.processes[line.process])
             assert gateway is not None
-            self._own_keys += gateway._state_keys._own
+            configured = gateway.config.state.raw_keys()
+            self._own_keys += [key for key in gateway._keys.value.present if key not in configured]
         if self._traces:
             self.trace.append(f"{line.at!r} {line.process} {line.level} {line.event} {line.fields!r}")
 
