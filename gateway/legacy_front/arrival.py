@@ -9,9 +9,8 @@ from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_headers import for_call, own_headers
 from gateway.legacy_front.backend import ClientMessage
-from gateway.protocol import jsonrpc
-from gateway.protocol.errors import InvalidRequest, ParseError
-from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+from gateway.protocol import jsonrpc, request
+from gateway.protocol.errors import InvalidRequest
 from gateway.protocol.reply_messages import is_response
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.claims import Bearer
@@ -55,20 +54,11 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
     def opened(self) -> jsonrpc.Message:
         """The message alone; raises ParseError or InvalidRequest."""
         body = self.incoming.body
+        _ = request.members(body)
         try:
-            check_bounds(body)
-            _ = jsonrpc.distinct(body)
             message = jsonrpc.message(body)
-        except jsonrpc.RepeatedKey as exc:
-            raise InvalidRequest("The message repeats a key; send each key once") from exc
-        except msgspec.ValidationError as exc:
-            raise InvalidRequest(
-                "The body must be one JSON-RPC object; a batch is not served in this session, send each message alone"
-            ) from exc
-        except TooMany as exc:
-            raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
         except ValueError as exc:
-            raise ParseError(f"The body is not valid JSON: {exc}") from exc
+            raise InvalidRequest(f"The body is not a JSON-RPC message: {exc}") from exc
         if message.jsonrpc != "2.0":
             raise InvalidRequest('"jsonrpc" must be "2.0"')
         if isinstance(message.id, Raw) and not jsonrpc.is_id(message.id):

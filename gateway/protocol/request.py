@@ -209,17 +209,11 @@ def _is_retry(params: _UsualParams, more: int) -> bool:
     return not may_nest_deeper(answers, MAX_DEPTH - 2)
 
 
-def read(body: bytes) -> ParsedBody:
-    """Open a body; raises ParseError or InvalidRequest.
-
-    This costs time: read a body once, and only after the caller is verified, if callers are verified.
-    """
+def members(body: bytes) -> tuple[jsonrpc.Fields, Raw | bytes]:
+    """Open a body one level, as `jsonrpc.compact` does; raises ParseError or InvalidRequest."""
     try:
-        usual = _usual_call(body)
-        if usual is not None:
-            return usual
         check_bounds(body)
-        opened, text = jsonrpc.compact(body)
+        return jsonrpc.compact(body)
     except jsonrpc.RepeatedKey as exc:
         error = InvalidRequest("The request repeats a key; send each key once")
         error.request_id = jsonrpc.id_of(exc.opened)
@@ -230,6 +224,17 @@ def read(body: bytes) -> ParsedBody:
         raise InvalidRequest(f"The body has {exc}; send fewer in one request") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
+
+
+def read(body: bytes) -> ParsedBody:
+    """Open a body; raises ParseError or InvalidRequest.
+
+    This costs time: read a body once, and only after the caller is verified, if callers are verified.
+    """
+    usual = _usual_call(body)
+    if usual is not None:
+        return usual
+    opened, text = members(body)
     id_, method = jsonrpc.id_of(opened), jsonrpc.text(opened.get("method"))
     try:
         return _shape(opened, id_, method, bytes(text))
