@@ -66,7 +66,7 @@ class OAuthProxy:
 
     def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client], bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._upstream = OAuthUpstream(client_for)
+        self._client_for = client_for
         self._at_once = 0
         self._use(in_force.value)
         in_force.after_replace(self._use)
@@ -79,7 +79,7 @@ class OAuthProxy:
         """The issuer whose tokens the gateway itself requires, if it is a URL, as RFC 8414 requires."""
         self._verified = {route.path.rstrip("/") for route in config.routes} if self._issuer is not None else set()
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
-        self._upstream.clear()
+        self._upstream = OAuthUpstream(self._client_for)
 
     def challenge(self, http: HttpRequest, value: str) -> str:
         """Rewrite a WWW-Authenticate value so that it points the client to the gateway."""

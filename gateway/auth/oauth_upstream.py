@@ -16,6 +16,7 @@ from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Unreachable
+from gateway.runtime.newest import Newest
 
 ANSWER_BYTES: Final = 1_048_576
 _CACHED_SECONDS: Final = 10.0
@@ -29,25 +30,14 @@ class Published(NamedTuple):
     server: Document | None
 
 
-class _Cached(NamedTuple):
-    """One document of an upstream, or its absence, cached for some seconds."""
-
-    document: Document | None
-    until: float
-
-
 class OAuthUpstream:
-    """The upstreams of all routes, as OAuth resources and authorization servers."""
+    """The upstreams of all routes of one configuration, as OAuth resources and authorization servers."""
 
     def __init__(self, client_for: Callable[[str], Client]) -> None:
         """`client_for` returns the client of the route at a path; raises MethodNotFound if the route was removed."""
         self._client_for = client_for
-        self._cache: dict[tuple[str, str], _Cached] = {}
-        """By route and path, which come from the configuration and from the upstream's own metadata."""
-
-    def clear(self) -> None:
-        """Forget the cached metadata."""
-        self._cache.clear()
+        self._cache: Newest[tuple[str, str], tuple[Document | None, float]] = Newest(_CACHED_DOCUMENTS)
+        """The documents, or their absence, with the time until which that holds: by route and path."""
 
     async def published(self, route: Route, place: Place) -> Published:
         """The metadata that the upstream publishes; raises UpstreamError if its answer is inconclusive."""
@@ -62,13 +52,11 @@ class OAuthUpstream:
     async def _document(self, route: Route, paths: tuple[str, ...]) -> Document | None:
         """The first of these documents that exists, from the cache or from the upstream."""
         key = route.path, paths[0]
-        cached = self._cache.get(key)
-        if cached is None or cached.until < world.monotonic():
+        document, until = self._cache.get(key, (None, 0.0))
+        if until < world.monotonic():
             document = await self._fetch(route, paths)
-            if len(self._cache) >= _CACHED_DOCUMENTS:
-                self._cache.clear()
-            cached = self._cache[key] = _Cached(document, world.monotonic() + _CACHED_SECONDS)
-        return cached.document
+            _ = self._cache.keep(key, (document, world.monotonic() + _CACHED_SECONDS))
+        return document
 
     async def _fetch(self, route: Route, paths: tuple[str, ...]) -> Document | None:
         for path in dict.fromkeys(paths):
