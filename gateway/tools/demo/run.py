@@ -1,23 +1,25 @@
 """Runs `mrtr-gateway demo`: a modern client uses a legacy server, with both sides of the gateway on show."""
 
 import argparse
-import asyncio
 import contextlib
 import io
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
-from gateway.tools.demo.children import ChildError, started, stop
+from gateway.tools.demo.children import ChildError, started
 from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter, say
 from gateway.tools.demo.sequence_diagram import WIDEST, Row, draw, rows
 
 HERE = Path(__file__).parent
 UNATTENDED_SECONDS = 60.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -36,58 +38,50 @@ def run(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show an arrow shows a question mark instead.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
+    for number in _ENDING:
+        _ = signal.signal(number, _stop)
     try:
-        old = interpreter(OLD, options.cache)
-        modern = interpreter(MODERN, options.cache)
-        return asyncio.run(_until_stopped(old, modern))
+        return _play(interpreter(OLD, options.cache), interpreter(MODERN, options.cache))
     except (PartsError, ChildError) as exc:
         print(f"mrtr-gateway demo: {exc}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except SystemExit as exc:
+        print("\n  stopped")
+        return int(exc.code or 0)
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
 
-async def _until_stopped(old: str, modern: str) -> int:
-    demo = asyncio.current_task()
-    assert demo is not None
-    received: list[int] = []
-
-    def stopped(number: int) -> None:
-        # Only the first signal counts: a second one must not interrupt the stopping of the children.
-        if not received:
-            demo.cancel()
-        received.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stopped, number)
-    try:
-        return await _play(old, modern)
-    except asyncio.CancelledError:
-        print("\n  stopped")
-        return 128 + received[0]
+def _stop(number: int, _frame: FrameType | None) -> None:
+    for each in _ENDING:  # a second signal must not interrupt the stopping of the children
+        _ = signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
-async def _play(old: str, modern: str) -> int:
-    async with contextlib.AsyncExitStack() as stack:
+def _play(old: str, modern: str) -> int:
+    with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mrtr-demo-")))
-        server_command = [old, "-I", str(HERE / "legacy_server.py")]
-        server = await stack.enter_async_context(started("the legacy server", server_command, folder))
-        server_url = await server.announced("READY (.+)")
+        server = stack.enter_context(started("the legacy server", [old, "-I", str(HERE / "legacy_server.py")], folder))
+        server_url = server.announced("READY (.+)")
         say(f"legacy server {server_url} (mcp 1.x, protocol 2025-11-25)")
 
         gateway_command = [sys.executable, "-m", "gateway", "serve", "--upstream", server_url]
         gateway_command += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         settings = {"GATEWAY_DEBUG__BODIES": "true", "GATEWAY_LOG__FORMAT": "json"}
-        gateway = await stack.enter_async_context(started("the gateway", gateway_command, folder, **settings))
-        address = await gateway.announced('server.started.*"listen": "([^"]+)"')
+        gateway = stack.enter_context(started("the gateway", gateway_command, folder, **settings))
+        address = gateway.announced('server.started.*"listen": "([^"]+)"')
         url = f"http://{address}/mcp"
         say(f"gateway       {url} (in front of it)")
         say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
-        status = await _in_foreground([modern, "-I", str(HERE / "modern_client.py"), url])
+        attended = sys.stdin.isatty() and sys.stdout.isatty()
+        try:
+            # The client inherits the terminal, because it asks the user.
+            client = [modern, "-I", str(HERE / "modern_client.py"), url]
+            status = subprocess.run(client, check=False, timeout=None if attended else UNATTENDED_SECONDS).returncode
+        except subprocess.TimeoutExpired:
+            raise ChildError(f"the modern client did not end within {UNATTENDED_SECONDS:.0f} s.") from None
         told = rows(gateway.output())
 
         _show(told)
@@ -98,19 +92,6 @@ async def _play(old: str, modern: str) -> int:
             return 1
     _explain(told)
     return 0
-
-
-async def _in_foreground(command: Sequence[str]) -> int:
-    # The client inherits the terminal, because it asks the user.
-    process = await asyncio.create_subprocess_exec(*command)
-    attended = sys.stdin.isatty() and sys.stdout.isatty()
-    try:
-        async with asyncio.timeout(None if attended else UNATTENDED_SECONDS):
-            return await process.wait()
-    except TimeoutError:
-        raise ChildError(f"the modern client did not end within {UNATTENDED_SECONDS:.0f} s.") from None
-    finally:
-        await stop(process)
 
 
 def _show(told: Sequence[Row]) -> None:
