@@ -69,9 +69,13 @@ class RouteTable:
             settings = RouteSettings(configs[route.path], route)
             server_name, of_route = route.upstream.tls.server_name, settings.config
             bounds = Bounds(of_route.limits, of_route.timeouts, tls.upstreams[route.path], server_name)
-            upstreams[route.path] = _kept(before.get(route.path), settings, bounds) or self._new_upstream(
-                settings, bounds, endpoints.get(route.path)
-            )
+            former = before.get(route.path)
+            if former is not None and _shape(former.route) == _shape(route):
+                former.upstream.bounds.replace(bounds)
+                former.upstream.settings.replace(settings)
+                upstreams[route.path] = former.upstream
+            else:
+                upstreams[route.path] = self._new_upstream(settings, bounds, endpoints.get(route.path))
         self.live = {
             route.path: LiveRoute(
                 config=configs[route.path],
@@ -156,15 +160,6 @@ class RouteTable:
     async def end_children(self) -> None:
         """Kill the remaining children, and wait until their processes have ended."""
         await end_children(self._children)
-
-
-def _kept(before: LiveRoute | None, settings: RouteSettings, bounds: Bounds) -> LiveUpstream | None:
-    """Return the upstream that this path had, if its sessions serve the new configuration as well."""
-    if before is None or _shape(before.route) != _shape(settings.route):
-        return None
-    before.upstream.bounds.replace(bounds)
-    before.upstream.settings.replace(settings)
-    return before.upstream
 
 
 def _shape(route: Route) -> tuple[object, ...]:

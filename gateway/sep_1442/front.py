@@ -105,13 +105,20 @@ class Stateless:
                 return await _result(at, id_, b"{}")
             case mcp.INITIALIZE:
                 profile = replace(of_initialize(params_of(message)), version=declared.profile.version)
-                return await self._initialize(at, id_, profile)
+                server, headers = await self._server(at)
+                found = await initialize(server, profile, headers)
+                token = self._shared.tokens.new_session(at.bearer, profile)
+                return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
             case mcp.DISCOVER:
                 server, headers = await self._server(at)
                 found = await initialize(server, declared.profile, headers)
                 return await _result(at, id_, vocabulary.discover_result(found))
             case vocabulary.LISTEN:
-                return await self._listen(at, id_, declared)
+                if self._mirror.draining.has_begun:
+                    raise ShuttingDown("listen again")
+                server, headers = await self._server(at)
+                listening = Listening(at.live, id_, at.incoming.request_id)
+                return await listening.serve(server, declared.profile, headers, at.reply)
             case method if method in mcp.BRIDGED:
                 outgoing = request_of(id_, request)
                 declared = replace(declared, params=b"")
@@ -120,19 +127,6 @@ class Stateless:
                 return await self._call(at, outgoing, declared, session)
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
-
-    async def _initialize(self, at: Arrival, id_: bytes, profile: Profile) -> Response:
-        server, headers = await self._server(at)
-        found = await initialize(server, profile, headers)
-        token = self._shared.tokens.new_session(at.bearer, profile)
-        return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
-
-    async def _listen(self, at: Arrival, id_: bytes, declared: Declared) -> Response:
-        if self._mirror.draining.has_begun:
-            raise ShuttingDown("listen again")
-        server, headers = await self._server(at)
-        listening = Listening(at.live, id_, at.incoming.request_id)
-        return await listening.serve(server, declared.profile, headers, at.reply)
 
     async def _call(self, at: Arrival, request: Request, declared: Declared, session: Session | None) -> Response:
         if self._mirror.draining.refuses_calls:

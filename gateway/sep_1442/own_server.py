@@ -56,22 +56,18 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
         self.side.give_up(self._modern(request))
 
     def _modern(self, request: ModernRequest) -> Incoming:
+        """A round, with the headers of 2026-07-28 in place of those of the client."""
         came = self.incoming
+        kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
         return Incoming(
             came.path,
-            _headers(request),
+            CIMultiDictProxy(CIMultiDict([*kept, *request.repeated.items()])),
             came.remote,
             body=request.body,
             request_id=came.request_id,
             caller=came.caller,
             has_headers=False,
         )
-
-
-def _headers(request: ModernRequest) -> CIMultiDictProxy[str]:
-    """The client's headers, with those of 2026-07-28 in place of its own."""
-    kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
-    return CIMultiDictProxy(CIMultiDict([*kept, *request.repeated.items()]))
 
 
 class _Messages(MessageReply):

@@ -10,6 +10,7 @@ speaks both protocols.
 import asyncio
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -120,15 +121,17 @@ class SessionRelay(SideListener):
             elif request is not None:
                 if message.opened.method != mcp.INITIALIZE:
                     raise InvalidRequest("The first message of a session must be `initialize`")
-                error = await self._initialize(request, message)
-                if error is not None:
-                    await self._refused(request, message, error)
+                await self._initialize(request, message)
         except GatewayError as exc:
             if request is not None:
                 self._refuse(request, exc)
 
-    async def _initialize(self, request: RequestId, message: ClientMessage) -> GatewayError | None:
-        """Open the upstream session, and the stream for its messages, before the client gets the answer."""
+    async def _initialize(self, request: RequestId, message: ClientMessage) -> None:
+        """Open the upstream session, and the stream for its messages, before the client gets the answer.
+
+        If that is refused, go on with the mirror if the server is modern; else the session is over, unless the client
+        may sign in.
+        """
         seconds, stdio = self._live.config.timeouts.handshake_seconds, self._live.upstream.stdio
         # A process of its own, also where the sessions of modern requests share one.
         channel = self._live.upstream.pool.connect() if stdio is None else StdioChannel(stdio.launcher)
@@ -138,17 +141,16 @@ class SessionRelay(SideListener):
                 await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self)
         except BaseException as exc:
             self._tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
-            error = pool_errors.handshake_failed(exc, self._live.route, seconds)
-            if not isinstance(error, GatewayError):
+            failure = pool_errors.handshake_failed(exc, self._live.route, seconds)
+            if not isinstance(failure, GatewayError):
                 raise
-            return error
-        self._server = channel
-        self._live.upstream.health.ok()
-        self._link.send(jsonrpc.result(request, result), request)
-        return None
+            error = failure
+        else:
+            self._server = channel
+            self._live.upstream.health.ok()
+            self._link.send(jsonrpc.result(request, result), request)
+            return
 
-    async def _refused(self, request: RequestId, message: ClientMessage, error: GatewayError) -> None:
-        """Go on with the mirror if the server is modern; else the session is over, unless the client may sign in."""
         may_sign_in, server = isinstance(error, Refused), self._mirror_of
         if server is not None and not may_sign_in and await is_modern(self._live, message.headers):
             self._server = mirror = MirrorBackend(server, self._link)
@@ -163,7 +165,12 @@ class SessionRelay(SideListener):
         try:
             if request is None:
                 await channel.send(message.data, message.headers)
-                self._note_cancelled(message)
+                given_up = cancelled(message.opened)
+                if given_up in self._open and given_up not in self._give_ups:
+                    # Many servers do not answer a request that was cancelled.
+                    seconds = self._live.config.timeouts.cancel_seconds
+                    give_up = self._tasks.guard(partial(self._give_up, given_up), "cancelled request")
+                    self._give_ups[given_up] = asyncio.get_running_loop().call_later(seconds, give_up)
                 return
             meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
             token = meta.get(mcp.META_PROGRESS_TOKEN)
@@ -201,16 +208,6 @@ class SessionRelay(SideListener):
                 self._hear(jsonrpc.result(request, refused), request)
         finally:
             self._calls.pop(request, None)
-
-    # -- cancellation -------------------------------------------------------------------------------------------
-
-    def _note_cancelled(self, message: ClientMessage) -> None:
-        """Give a request up that the client has cancelled if the server does not answer it: many do not."""
-        request = cancelled(message.opened)
-        if request in self._open and request not in self._give_ups:
-            seconds = self._live.config.timeouts.cancel_seconds
-            give_up = self._tasks.guard(lambda: self._give_up(request), "cancelled request")
-            self._give_ups[request] = asyncio.get_running_loop().call_later(seconds, give_up)
 
     def _give_up(self, request: RequestId) -> None:
         # Not as if it came on the reply, which would be read on.
@@ -307,15 +304,12 @@ class SessionRelay(SideListener):
             await server.close()
         elif server is not None:
             try:
-                await self._cancel(server, running)
+                # Cancel the calls that may still run, as far as the server accepts that in time.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
+                        for request in running:
+                            params = {"requestId": Raw(request), "reason": "The client has left"}
+                            with suppress(UpstreamError):
+                                await server.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
             finally:
                 await server.close(end_session=not running)
-
-    async def _cancel(self, channel: Channel, requests: tuple[RequestId, ...]) -> None:
-        """Cancel the calls that may still run, as far as the server accepts that in time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
-                for request in requests:
-                    params = {"requestId": Raw(request), "reason": "The client has left"}
-                    with suppress(UpstreamError):
-                        await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
