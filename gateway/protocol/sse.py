@@ -13,7 +13,6 @@ from gateway.protocol import jsonrpc
 
 BOM: Final = b"\xef\xbb\xbf"
 KEEP_ALIVE: Final = b":\n\n"
-_SMALL_BYTES: Final = 4096
 _RETRY_DIGITS: Final = 9
 """Longer values exceed eleven days, and Python refuses to parse very long numbers."""
 _LINE: Final = re.compile(rb"^(?:\n+|(data|event|id|retry)(?::[ ]?|(?=\n)))", re.MULTILINE)
@@ -56,7 +55,6 @@ class Parser:
         "_size",
         "_started",
         "_unfinished",
-        "_unfinished_bytes",
         "retry_ms",
     )
 
@@ -65,9 +63,8 @@ class Parser:
         self._max = max_bytes
         self._started = is_begun
         self._after_cr = False
-        self._unfinished: list[bytes] = []
-        """The beginning of a line, in parts: a long one is copied once, when it is complete."""
-        self._unfinished_bytes = 0
+        self._unfinished = bytearray()
+        """The beginning of a line."""
         self._size = 0
         """The size of the complete lines since the last empty one, each with its line end."""
         self._data: bytes | bytearray | None = None
@@ -79,7 +76,7 @@ class Parser:
     @property
     def unfinished_bytes(self) -> int:
         """The size of what was read and is not part of an event yet."""
-        return self._size + self._unfinished_bytes
+        return self._size + len(self._unfinished)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
@@ -88,34 +85,21 @@ class Parser:
         chunk = self._with_line_feeds(chunk)
         end = chunk.rfind(b"\n") + 1
         if not end:
-            self._keep(chunk)
-            self._check(self._size + self._unfinished_bytes)
+            self._unfinished += chunk
+            self._check(self.unfinished_bytes)
             return []
-        lines = b"".join((*self._unfinished, chunk[:end])) if self._unfinished else chunk[:end]
-        self._unfinished.clear()
-        self._unfinished_bytes = 0
-        self._keep(chunk[end:])
+        lines = b"".join((self._unfinished, chunk[:end])) if self._unfinished else chunk[:end]
+        self._unfinished = bytearray(chunk[end:])
         events = self._read(lines)
-        self._check(self._size + self._unfinished_bytes if self._unfinished else self._size - 1)
+        self._check(self.unfinished_bytes if self._unfinished else self._size - 1)
         return events
-
-    def _keep(self, chunk: bytes) -> None:
-        """Add to the beginning of a line; small parts are joined, because each part has a cost of its own."""
-        if not chunk:
-            return
-        self._unfinished_bytes += len(chunk)
-        if self._unfinished and len(self._unfinished[-1]) < _SMALL_BYTES:
-            self._unfinished[-1] += chunk
-        else:
-            self._unfinished.append(chunk)
 
     def _without_bom(self, chunk: bytes) -> bytes:
         """The beginning of the stream without a byte order mark; empty until it is clear whether there is one."""
-        chunk = b"".join((*self._unfinished, chunk))
+        chunk = b"".join((self._unfinished, chunk))
         self._unfinished.clear()
-        self._unfinished_bytes = 0
         if len(chunk) < len(BOM) and BOM.startswith(chunk):
-            self._keep(chunk)
+            self._unfinished += chunk
             return b""
         self._started = True
         return chunk.removeprefix(BOM)
