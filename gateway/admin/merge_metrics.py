@@ -8,7 +8,7 @@ Rule 2: counters do not go backwards. `lasting` returns what to keep of a proces
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 _LASTING: Final = frozenset({"counter", "histogram"})
@@ -30,7 +30,7 @@ class Family:
 
     help: str
     kind: str
-    samples: dict[str, float] = field(default_factory=dict)
+    samples: dict[str, float]
 
 
 Families = dict[str, Family]
@@ -38,22 +38,16 @@ Families = dict[str, Family]
 
 
 def parse(text: str) -> Families:
-    """Parse the output of `Metrics.render`; raises ValueError if a value precedes every metric."""
+    """Parse the output of `Metrics.render`; raises ValueError if it is something else."""
     families: Families = {}
-    samples: dict[str, float] | None = None
-    for line in filter(None, text.split("\n")):
-        if line.startswith("# HELP "):
-            name, _, words = line.removeprefix("# HELP ").partition(" ")
-            families[name] = Family(words, "untyped")
-            samples = families[name].samples
-        elif line.startswith("# TYPE "):
-            name, _, kind = line.removeprefix("# TYPE ").partition(" ")
-            families[name].kind = kind
-        elif samples is not None:
-            series, _, value = line.rpartition(" ")
-            samples[series] = float(value)
-        else:
-            raise ValueError(f"{line[:80]!r} belongs to no metric")
+    before, *blocks = f"\n{text}".split("\n# HELP ")
+    if before.strip():
+        raise ValueError(f"{before[:80]!r} belongs to no metric")
+    for block in blocks:
+        head, kind, *samples = block.rstrip("\n").split("\n")
+        name, _, words = head.partition(" ")
+        named = (line.rpartition(" ") for line in samples)
+        families[name] = Family(words, kind.rpartition(" ")[2], {series: float(value) for series, _, value in named})
     return families
 
 

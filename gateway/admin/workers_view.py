@@ -49,6 +49,14 @@ class WorkerProcess:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
+    def scraped(self, text: str | None) -> merge_metrics.Families:
+        """Return the metrics that it told; those of it that last if it did not answer."""
+        if text is None:
+            return self.counted
+        families = merge_metrics.parse(text)
+        self.counted = merge_metrics.lasting(families)
+        return families
+
     async def alive(self) -> "WorkerProcess | None":
         """Return this process if it answers in time."""
         return self if await self.get("/healthz") is not None else None
@@ -113,10 +121,5 @@ class Overview(Probes):
             texts = dict(zip(asked, answers, strict=True))
             scrapes = [merge_metrics.parse(self._metrics.render().decode()), self._ended]
             # A process that ended during the scrape is not here: `_ended` has its previous counters.
-            for process in self._processes.values():
-                if (text := texts.get(process)) is None:
-                    scrapes.append(process.counted)
-                else:
-                    scrapes.append(merge_metrics.parse(text))
-                    process.counted = merge_metrics.lasting(scrapes[-1])
+            scrapes += [process.scraped(texts.get(process)) for process in self._processes.values()]
             return merge_metrics.write(merge_metrics.merge(scrapes)).encode()
