@@ -6,7 +6,7 @@ same kind if their texts differ only in numbers, so a thousand errors with diffe
 
 import re
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakSet
 
 from gateway import world
@@ -35,6 +35,17 @@ _FIXES: Final = {
 """By kind, for errors whose own `fix` is missing or too general."""
 
 
+class RecentError(NamedTuple):
+    """One line of the list; `first` and `last` are monotonic."""
+
+    kind: str
+    text: str
+    fix: str
+    times: int
+    first: float
+    last: float
+
+
 class RecentErrors:
     """The errors of one process."""
 
@@ -43,7 +54,7 @@ class RecentErrors:
         """The most recent one is last; the number is bounded by what the page shows."""
         self._noted: WeakSet[GatewayError] = WeakSet()
 
-    def note(self, error: GatewayError, route: str = "", fix: str = "") -> "RecentError | None":
+    def note(self, error: GatewayError, route: str = "", fix: str = "") -> RecentError | None:
         """Record an error and return its entry; None if it concerns only its client, or was recorded before.
 
         `fix` replaces the error's own.
@@ -58,18 +69,17 @@ class RecentErrors:
         is_same = bool(said) and advice[:_SAME_CHARACTERS] == fix[:_SAME_CHARACTERS]
         return self.say(kind, said if is_same else error.message, fix, route)
 
-    def say(self, kind: str, text: str, fix: str, route: str = "") -> "RecentError":
+    def say(self, kind: str, text: str, fix: str, route: str = "") -> RecentError:
         """Record a problem that is not an exception."""
         text = presentable(text)
         now = world.monotonic()
         key = kind, route, _NUMBERS.sub("0", text)
-        known = self._known.pop(key, None) or RecentError(kind, now)
-        known.count += 1
-        known.last, known.text, known.fix = now, text, fix[:1].upper() + fix[1:]
-        self._known[key] = known
+        known = self._known.pop(key, None)
+        times, first = (known.times, known.first) if known is not None else (0, now)
+        self._known[key] = error = RecentError(kind, text, fix[:1].upper() + fix[1:], times + 1, first, now)
         if len(self._known) > MOST_ERRORS:
             _ = self._known.popitem(last=False)
-        return known
+        return error
 
     def told(self) -> tuple[ErrorStatus, ...]:
         """Return the errors, newest first."""
@@ -80,24 +90,12 @@ class RecentErrors:
                 route=route,
                 text=known.text,
                 fix=known.fix,
-                count=known.count,
+                count=known.times,
                 first_seconds_ago=now - known.first,
                 last_seconds_ago=now - known.last,
             )
             for (kind, route, _), known in reversed(self._known.items())
         )
-
-
-class RecentError:
-    """One line of the list."""
-
-    __slots__ = ("count", "first", "fix", "kind", "last", "text")
-
-    def __init__(self, kind: str, now: float) -> None:
-        self.kind = kind
-        self.first = self.last = now
-        self.count = 0
-        self.text = self.fix = ""
 
 
 def presentable(text: str) -> str:
