@@ -18,8 +18,6 @@ from gateway.upstream.channel import Headers
 
 _DROPPED: Final = frozenset({"origin", "proxy-connection"})
 """The gateway has checked Origin, and it names a page that the upstream does not know."""
-_DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
-"""The content encodings that may have been decoded as the request's body was read."""
 _SET_BY_PROXIES: Final = ("forwarded", "x-real-ip", "x-forwarded-")
 
 
@@ -53,8 +51,6 @@ class HeaderRules:
             said = "The request returned to the gateway that had forwarded it"
             raise InvalidRequest(f"{said}: upstream.url of route {incoming.path} leads back here", status=508)
         dropped = set(_DROPPED)
-        if headers.get("Content-Encoding", "").lower() in _DECODED:
-            dropped.add("content-encoding")
         if not (self._networks and principals.is_trusted(incoming.remote, self._networks)):
             dropped |= {name for name in map(str.lower, headers) if name.startswith(_SET_BY_PROXIES)}
             dropped.add(self._principal_header)

@@ -230,16 +230,14 @@ class TooLarge(DownstreamError):
 
 
 class UnsupportedEncoding(DownstreamError):
-    """The body has a Content-Encoding that the gateway does not decode, or several."""
+    """The body has a Content-Encoding, which no client of MCP needs and many servers refuse."""
 
     rejection = "unsupported_encoding"
     status = 415
 
     def __init__(self) -> None:
-        super().__init__(
-            "The gateway decodes one Content-Encoding, gzip or deflate; send the body with one of them, or without"
-        )
-        self.headers["Accept-Encoding"] = "gzip, deflate"
+        super().__init__("The gateway takes no Content-Encoding; send the body as it is")
+        self.headers["Accept-Encoding"] = "identity"
 
 
 class Busy(DownstreamError):

@@ -1,7 +1,6 @@
 """Requests whose heads are known, because the same bytes came before."""
 
 import asyncio
-import gzip
 import json
 from typing import Any
 
@@ -326,13 +325,6 @@ async def test_a_known_head_may_ask_for_leave_to_send_its_body(stand: Stand, gat
         await raw.send(body)
         assert b" 200 OK" in (await reply(raw))[0]
     assert gate.ended == [True] * 4
-
-
-async def test_a_body_under_a_known_head_may_be_compressed(stand: Stand, gate: Gate) -> None:
-    body = gzip.compress(stand.client().build("tools/call", {"name": "tool"})[1])
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, request(stand, "Content-Encoding: gzip", body=body))
-    assert gate.ended == [True] * 3
 
 
 async def test_the_last_request_of_a_connection_may_have_a_known_head(stand: Stand, gate: Gate) -> None:

@@ -1,19 +1,15 @@
 """Bodies: their size, their time, their encodings, and the budget of those that are not finished."""
 
 import asyncio
-import gzip
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from gateway.config import InForce
-from gateway.http.server.body import _Inflation, _Reading
-from gateway.http.server.request import RequestBody
-from gateway.protocol.errors import InvalidRequest
+from gateway.http.server.body import _Reading
 from gateway.runtime.budget import Budget
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
@@ -24,7 +20,7 @@ from tests.support.turns import work_gives_way
 from tests.support.workbench import Client, Stand, eventually
 
 
-@pytest.mark.parametrize("how", ["declared", "chunked", "gzip", "deflate"])
+@pytest.mark.parametrize("how", ["declared", "chunked"])
 async def test_a_body_over_the_limit_is_413(upstream: FakeUpstream, begin: Start, how: str) -> None:
     stand = await begin(limits={"body_bytes": 10_000})
     headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {"x": "y" * 50_000}})
@@ -36,11 +32,6 @@ async def test_a_body_over_the_limit_is_413(upstream: FakeUpstream, begin: Start
                 yield body[start : start + 1000]
 
         data = chunks()
-    elif how == "gzip":
-        data, headers = gzip.compress(body), headers | {"Content-Encoding": "gzip"}
-        assert len(data) < 10_000
-    elif how == "deflate":
-        data, headers = zlib.compress(body), headers | {"Content-Encoding": "deflate"}
     async with stand.http.post(stand.url, headers=headers, data=data) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == -32600
@@ -73,24 +64,17 @@ async def test_a_body_over_the_limit_refuses_one_request_of_a_session_if_its_id_
         error = await response.json()
         assert (response.status, error.get("id"), error["error"]["code"]) == (status, id_, -32600)
     alone = {name: value for name, value in LEGACY.items() if name != "Mcp-Session-Id"}
-    for headers in (alone, LEGACY | {"MCP-Protocol-Version": "2026-07-28"}, LEGACY | {"Content-Encoding": "gzip"}):
-        data = gzip.compress(body) if "Content-Encoding" in headers else body
-        async with stand.http.post(stand.url, headers=headers, data=data) as response:
+    for headers in (alone, LEGACY | {"MCP-Protocol-Version": "2026-07-28"}):
+        async with stand.http.post(stand.url, headers=headers, data=body) as response:
             assert (response.status, "id" in await response.json()) == (413, False)
     assert upstream.seen == []
 
 
-@pytest.mark.parametrize("encoding", [None, "gzip"])
-async def test_a_body_that_passes_the_limit_is_refused_before_it_ends(
-    upstream: FakeUpstream, begin: Start, encoding: str | None
-) -> None:
+async def test_a_body_that_passes_the_limit_is_refused_before_it_ends(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(limits={"body_bytes": 10_000})
     headers, _ = stand.client().build("tools/call", {"name": "tool"})
-    headers |= {"Transfer-Encoding": "chunked"} | ({} if encoding is None else {"Content-Encoding": encoding})
+    headers |= {"Transfer-Encoding": "chunked"}
     data = b"x" * 18_000
-    if encoding == "gzip":
-        packer = zlib.compressobj(wbits=31)
-        data = packer.compress(b"x" * 100_000) + packer.flush(zlib.Z_SYNC_FLUSH)
     async with raw_connection(stand) as raw:
         await raw.send(request_head(stand, headers, None))
         await raw.send(b"%x\r\n%b\r\n" % (len(data), data))
@@ -109,11 +93,9 @@ async def test_a_client_that_still_sends_gets_its_refusal(stand: Stand, connecti
         assert b" 413 " in await raw.line()
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "Identity"])
-async def test_a_body_within_the_limit_is_served_in_its_encoding(stand: Stand, client: Client, encoding: str) -> None:
+async def test_a_body_whose_encoding_is_none_is_served(stand: Stand, client: Client) -> None:
     headers, body = client.build("tools/call", {"name": "tool"})
-    data = gzip.compress(body) if encoding == "gzip" else body
-    async with stand.http.post(stand.url, headers=headers | {"Content-Encoding": encoding}, data=data) as response:
+    async with stand.http.post(stand.url, headers=headers | {"Content-Encoding": "Identity"}, data=body) as response:
         assert response.status == 200
 
 
@@ -129,10 +111,10 @@ async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(stand: Sta
 
 
 @pytest.mark.parametrize(
-    "encodings", [["gzip", "gzip"], ["identity", "gzip"], ["gzip, gzip"], ["br"], ["zstd"], ["compress"], ["x-gzip"]]
+    "encodings", [["gzip"], ["deflate"], ["identity", "gzip"], ["gzip, identity"], ["br"], ["x-gzip"]]
 )
 @pytest.mark.parametrize("is_whole", [True, False])
-async def test_a_body_with_several_encodings_or_an_unknown_one_is_415(
+async def test_a_body_with_an_encoding_is_415(
     upstream: FakeUpstream, stand: Stand, client: Client, encodings: list[str], *, is_whole: bool
 ) -> None:
     headers, body = client.build("tools/call", {"name": "tool"})
@@ -141,8 +123,8 @@ async def test_a_body_with_several_encodings_or_an_unknown_one_is_415(
     async with raw_connection(stand) as raw:
         await raw.send(request_head(stand, sent, None) + (body if is_whole else b""))
         assert b" 415 " in await raw.line()
-        reply = await raw.until(b"one Content-Encoding, gzip or deflate")
-        assert b"Accept-Encoding: gzip, deflate\r\n" in reply
+        reply = await raw.until(b"takes no Content-Encoding")
+        assert b"Accept-Encoding: identity\r\n" in reply
     assert upstream.seen == []
 
 
@@ -170,30 +152,22 @@ async def test_a_body_that_drips_is_cut_off_at_its_deadline(
     assert upstream.seen == []
 
 
-async def unfinished(stand: Stand, raw: RawConnection, encoding: str | None = None) -> None:
+async def unfinished(stand: Stand, raw: RawConnection) -> None:
     """Send 9,000 bytes of a body, and wait until the gateway counts them."""
     headers, _ = stand.client().build("tools/call", {"name": "tool"})
-    sent = headers | {"Transfer-Encoding": "chunked"} | ({} if encoding is None else {"Content-Encoding": encoding})
-    data = b" " * 9000
-    if encoding is not None:
-        packer = zlib.compressobj(wbits=31)
-        data = packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)
-        assert len(data) < 100
+    sent, data = headers | {"Transfer-Encoding": "chunked"}, b" " * 9000
     budget = stand.gateway.routes.process.traffic.bodies.budget
     before = budget.used + 9000 * budget.given_way
     await raw.send(request_head(stand, sent, None) + b"%x\r\n%b\r\n" % (len(data), data))
     await eventually(lambda: budget.used + 9000 * budget.given_way == before + 9000, "the body is counted")
 
 
-@pytest.mark.parametrize("encoding", [None, "gzip"])
-async def test_the_oldest_unfinished_body_gives_way(
-    upstream: FakeUpstream, begin: Start, encoding: str | None
-) -> None:
+async def test_the_oldest_unfinished_body_gives_way(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(limits={"body_bytes": 10_000, "receiving_bytes": 20_000})
     async with AsyncExitStack() as stack:
         first, second, third = [await stack.enter_async_context(raw_connection(stand)) for _ in range(3)]
-        await unfinished(stand, first, encoding)
-        await unfinished(stand, second, encoding)
+        await unfinished(stand, first)
+        await unfinished(stand, second)
         headers, _ = stand.client().build("tools/call", {"name": "tool"})
         await third.send(request_head(stand, headers | {"Content-Length": "9500"}, None) + b" " * 9000)
         assert b" 503 " in await first.line()
@@ -264,50 +238,16 @@ async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream:
     )
 
 
-def packed(how: str, data: bytes) -> tuple[str, bytes]:
-    packer = zlib.compressobj(wbits={"gzip": 31, "deflate": 15, "raw deflate": -15}[how])
-    return how.rsplit(maxsplit=1)[-1], packer.compress(data) + packer.flush()
-
-
-def inflated(encoding: str, pieces: list[bytes]) -> bytes:
-    inflation = _Inflation(encoding)
-    found = b"".join(part for piece in pieces for part in inflation.pieces(piece))
-    inflation.finish()
-    return found
-
-
-@pytest.mark.parametrize("how", ["gzip", "deflate", "raw deflate"])
-def test_a_body_inflates_wherever_it_is_split(how: str) -> None:
-    data = bytes(range(256)) * 10 + b"x" * 200_000
-    encoding, small = packed(how, data)
-    for split in range(1, len(small)):
-        assert inflated(encoding, [small[:split], small[split:]]) == data
-    for cut in (1, 5, len(small) - 1):
-        with pytest.raises(InvalidRequest, match="damaged"):
-            _ = inflated(encoding, [small[:cut]])
-    with pytest.raises(InvalidRequest, match="damaged"):
-        _ = inflated(encoding, [small, b"x"])
-
-
-@pytest.mark.parametrize("how", ["gzip", "deflate"])
-def test_a_bomb_inflates_no_further_than_its_pieces_are_taken(how: str) -> None:
-    encoding, small = packed(how, b"\0" * 100_000_000)
-    pieces = _Inflation(encoding).pieces(small)
-    assert max(len(next(pieces)) for _ in range(10)) <= 65_536
-
-
 @pytest.mark.usefixtures("busy_clock")
 async def test_a_body_that_grows_lets_others_run() -> None:
     whole = bytes(20 * 65_536)
-    body = RequestBody()
-    body.feed(gzip.compress(whole))
-    body.finish()
-    http: Any = Mock(body=body)
+    parts = [whole[start : start + 65_536] for start in range(0, len(whole), 65_536)]
+    http: Any = Mock(body=Mock(read=AsyncMock(side_effect=[*parts, b""])))
     got: list[bytes] = []
 
     async def read() -> None:
         limit = Budget("x", InForce(1 << 30))
-        got.append(await _Reading(http, _Inflation("gzip"), 1 << 30, limit).run(60))
+        got.append(await _Reading(http, 1 << 30, limit).run(60))
 
     assert await work_gives_way(read())
     assert got == [whole]

@@ -56,12 +56,6 @@ def test_a_reload_changes_which_proxies_are_trusted() -> None:
     assert "X-Real-IP" in passed(rules, CLAIMED)
 
 
-@pytest.mark.parametrize(("coding", "kept"), [("gzip", False), ("BR", False), ("compress", True)])
-def test_the_coding_of_a_body_that_was_decoded_here_is_not_named(coding: str, *, kept: bool) -> None:
-    sent = passed(HeaderRules(InForce(config()), "abc"), {"Content-Encoding": coding, "Origin": "https://page"})
-    assert ("Content-Encoding" in sent, "Origin" in sent) == (kept, False)
-
-
 def test_a_request_that_was_here_before_is_refused() -> None:
     rules = HeaderRules(InForce(config()), "abc")
     assert passed(rules, {"Via": "1.1 mrtr-other"})["Via"] == "1.1 mrtr-other"

@@ -71,7 +71,7 @@ def test_a_client_is_told_what_it_can_act_on(
 
 def test_what_is_allowed_or_when_to_try_again_is_a_header() -> None:
     assert errors.NotAllowed("GET is not served here", allowed="POST").headers == {"Allow": "POST"}
-    assert errors.UnsupportedEncoding().headers == {"Accept-Encoding": "gzip, deflate"}
+    assert errors.UnsupportedEncoding().headers == {"Accept-Encoding": "identity"}
     assert errors.TakenCallLost("gw-2").headers == {}, "the call may have had effects"
 
 

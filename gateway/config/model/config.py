@@ -115,11 +115,11 @@ class Limits(Section, frozen=True, kw_only=True):
     """Maximum sizes of messages, and limits of connections."""
 
     body_bytes: Bytes = 4_194_304
-    """Maximum size of a client's request body, after decompression. A larger one gets HTTP 413."""
+    """Maximum size of a client's request body. A larger one gets HTTP 413."""
     event_bytes: Bytes = 16_777_216
     """Maximum size of one SSE event or JSON response of an upstream."""
     receiving_bytes: Bytes = 33_554_432
-    """Maximum size of all unfinished requests together, after decompression. Beyond it, the oldest unfinished body
+    """Maximum size of all unfinished requests together. Beyond it, the oldest unfinished body
     gets HTTP 503. A value below `body_bytes` counts as `body_bytes`."""
     sending_bytes: Bytes = 33_554_432
     """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of

@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -14,7 +12,8 @@ from gateway.runtime.budget import Budget, Share
 from gateway.runtime.pieces import Turn
 
 _PIECE_BYTES: Final = 65_536
-"""The most that is inflated before the limits are checked again."""
+"""The size of what a body is kept in while it arrives."""
+_ENCODING: Final = "Content-Encoding"
 _END_BYTES: Final = 512
 _LAST_ID: Final = re.compile(rb'[{,]\s*"id"\s*:\s*(-?[0-9]{1,20}|"[ !#-\[\]-~]{0,200}")\s*\}\s*\Z')
 """An id that is the last member of its message. The brace is the last one, so the member is not one of `params`."""
@@ -34,13 +33,14 @@ class BodyReader:
         return content.read_now() if is_plain and head.length <= limit and content.size <= limit else b""
 
     async def read(self, http: HttpRequest, limit: int, seconds: float) -> bytes:
-        """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""
-        inflation = _inflation(http)
+        """Return the whole body; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""
+        if any(value.strip().lower() not in ("", "identity") for value in http.head.headers.getall(_ENCODING, ())):
+            raise UnsupportedEncoding
         if http.head.length > limit:
             raise _too_large(limit)
         if http.is_1_1 and http.headers.get("Expect", "").lower() == "100-continue":  # 1.0 has no interim replies
             http.wire.say_continue()
-        return await _Reading(http, inflation, limit, self.budget).run(seconds)
+        return await _Reading(http, limit, self.budget).run(seconds)
 
 
 async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
@@ -48,7 +48,7 @@ async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
 
     The official SDKs write the id last. Nothing else of the body is kept.
     """
-    if "Content-Encoding" in http.headers or "Expect" in http.headers:
+    if _ENCODING in http.headers or "Expect" in http.headers:
         return None
     end = b""
     with suppress(TimeoutError, BodyBroken):
@@ -63,8 +63,8 @@ async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
 class _Reading:
     """One body under way."""
 
-    def __init__(self, http: HttpRequest, inflation: "_Inflation | None", limit: int, budget: Budget) -> None:
-        self._http, self._inflation, self._limit, self._budget = http, inflation, limit, budget
+    def __init__(self, http: HttpRequest, limit: int, budget: Budget) -> None:
+        self._http, self._limit, self._budget = http, limit, budget
         self._deadline: asyncio.Timeout
         self._size = 0
         self._pieces: list[bytes] = []
@@ -79,20 +79,17 @@ class _Reading:
             async with asyncio.timeout(seconds) as self._deadline:
                 turn = Turn()
                 while chunk := await self._http.body.read():
-                    for piece in (chunk,) if self._inflation is None else self._inflation.pieces(chunk):
-                        self._take(piece, share)
-                        await turn.give_way()
+                    self._take(chunk, share)
+                    await turn.give_way()
         except TimeoutError as exc:
             if self._gave_way:
                 raise self._busy() from exc
             self._http.body.fail()  # else the connection would wait for the rest, to discard it
             raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
         except BodyBroken as exc:
-            raise _damaged() from exc
+            raise InvalidRequest("The body is damaged: its chunks are malformed, or it is incomplete") from exc
         finally:
             share.release()
-        if self._inflation is not None:
-            self._inflation.finish()
         return b"".join((*self._pieces, self._small))
 
     def _give_way(self) -> None:
@@ -124,61 +121,8 @@ class _Reading:
         )
 
 
-class _Inflation:
-    """Inflates one body, piece by piece."""
-
-    def __init__(self, encoding: str) -> None:
-        self._is_gzip = encoding == "gzip"
-        self._inflater: zlib._Decompress | None = None
-
-    def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield what a chunk inflates to; raises InvalidRequest if it is damaged."""
-        if self._inflater is None:
-            # Some clients send `deflate` without the zlib header that RFC 9110 (8.4.1.2) requires.
-            bits = 31 if self._is_gzip else 15 if chunk[0] & 15 == 8 else -15
-            self._inflater = zlib.decompressobj(bits)
-        inflater = self._inflater
-        while chunk:
-            try:
-                piece = inflater.decompress(chunk, _PIECE_BYTES)
-            except zlib.error as exc:
-                raise _damaged() from exc
-            if inflater.unused_data:
-                raise _damaged()
-            yield piece
-            chunk = inflater.unconsumed_tail
-            if not chunk and len(piece) == _PIECE_BYTES:
-                yield from self._held_back(inflater)
-
-    def _held_back(self, inflater: "zlib._Decompress") -> Iterator[bytes]:
-        """Yield what zlib has of its input, but had no room for in its last piece."""
-        while piece := inflater.decompress(b"", _PIECE_BYTES):
-            yield piece
-
-    def finish(self) -> None:
-        """Raise InvalidRequest if the body ended too early."""
-        if self._inflater is not None and not self._inflater.eof:
-            raise _damaged()
-
-
 def _receiving_bytes(limits: Limits) -> int:
     return max(limits.receiving_bytes, limits.body_bytes)
-
-
-def _inflation(http: HttpRequest) -> _Inflation | None:
-    values = http.headers.getall("Content-Encoding", ())
-    if not values:
-        return None
-    encoding = ", ".join(values).strip().lower()
-    if encoding in ("", "identity"):
-        return None
-    if encoding not in ("gzip", "deflate"):
-        raise UnsupportedEncoding
-    return _Inflation(encoding)
-
-
-def _damaged() -> InvalidRequest:
-    return InvalidRequest("The body is damaged: its chunks or its Content-Encoding are malformed, or it is incomplete")
 
 
 def _too_large(limit: int) -> TooLarge:
