@@ -44,16 +44,6 @@ async def test_lookups_at_the_same_time_are_one_and_its_result_is_kept(resolver:
     assert resolver.asked == ["a"]
 
 
-async def test_a_host_that_is_forgotten_is_looked_up_again(resolver: FakeResolver) -> None:
-    known = Addresses()
-    resolver.go.set()
-    await known.of("a", 80)
-    known.forget("a", 80)
-    known.forget("never known", 80)
-    await known.of("a", 80)
-    assert resolver.asked == ["a", "a"]
-
-
 async def test_a_lookup_that_failed_is_not_kept(resolver: FakeResolver) -> None:
     known = Addresses()
     resolver.go.set()
@@ -101,8 +91,3 @@ async def test_an_address_is_not_looked_up(resolver: FakeResolver, host: str, fa
     else:
         assert (found[:3], found[4]) == ((family, socket.SOCK_STREAM, socket.IPPROTO_TCP), address)
         assert resolver.asked == []
-
-
-async def test_the_resolver_of_the_system_is_asked() -> None:
-    found = await Addresses().of("localhost", 80)
-    assert {info[4][0] for info in found} <= {"127.0.0.1", "::1"}

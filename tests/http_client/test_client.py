@@ -10,7 +10,7 @@ from yarl import URL
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
-from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NoReply, NotConnected
+from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NotConnected
 from gateway.http_client.idle_connections import IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.http_client.request_head import RequestHead
@@ -60,13 +60,6 @@ async def test_connections_of_different_origins_are_not_mixed(client: HttpClient
             assert (await Sender(client, server.url).send()).words == COMPLETE
         assert (one.connections, other.connections) == (1, 1)
         assert (len(one.requests), len(other.requests)) == (2, 2)
-
-
-async def test_two_names_of_one_server_do_not_share_connections(client: HttpClient) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        await Sender(client, server.url).send()
-        await Sender(client, server.url.replace("127.0.0.1", "localhost")).send()
-        assert server.connections == 2
 
 
 async def test_an_idle_connection_is_closed_after_its_time(tasks: Tasks) -> None:
@@ -136,27 +129,10 @@ async def test_a_refused_connection_is_told_as_that_and_nothing_was_sent(client:
     assert str(heard.failure) == "Connection refused"
 
 
-async def test_a_host_that_does_not_exist_is_told_as_that(client: HttpClient) -> None:
-    heard = await Sender(client, "http://nowhere.invalid/mcp").send()
-    assert type(heard.failure) is NotConnected
-    assert not heard.failure.sent
-    assert str(heard.failure)
-
-
 async def test_a_name_that_cannot_be_a_host_is_told_as_that(client: HttpClient) -> None:
     sender = Sender(client, "http://127.0.0.1/mcp", Origin("a" * 64 + ".example", 80))
     heard = await sender.send()
     assert type(heard.failure) is NotConnected
-
-
-async def test_an_abort_while_connecting_ends_the_attempt(client: HttpClient, tasks: Tasks) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        heard, pending = Sender(client, server.url).begin()
-        pending.abort()
-        await eventually(lambda: not len(tasks))
-        assert heard.words == []
-        assert server.requests == []
-        await eventually(lambda: not client.open_connections)
 
 
 async def test_an_abort_at_any_step_of_connecting_leaves_nothing_behind(client: HttpClient, tasks: Tasks) -> None:
@@ -192,16 +168,6 @@ def _no_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr("gateway.world.resolve", resolve)
-
-
-@pytest.mark.usefixtures("_no_name_is_found")
-async def test_a_closed_client_fails_a_request_in_the_middle_of_connecting(client: HttpClient) -> None:
-    heard, _ = Sender(client, "http://upstream.test:1/mcp").begin()
-    await asyncio.sleep(0)  # the task is in its first wait
-    client.close()
-    await heard.over()
-    assert isinstance(heard.failure, ClientClosed)
-    assert not heard.failure.sent
 
 
 @pytest.mark.parametrize("connects", [True, False])
@@ -283,25 +249,6 @@ async def test_an_upstream_that_accepts_no_connection_is_given_up_at_the_deadlin
     await heard.over()
     assert isinstance(heard.failure, ConnectTimedOut)
     assert not heard.failure.sent
-
-
-async def test_an_upstream_that_closes_each_connection_at_once_fails_the_request(client: HttpClient) -> None:
-    async def script(wire: Wire) -> None:
-        wire.reset()
-
-    async with FakeHttp(script) as server:
-        heard = await Sender(client, server.url).send()
-        assert heard.words == ["failed"]
-        assert isinstance(heard.failure, NoReply | NotConnected)
-        assert server.connections == 1
-
-
-async def test_headers_that_cannot_be_sent_raise_before_anything_is_sent(client: HttpClient) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        sender = Sender(client, server.url)
-        with pytest.raises(ValueError, match="control character"):
-            sender.begin(headers={"X": "a\r\nY: b"})
-        assert server.connections == 0
 
 
 async def test_no_proxy_of_the_environment_is_used(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from yarl import URL
 
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
-from gateway.http_client.errors import NoReply, ReplyCut
+from gateway.http_client.errors import ReplyCut
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
@@ -177,9 +177,3 @@ async def test_a_large_body_that_is_only_kept_is_not_cut() -> None:
     begun.connection.data_received(b"z" * SIZE)
     assert begun.heard.parts == [b"y" * SIZE, b"z" * SIZE]
     assert begun.heard.words == ["head", "body", "end"]
-
-
-async def test_a_connection_that_ends_without_a_reply_says_so_at_once() -> None:
-    begun = Begun()
-    begun.connection.connection_lost(None)
-    assert isinstance(begun.heard.failure, NoReply)

@@ -147,12 +147,6 @@ async def test_a_reply_in_one_piece_may_be_closed_by_who_hears_it(monkeypatch: p
     assert reading.reply.is_done
 
 
-async def test_an_event_in_one_piece_is_the_answer() -> None:
-    reading = Reading()
-    reading.whole(event(ANSWER), b"text/event-stream")
-    assert (reading.answers, reading.unusual) == ([ANSWER], 0)
-
-
 @pytest.mark.parametrize("in_one_piece", [True, False])
 async def test_a_refusal_is_for_the_coroutine_and_counts_as_not_accepted(*, in_one_piece: bool) -> None:
     reading = Reading()
@@ -207,21 +201,6 @@ async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time() -> 
     async with asyncio.timeout(5):
         while not reading.is_aborted:
             await asyncio.sleep(0)
-
-
-async def test_a_reply_that_is_not_wanted_is_closed_once() -> None:
-    reading = Reading()
-    reading.head()
-    reading.reply.close()
-    reading.reply.close()
-    assert reading.carrier.asked == ["abort"]
-
-
-async def test_a_failure_after_the_answer_is_none() -> None:
-    reading = Reading()
-    reading.stream(event(ANSWER))
-    reading.fail(ReplyCut())
-    assert (reading.unusual, reading.reply.failure) == (0, None)
 
 
 async def test_a_large_body_waits_for_an_older_one() -> None:
@@ -318,25 +297,11 @@ async def test_a_followed_stream_that_ends_without_the_answer_breaks() -> None:
     assert reading.reply.resumption.cursor == "e1"
 
 
-async def test_a_followed_stream_that_fails_breaks_with_the_failure() -> None:
-    reading, failure = Following(), ReplyCut()
-    reading.stream(event(OTHER))
-    reading.fail(failure)
-    assert (reading.broke, reading.reply.failure, reading.reply.retry_ms) == (1, failure, None)
-
-
 async def test_a_followed_stream_does_not_break_because_the_process_ends() -> None:
     reading = Following()
     reading.stream(event(OTHER))
     reading.fail(ClientClosed(sent=True))
     assert reading.broke == 0
-
-
-async def test_an_event_that_is_too_large_breaks_a_followed_stream() -> None:
-    reading = Following(max_bytes=100)
-    reading.stream(event(OTHER), b"data: " + b"x" * 200)
-    assert isinstance(reading.reply.failure, sse.EventTooLarge)
-    assert (reading.broke, reading.is_aborted) == (1, True)
 
 
 @pytest.mark.parametrize("first", [True, False])
