@@ -30,21 +30,13 @@ _SUMMARY: Final[dict[State, str]] = {
 
 def lines(report: ProbeReport, *, colour: bool) -> Iterator[str]:
     """Yield the report, line by line."""
-    for line in _report(report):
-        yield line if colour else _ESCAPE.sub("", line)
-
-
-def _report(report: ProbeReport) -> Iterator[str]:
+    found: list[str] = []
     if report.checks:
-        yield _paint("head", "The configuration, on this machine")
-        yield ""
-        yield from _checks(report.checks)
+        found += (_paint("head", "The configuration, on this machine"), "", *_checks(report.checks))
     for upstream in report.upstreams:
-        if report.checks:
-            yield ""
-        yield from _upstream(upstream)
-    yield ""
-    yield _paint(report.state, _SUMMARY[report.state])
+        found += ([""] if report.checks else []) + [*_upstream(upstream)]
+    for line in (*found, "", _paint(report.state, _SUMMARY[report.state])):
+        yield line if colour else _ESCAPE.sub("", line)
 
 
 def _paint(kind: str, text: str) -> str:
@@ -56,23 +48,18 @@ def _upstream(upstream: ProbedServer) -> Iterator[str]:
     yield _paint("head", f"{before}{upstream.target}")
     yield ""
     yield from _checks(upstream.checks)
-    if upstream.features:
-        yield ""
-        yield _paint("head", "Through the gateway")
-        yield ""
-        for feature in upstream.features:
-            yield from _feature(feature)
-    if upstream.unknown:
-        yield ""
-        yield _paint("head", "Unknown without calling a tool")
-        yield ""
-        for sentence in upstream.unknown:
-            yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
-    if upstream.configuration is not None:
-        yield ""
-        yield _paint("head", "Suggested configuration")
-        yield ""
-        yield from upstream.configuration.rstrip("\n").split("\n")
+    parts = {
+        "Through the gateway": [line for feature in upstream.features for line in _feature(feature)],
+        "Unknown without calling a tool": [
+            line
+            for sentence in upstream.unknown
+            for line in textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
+        ],
+        "Suggested configuration": (upstream.configuration or "").splitlines(),
+    }
+    for title, body in parts.items():
+        if body:
+            yield from ("", _paint("head", title), "", *body)
 
 
 def _checks(checks: tuple[Check, ...]) -> Iterator[str]:
