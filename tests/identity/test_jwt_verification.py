@@ -123,7 +123,7 @@ def test_a_key_that_is_not_there_is_unknown(kid: str) -> None:
 @pytest.mark.parametrize("kid", ["x" * 257, 1, ["k1"], {"k1": 1}])
 def test_a_key_that_is_named_in_no_way_is_refused(kid: Any) -> None:
     body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999})
-    with pytest.raises(BadToken) as caught:
+    with pytest.raises(BadToken, match=r"malformed key id|is not a JWT") as caught:
         principal(f"{part({'alg': 'ES256', 'kid': kid})}.{body}.{part(b's')}")
     assert not isinstance(caught.value, UnknownKey), "it must not have the keys fetched"
 
@@ -133,13 +133,6 @@ def test_a_token_without_a_key_id_is_of_the_only_key() -> None:
     assert principal(nameless, read_keys(jwks(public_jwk(KEY, None)))) == of_claims(ISSUER, "ada", "app")
     with pytest.raises(UnknownKey):
         principal(nameless, read_keys(jwks(public_jwk(KEY), public_jwk(private("ES256"), "k2"))))
-
-
-def test_a_token_whose_key_id_is_too_long_is_refused_without_a_fetch_of_keys() -> None:
-    named = jwt.encode({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999}, KEY, "ES256", headers={"kid": "k" * 257})
-    with pytest.raises(BadToken, match="malformed key id") as caught:
-        principal(named)
-    assert not isinstance(caught.value, UnknownKey)
 
 
 @pytest.mark.parametrize("crit", [["b64"], ["new"], [], "b64", None])

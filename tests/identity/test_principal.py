@@ -68,13 +68,9 @@ def test_the_scheme_has_no_case(scheme: str) -> None:
     assert of_authorization(" " + jwt(ADA, scheme=scheme + "  ") + " ") == of_authorization(jwt(ADA))
 
 
-def test_a_jwt_without_a_scheme_is_opaque() -> None:
-    token = jwt({"iss": "i", "sub": "ada"})
-    assert of_authorization(token.removeprefix("Bearer ")) != of_authorization(token)
-
-
-def test_a_jwt_under_another_scheme_is_opaque() -> None:
-    assert of_authorization(jwt(ADA, scheme="DPoP")) != of_authorization(jwt(ADA))
+def test_a_jwt_without_a_scheme_or_under_another_is_opaque() -> None:
+    for other in (jwt(ADA).removeprefix("Bearer "), jwt(ADA, scheme="DPoP")):
+        assert of_authorization(other) == of_authorization(other, is_checked=False)
 
 
 MALFORMED = [
@@ -101,16 +97,11 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("authorization", MALFORMED)
-def test_what_is_no_jwt_is_an_opaque_token_named_by_its_digest(authorization: str) -> None:
-    named = of_authorization(authorization)
-    assert len(named) == 32
-    assert named == of_authorization(authorization)
-    assert named not in (ANONYMOUS, of_authorization(jwt(ADA)))
-
-
-def test_opaque_tokens_are_each_their_own_principal() -> None:
-    assert len({of_authorization(authorization) for authorization in MALFORMED}) >= len(MALFORMED) - 1
+def test_what_is_no_jwt_is_an_opaque_token_named_by_its_digest() -> None:
+    named = [of_authorization(authorization) for authorization in MALFORMED]
+    assert named == [of_authorization(authorization, is_checked=False) for authorization in MALFORMED]
+    assert {len(each) for each in named} == {32}
+    assert len({ANONYMOUS, of_authorization(jwt(ADA)), *named}) >= len(named) + 1, "`Bearer` comes twice"
 
 
 def test_a_name_from_a_proxy_is_no_token() -> None:
@@ -149,10 +140,6 @@ NETWORKS = [ipaddress.ip_network(text) for text in ("10.0.0.0/8", "192.0.2.7/32"
 )
 def test_only_the_configured_networks_are_trusted(peer: str | None, trusted: bool) -> None:  # noqa: FBT001
     assert is_trusted(peer, NETWORKS) is trusted
-
-
-def test_nobody_is_trusted_by_default() -> None:
-    assert not is_trusted("127.0.0.1", [])
 
 
 def headers(**values: str) -> bytes:
