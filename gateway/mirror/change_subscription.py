@@ -9,6 +9,7 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -67,17 +68,17 @@ class Changes:
         gave_up: Callable[[], None] = lambda: None,
     ) -> None:
         """`gave_up` is called if a lost stream is not opened again."""
-        self.server = server
-        self.tasks = tasks
         self.profile = profile
-        self.deliver, self._gave_up = deliver, gave_up
+        self._server, self._tasks = server, tasks
+        self._deliver, self._gave_up = deliver, gave_up
         self.uris: dict[str, None] = {}
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
         """Streams are opened one after another, so that the last one covers everything that is wanted."""
-        self._stream: _Listening | None = None
-        self._opening: _Listening | None = None
-        """The stream that the server has not acknowledged yet."""
+        self._stream: asyncio.Task[None] | None = None
+        """Hears the stream that the server has acknowledged last, until its end."""
+        self._opening: asyncio.Future[Filter] | None = None
+        """Waits for the acknowledgement of a stream."""
         self._headers: Headers = {}
         self._reopening: asyncio.Task[None] | None = None
         self._attempts = 0
@@ -144,46 +145,79 @@ class Changes:
 
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
-        request = listening(self.profile, headers, uris)
-        stream = self._opening = _Listening(self, request)
+        acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
+        self._opening = acknowledged
+        hearing = self._listen(listening(self.profile, headers, uris), acknowledged)
+        stream = self._tasks.start(hearing, "listen")
         try:
-            honoured = await in_time(stream.acknowledged, mcp.LISTEN)
+            honoured = await in_time(acknowledged, mcp.LISTEN)
             self._check_open(closed)
         except BaseException:
-            stream.close()
+            _ = stream.cancel()
             raise
         finally:
             self._opening = None
         before, self._stream = self._stream, stream
         if before is not None:
-            before.close()
-        if stream.is_over:  # the server ended it with its acknowledgement
-            self.lost(stream)
+            _ = before.cancel()
+        if stream.done():  # the server ended it with its acknowledgement
+            self._lost(stream, world.monotonic())
         return honoured
+
+    async def _listen(self, request: ModernRequest, acknowledged: "asyncio.Future[Filter]") -> None:
+        """Hear a stream until its end."""
+        began = world.monotonic()
+
+        def over(error: GatewayError) -> None:
+            if acknowledged.done():
+                self._lost(asyncio.current_task(), began)
+            else:
+                acknowledged.set_exception(error)
+
+        with telling(over):
+            try:
+                await self._server.send(request, partial(self._hear, acknowledged))
+            except ValueError as exc:
+                raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+            over(CallLost("The server ended its subscription"))
+
+    def _hear(self, acknowledged: "asyncio.Future[Filter]", data: bytes) -> None:
+        message = jsonrpc.message(data)
+        if message.method == mcp.ACKNOWLEDGED:
+            if not acknowledged.done():
+                raw = message.params if isinstance(message.params, Raw) else jsonrpc.EMPTY
+                acknowledged.set_result(jsonrpc.inspect(_decode_acknowledged, raw).notifications)
+        elif message.method is not None:
+            notification = legacy_notification(message, data)
+            if notification is not None and acknowledged.done():
+                self._deliver(notification)
+        elif isinstance(message.error, Raw) and not acknowledged.done():
+            said = jsonrpc.error(message.error).message
+            acknowledged.set_exception(InvalidParams(f"The server refused subscriptions/listen: {said}"))
 
     def close(self) -> None:
         """Stop listening until `listen` is called again."""
         self._closed, self._attempts = self._closed + 1, 0
         if self._reopening is not None:
             _ = self._reopening.cancel()
-        if self._opening is not None:
-            self._opening.over(CallLost("The subscription ended before the server acknowledged it"))
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_exception(CallLost("The subscription ended before the server acknowledged it"))
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.close()
+            _ = stream.cancel()
 
-    def lost(self, stream: "_Listening") -> None:
+    def _lost(self, stream: asyncio.Task[None] | None, began: float) -> None:
         """A stream has ended that the server had acknowledged."""
         if stream is not self._stream:
             return
         self._stream = None
-        if world.monotonic() - stream.began >= _EARLY_SECONDS:
+        if world.monotonic() - began >= _EARLY_SECONDS:
             self._attempts = 0
         self._start_reopening(has_missed=True)
 
     def _start_reopening(self, *, has_missed: bool) -> None:
         if self._reopening is None or self._reopening.done():
-            self._reopening = self.tasks.start(self._reopen(has_missed=has_missed), "listen")
+            self._reopening = self._tasks.start(self._reopen(has_missed=has_missed), "listen")
 
     async def _reopen(self, *, has_missed: bool) -> None:
         """Open a stream, in place of a lost one if the client has missed changes.
@@ -211,56 +245,9 @@ class Changes:
         """Tell the client of everything that may have changed in the meantime."""
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
-                self.deliver(jsonrpc.notification(method))
+                self._deliver(jsonrpc.notification(method))
         for uri in sorted(self.uris.keys() & honoured.resourceSubscriptions):
-            self.deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
-
-
-class _Listening:
-    """One subscriptions/listen in flight."""
-
-    def __init__(self, changes: Changes, request: ModernRequest) -> None:
-        self.began = world.monotonic()
-        self.is_over = False
-        self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
-        self._changes = changes
-        self._task = changes.tasks.start(self._run(request), "listen")
-
-    def close(self) -> None:
-        """Tell of nothing more."""
-        if self._task is not asyncio.current_task():
-            _ = self._task.cancel()
-
-    async def _run(self, request: ModernRequest) -> None:
-        with telling(self.over):
-            try:
-                await self._changes.server.send(request, self._hear)
-            except ValueError as exc:
-                raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
-
-    def _hear(self, data: bytes) -> None:
-        message = jsonrpc.message(data)
-        if message.method == mcp.ACKNOWLEDGED:
-            if not self.acknowledged.done():
-                raw = message.params if isinstance(message.params, Raw) else jsonrpc.EMPTY
-                self.acknowledged.set_result(jsonrpc.inspect(_decode_acknowledged, raw).notifications)
-        elif message.method is not None:
-            notification = legacy_notification(message, data)
-            if notification is not None and self.acknowledged.done():
-                self._changes.deliver(notification)
-        elif isinstance(message.error, Raw):
-            said = jsonrpc.error(message.error).message
-            self.over(InvalidParams(f"The server refused subscriptions/listen: {said}"))
-        elif isinstance(message.result, Raw):
-            self.over(CallLost("The server ended its subscription"))
-
-    def over(self, error: GatewayError) -> None:
-        """The stream has ended, or will not be opened."""
-        self.is_over = True
-        if self.acknowledged.done():
-            self._changes.lost(self)
-        else:
-            self.acknowledged.set_exception(error)
+            self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 
 def _size(uri: str) -> int:

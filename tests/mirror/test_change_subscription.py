@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.bridge.subscription import Filter
 from gateway.mirror import change_subscription as module
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import Profile
@@ -98,6 +99,7 @@ async def test_a_session_that_begins_to_listen_goes_on_until_the_server_can_be_r
 async def test_a_session_that_listens_at_once_has_missed_nothing(bench: Bench) -> None:
     bench.changes.begin(HEADERS)
     stream = await bench.opened(1)
+    stream.says(method=mcp.TOOLS_CHANGED)
     stream.acknowledges()
     await settle()
     stream.says(method=mcp.PROMPTS_CHANGED)
@@ -135,6 +137,24 @@ async def test_resources_are_kept_in_the_order_in_which_they_were_subscribed_to(
     assert list(bench.changes.uris) == [uri for uri in uris if uri != "a:5"]
 
 
+async def test_a_stream_that_is_refused_leaves_the_one_before(bench: Bench) -> None:
+    subscribed = bench.subscribe("a:b")
+    first = await bench.opened(1)
+    first.acknowledges("a:b")
+    await subscribed
+    refused = bench.subscribe("c:d")
+    (await bench.opened(2)).says(error={"code": mcp.INVALID_PARAMS, "message": "no"})
+    with pytest.raises(InvalidParams):
+        await refused
+    await settle()
+    first.says(method=mcp.TOOLS_CHANGED)
+    assert (len(bench.streams), bench.told, first.is_aborted) == (2, [mcp.TOOLS_CHANGED], False)
+    another = bench.subscribe("e:f")
+    (await bench.opened(3)).acknowledges("a:b", "e:f")
+    await another
+    assert first.is_aborted
+
+
 async def test_a_refused_subscription_is_not_asked_for_again(bench: Bench) -> None:
     refused = bench.subscribe("a:b")
     (await bench.opened(1)).acknowledges()
@@ -146,7 +166,17 @@ async def test_a_refused_subscription_is_not_asked_for_again(bench: Bench) -> No
     assert bench.wanted() == ["c:d"]
 
 
-async def test_a_stream_that_ends_with_its_acknowledgement_is_opened_again(bench: Bench) -> None:
+@pytest.mark.parametrize("turns", [0, 5])
+async def test_a_stream_that_ends_with_its_acknowledgement_is_opened_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    async def in_time(answer: "asyncio.Future[Filter]", _: str) -> Filter:
+        honoured = await answer
+        for _turn in range(turns):  # its end may be noticed before it, or after it
+            await asyncio.sleep(0)
+        return honoured
+
+    monkeypatch.setattr(module, "in_time", in_time)
     listening = asyncio.get_running_loop().create_task(bench.changes.listen(HEADERS))
     first = await bench.opened(1)
     first.acknowledges()
