@@ -186,11 +186,22 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
-        config = self.config
-        await self._open_peer_listener()
+        config, worker, cluster = self.config, self._worker, self._cluster_view
+        peers = PeerListener(
+            self._in_force, self._peer_sealer, self.downstream.handle_hop, self._witness, cluster.tell, self._traffic
+        )
+        if (address := config.replica.listen) is not None:
+            shared = Listener(peers.handle, address, self._traffic, reuse_port=worker is not None)
+            _ = await self._open(shared, address)
+        if worker is not None:  # for the other workers of this host
+            address = worker.socket("peer")
+            _ = await self._open(Listener(partial(peers.handle, is_local=True), address, self._traffic), address)
         await self.members.begin()
         self.listen = await self._open(self.client_listener, config.listen)
-        await self._open_admin()
+        admin = Admin(self._snapshot_source, cluster, is_private=worker is not None)
+        address = config.admin if worker is None else worker.socket("admin")  # where the supervisor asks
+        if address is not None:
+            self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
         self.routes.begin_children()
         self.reload.begin()
@@ -248,24 +259,6 @@ class Gateway:
         self.downstream = RequestHandler(
             in_force, self.routes, authenticator, continuation, passthrough, legacy, task_requests
         )
-
-    async def _open_peer_listener(self) -> None:
-        """Listen for the other replicas, and for the other workers of this one."""
-        serve, tell = self.downstream.handle_hop, self._cluster_view.tell
-        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
-        if (address := self.config.replica.listen) is not None:
-            shares = self._worker is not None
-            _ = await self._open(Listener(listener.handle, address, self._traffic, reuse_port=shares), address)
-        if self._worker is not None:
-            address = self._worker.socket("peer")
-            _ = await self._open(Listener(partial(listener.handle, is_local=True), address, self._traffic), address)
-
-    async def _open_admin(self) -> None:
-        """Listen for operators, or for the supervisor that answers them."""
-        admin = Admin(self._snapshot_source, self._cluster_view, is_private=self._worker is not None)
-        address = self.config.admin if self._worker is None else self._worker.socket("admin")
-        if address is not None:
-            self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
