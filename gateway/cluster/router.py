@@ -25,7 +25,7 @@ is never sent again.
 
 import asyncio
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -44,20 +44,13 @@ from gateway.telemetry import Metrics
 _NO_REPLICA: Final = ""
 
 
-class Held(Protocol):
-    """What a replica holds, as its sealed state describes it: a call, or a task."""
+class Held(NamedTuple):
+    """What a replica holds, as its sealed state says: a call, or a task."""
 
-    @property
-    def owner(self) -> str:
-        """The replica that holds it."""
-
-    @property
-    def exchange(self) -> str:
-        """Its id."""
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether another replica could have gone on with it."""
+    owner: str
+    exchange: str
+    is_resumable: bool = False
+    """Whether another replica could have gone on with it."""
 
 
 class TakeOver(msgspec.Struct, frozen=True):
@@ -88,32 +81,32 @@ class Router:
         draining = self._draining
         return draining.has_parted and not (self._membership.alone and draining.is_resumable)
 
-    async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
+    async def route(self, held: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
 
         Raises OwnerStalled, or ShuttingDown if this process has parted and no other takes the call over; for a
         request that came through another replica also PeerReplaced.
         """
         if incoming.peer_request is None:
-            if envelope.owner == _NO_REPLICA and not self._draining.has_parted:
+            if held.owner == _NO_REPLICA and not self._draining.has_parted:
                 return TakeOver(proven=True)
-            return await self._ask_owner(envelope, incoming, reply)
+            return await self._ask_owner(held, incoming, reply)
         kind, to = incoming.peer_request.kind, incoming.peer_request.to
         if to == self._membership.own:
             if kind == "owner" or self._draining.has_parted:
                 raise PeerReplaced(to)  # a former process of this id held the call, or this one did until it parted
-            return await self._take_over(kind, envelope.owner, incoming, reply)
+            return await self._take_over(kind, held.owner, incoming, reply)
         if kind != "owner":
-            candidates = self._membership.local_candidates(envelope.exchange)
-            return await self._fail_over(kind, envelope, candidates, incoming, reply)
+            candidates = self._membership.local_candidates(held.exchange)
+            return await self._fail_over(kind, held, candidates, incoming, reply)
         try:
             return await self._peers.forward("owner", to, incoming, reply)
         except PeerDead as exc:
             raise PeerReplaced(to) from exc
 
-    async def _ask_owner(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
+    async def _ask_owner(self, held: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have the owner serve this retry, else a failover candidate."""
-        owner = envelope.owner
+        owner = held.owner
         kind: messages.Kind = "heir"
         if owner not in (_NO_REPLICA, self._membership.own):
             try:
@@ -126,16 +119,16 @@ class Router:
                 if not is_unlisted and (exc.is_local or not await self._witness.confirms(owner)):
                     raise
                 kind = "resume"
-        candidates = await self._membership.candidates(envelope.exchange)
+        candidates = await self._membership.candidates(held.exchange)
         if kind == "resume":
             candidates = [candidate for candidate in candidates if candidate != host_of(owner)]
-        return await self._fail_over(kind, envelope, candidates, incoming, reply)
+        return await self._fail_over(kind, held, candidates, incoming, reply)
 
     async def _fail_over(
-        self, kind: messages.Kind, envelope: Held, candidates: list[str], incoming: Incoming, reply: ReplyWriter
+        self, kind: messages.Kind, held: Held, candidates: list[str], incoming: Incoming, reply: ReplyWriter
     ) -> Response | TakeOver:
         """Have the first living candidate serve this retry, which may be this replica."""
-        resumable = envelope.is_resumable
+        resumable = held.is_resumable
         for member in candidates:
             if member == self._membership.own:
                 if self._draining.has_parted:
@@ -151,7 +144,7 @@ class Router:
                 # It may have resumed the call before. Without a cursor there was nothing to resume.
                 kind = "resume" if resumable else kind
         if not self._draining.has_parted:
-            return await self._take_over(kind, envelope.owner, incoming, reply)
+            return await self._take_over(kind, held.owner, incoming, reply)
         if incoming.peer_request is not None:
             raise PeerReplaced(incoming.peer_request.to)
         raise ShuttingDown("call again with the same requestState and inputResponses")
@@ -169,14 +162,14 @@ class Router:
                 return await self._peers.forward("owner", owner, incoming, reply)
         return TakeOver(proven=kind == "heir")
 
-    async def follower_serves(self, task: Held, incoming: Incoming, reply: ReplyWriter) -> Response | None:
+    async def follower_serves(self, exchange: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have the process that follows a task already serve a request that would have this one take it over.
 
         A task keeps its handle, so when its owner is restarted, or a process is added, that one may be the first
         candidate, though another one has gone on with the task. So may a restarted owner of a call whose client did
         not read what another one told it. None if no process in reach follows it.
         """
-        member = await self._witness.follower(task.exchange)
+        member = await self._witness.follower(exchange)
         if member is not None:
             with suppress(PeerDead, PeerReplaced, OwnerSilent):
                 return await self._peers.forward("heir", member, incoming, reply)

@@ -12,7 +12,7 @@ from functools import partial
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.cluster.router import Router, TakeOver
+from gateway.cluster.router import Held, Router, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
@@ -79,7 +79,7 @@ class Continuation:
             found = await self._elsewhere(envelope, incoming, round_.reply)
             if isinstance(found, TakeOver) and found.proven and envelope.owner == self._process.owner:
                 # A former process of this id held the call. Another replica may have gone on with it since.
-                found = await self.router.follower_serves(envelope, incoming, round_.reply) or found
+                found = await self.router.follower_serves(envelope.exchange, incoming, round_.reply) or found
         if isinstance(found, TakeOver):
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
@@ -182,7 +182,7 @@ class Continuation:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")
-        return await self.router.route(envelope, incoming, reply)
+        return await self.router.route(Held(envelope.owner, envelope.exchange, envelope.is_resumable), incoming, reply)
 
     def _is_let_go(self, exchange: str) -> bool:
         """Whether this process held a call that others may continue, now that it has parted."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
-from gateway.cluster.router import Router, TakeOver
+from gateway.cluster.router import Held, Router, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.server.response import Response
@@ -79,9 +79,11 @@ class TaskRequests:
         if self._process.is_own(handle.owner, handle.epoch) and handle.exchange not in self._process.draining.let_go:
             raise UnknownTask
         incoming, reply = round_.incoming, round_.reply
-        found = await self._router.route(handle, incoming, reply)
+        found = await self._router.route(
+            Held(handle.owner, handle.exchange, handle.upstream is not None), incoming, reply
+        )
         if isinstance(found, TakeOver) and found.proven:
-            found = await self._router.follower_serves(handle, incoming, reply) or found
+            found = await self._router.follower_serves(handle.exchange, incoming, reply) or found
         if not isinstance(found, TakeOver):
             if incoming.peer_request is None:
                 round_.continued(Step.FORWARDED)

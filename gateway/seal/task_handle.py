@@ -41,11 +41,6 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     ttl_ms: int
     upstream: Upstream | None = None
 
-    @property
-    def is_resumable(self) -> bool:
-        """Whether another replica could go on with the task."""
-        return self.upstream is not None
-
 
 class QuestionKey(msgspec.Struct, frozen=True, array_like=True):
     """What the key of a question holds."""

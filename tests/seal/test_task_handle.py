@@ -42,7 +42,7 @@ def test_a_handle_has_all_that_another_replica_needs_and_fits_into_a_header() ->
     assert opened(sealed) == HANDLE
     assert len(sealed) < MAX_HANDLE_BYTES
     assert sealed.isascii()
-    assert HANDLE.is_resumable
+    assert HANDLE.upstream is not None
 
 
 def test_a_handle_that_would_be_too_large_keeps_what_its_owner_needs() -> None:
@@ -50,7 +50,7 @@ def test_a_handle_that_would_be_too_large_keeps_what_its_owner_needs() -> None:
     sealed = SEALER.seal(large)
     assert len(sealed) < MAX_HANDLE_BYTES
     assert opened(sealed) == replace(large, upstream=None)
-    assert not opened(sealed).is_resumable
+    assert opened(sealed).upstream is None
 
 
 @pytest.mark.parametrize(

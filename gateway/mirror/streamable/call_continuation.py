@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
-from gateway.cluster.router import Router, TakeOver
+from gateway.cluster.router import Held, Router, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
@@ -41,7 +41,7 @@ class CallContinuation:
 
     async def _route(self, at: Arrival, place: CallPlace) -> Response | TakeOver:
         """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
-        found = await self._router.route(place, at.incoming, OneStream(at.reply))
+        found = await self._router.route(Held(place.owner, place.exchange), at.incoming, OneStream(at.reply))
         if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
             _continued(at, Step.FORWARDED)  # counted only at the replica that the client reached
         return found

@@ -76,11 +76,6 @@ class CallPlace(msgspec.Struct, frozen=True, array_like=True):
     answered: tuple[str, ...] = ()
 
     @property
-    def is_resumable(self) -> bool:
-        """No other replica goes on with a call before its client comes back (`router.Held`)."""
-        return False
-
-    @property
     def brief(self) -> "CallPlace":
         """The same place without what continues the call."""
         return replace(self, request=None, progress=Progress(self.progress.round), asking=(), answered=())
