@@ -233,8 +233,8 @@ FAULTS: Final = (
     Planted(
         "http: what is left of a line is dropped",
         "protocol/sse.py",
-        "        self._keep(chunk[end:])\n",
-        "",
+        "self._unfinished = bytearray(chunk[end:])",
+        "self._unfinished = bytearray()",
     ),
     Planted(
         "drain: waiting legs are not handed over",
