@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from gateway.http.upstream_client import REDIRECTS
+from gateway.http.upstream_url import Endpoint
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
@@ -19,7 +21,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import NestedOutcome
-from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.channel import NO_HEADERS, Callbacks, Headers, Hearer
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.http.http_errors import mapped, refused
 from gateway.upstream.http.reply_reader import ReplyReader
@@ -137,41 +139,6 @@ class StdioServerClient(msgspec.Struct, frozen=True, eq=False):
             raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
 
 
-class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
-    """A modern server over streamable HTTP."""
-
-    reads_headers: ClassVar[bool] = True
-    live: LiveRoute
-
-    async def send(self, request: ModernRequest, hear: Hear) -> None:
-        """See `ServerClient`."""
-        live = self.live
-        sending = _Sending(live, request, hear).run(request)
-        del request
-        try:
-            await sending
-        except GatewayError as exc:
-            if isinstance(exc, UpstreamError):
-                live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
-                exc.is_counted = True
-            live.upstream.health.note(exc)
-            raise
-
-
-async def is_modern(live: LiveRoute, headers: Headers) -> bool:
-    """Whether the server of a route is modern; asks it, unless that is known."""
-    if live.upstream.stdio is not None:
-        return await live.upstream.stdio.is_modern()
-    return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
-
-
-def server_of(live: LiveRoute) -> ServerClient:
-    """The modern server of a route."""
-    if live.upstream.stdio is not None:
-        return StdioServerClient(live.upstream.stdio.modern)
-    return HttpServerClient(live)
-
-
 class _ModernReply(ReplyReader, kw_only=True):
     """The reply to a request."""
 
@@ -222,31 +189,41 @@ class _ModernReply(ReplyReader, kw_only=True):
             self._end(TimeoutError())
 
 
-class _Sending:
-    """One request over HTTP; the hearer of its reply."""
+class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
+    """A modern server over streamable HTTP."""
 
-    def __init__(self, live: LiveRoute, request: ModernRequest, hear: Hear) -> None:
-        assert live.upstream.era is not None, "an upstream without a command has a URL"
-        self._live = live
-        self._client, self._endpoint = live.upstream.client, live.upstream.era.endpoint
-        self._id = request.id
-        self._hear = hear
+    reads_headers: ClassVar[bool] = True
+    live: LiveRoute
 
-    async def run(self, request: ModernRequest) -> None:
-        """Send the request, and hand over its reply."""
-        sending = self._sent(request)
+    @property
+    def _endpoint(self) -> Endpoint:
+        assert self.live.upstream.era is not None, "an upstream without a command has a URL"
+        return self.live.upstream.era.endpoint
+
+    async def send(self, request: ModernRequest, hear: Hear) -> None:
+        """See `ServerClient`."""
+        live, heard = self.live, partial(self._heard, request.id, hear)
+        hearer = Callbacks(heard, heard)
+        sending = self._sent(request, hearer)
         del request  # a call that waits need not keep it
-        reply = await sending
-        if reply.status in REDIRECTS and reply.request is not None:  # the server has not run it
-            assert reply.head is not None, "it has a status"
-            self._endpoint.follow(reply.head.text(b"location"))
-            reply = await self._sent(reply.request)
-        if not reply.is_done:
-            self._read(reply)
+        try:
+            reply = await sending
+            if reply.status in REDIRECTS and reply.request is not None:  # the server has not run it
+                assert reply.head is not None, "it has a status"
+                self._endpoint.follow(reply.head.text(b"location"))
+                reply = await self._sent(reply.request, hearer)
+            if not reply.is_done:
+                self._read(reply, hearer)
+        except GatewayError as exc:
+            if isinstance(exc, UpstreamError):
+                live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
+                exc.is_counted = True
+            live.upstream.health.note(exc)
+            raise
 
-    def _sent(self, request: ModernRequest) -> Awaitable[_ModernReply]:
+    def _sent(self, request: ModernRequest, hearer: Hearer) -> Awaitable[_ModernReply]:
         """Send the request; what is returned waits for the end of its reply."""
-        live, client = self._live, self._client
+        live, client = self.live, self.live.upstream.client
         headers = {
             **request.headers,
             **request.param_headers,
@@ -256,7 +233,7 @@ class _Sending:
         }
         limit = client.limits.event_bytes
         reply = _ModernReply(
-            self,
+            hearer,
             limit,
             client.arriving,
             live.process.stream_times.drain_seconds,
@@ -270,7 +247,7 @@ class _Sending:
     def _lost(self, why: str) -> CallLost:
         return CallLost(f"{self._endpoint.where} {why}; the call may have had effects")
 
-    def _read(self, reply: _ModernReply) -> None:
+    def _read(self, reply: _ModernReply, hearer: Hearer) -> None:
         """Read a reply that is over, in which the response was not found."""
         status, body = reply.status, reply.body
         match reply.failure:
@@ -289,12 +266,12 @@ class _Sending:
             raise refused(self._endpoint, status, reply.head.texts())
         if not body.lstrip().startswith(b"{"):
             raise self._lost(f"answered HTTP {status} without a JSON-RPC response")
-        if status < 300 or not self.hear_call(body):
+        if status < 300 or not hearer.hear_call(body):
             reply.pending.distrust()
             raise self._lost(f"answered HTTP {status} without the JSON-RPC response to this request")
 
-    def hear_call(self, data: bytes) -> bool:
-        """Hand a message over; return whether it was the response.
+    def _heard(self, id_: bytes, hear: Hear, data: bytes) -> bool:
+        """Hand a message over; return whether it was the response to the request with this id.
 
         The response to another request, which a server or a proxy wrote here, is skipped.
         """
@@ -302,15 +279,27 @@ class _Sending:
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
                 # Modern servers send no requests, and nobody gets this one.
-                metrics, path = self._live.process.metrics, self._live.route.path
+                metrics, path = self.live.process.metrics, self.live.route.path
                 metrics.nested_requests[path, message.method, NestedOutcome.UNSOLICITED].inc()
                 return False
             is_response = reply_messages.is_response(message)
-            if is_response and not reply_messages.is_answer(message, self._id):
+            if is_response and not reply_messages.is_answer(message, id_):
                 return False
-            self._hear(data)
+            hear(data)
         except (ValueError, RecursionError) as exc:
             raise self._lost(f"sent a malformed message ({self._endpoint.quoted(str(exc))})") from exc
         return is_response
 
-    hear_answer = hear_call
+
+async def is_modern(live: LiveRoute, headers: Headers) -> bool:
+    """Whether the server of a route is modern; asks it, unless that is known."""
+    if live.upstream.stdio is not None:
+        return await live.upstream.stdio.is_modern()
+    return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
+
+
+def server_of(live: LiveRoute) -> ServerClient:
+    """The modern server of a route."""
+    if live.upstream.stdio is not None:
+        return StdioServerClient(live.upstream.stdio.modern)
+    return HttpServerClient(live)
