@@ -5,7 +5,7 @@ which carries the subscriptions of the session to the next home. An older client
 again, as it would after a restart of a legacy server.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -36,7 +36,7 @@ class Homes:
 
     def __init__(self, tokens: Tokens, budget: Budget) -> None:
         """`budget` limits what subscriptions take."""
-        self._tokens = tokens
+        self.tokens = tokens
         self._budget = budget
         self._homes: FairTable[str, Home] = FairTable(_MAX_HOMES)
         self._levels: FairTable[str, Item] = FairTable(_MAX_LEVELS)
@@ -54,8 +54,7 @@ class Homes:
             home.close()  # a reload gave the path another upstream
             home = None
         if home is None:
-            new_share = partial(self._budget.share, partial(self._forget, session.key), session.principal)
-            home = Home(session, live, self._tokens, new_share)
+            home = Home(self, session, live)
         oldest = self._homes.keep(session.principal, session.key, home)
         if oldest is not None:
             oldest.close()
@@ -66,6 +65,10 @@ class Homes:
         self._ended.keep(session.principal, session.key, None)
         _ = self._levels.pop(session.key)
         self._forget(session.key)
+
+    def new_share(self, session: Session) -> Share:
+        """A share for the subscriptions of a session."""
+        return self._budget.share(partial(self._forget, session.key), session.principal)
 
     def _forget(self, key: str) -> None:
         home = self._homes.pop(key)
@@ -91,13 +94,10 @@ class Homes:
 class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
-    def __init__(self, session: Session, live: LiveRoute, tokens: Tokens, new_share: Callable[[], Share]) -> None:
-        """`new_share` makes the share of the session's subscriptions."""
+    def __init__(self, homes: Homes, session: Session, live: LiveRoute) -> None:
         self.live = live
-        self._session = session
-        self._tokens = tokens
+        self._homes, self._session = homes, session
         self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell, self._end_stream)
-        self._new_share = new_share
         self._share: Share | None = None
         self._users = 0
         """Requests of the client that need the server's changes."""
@@ -118,13 +118,13 @@ class Home:
 
     def _prime(self) -> bytes:
         """An event whose id says to what the session is subscribed."""
-        return b"id: %b\ndata: \n\n" % self._tokens.standalone_id(self._session, self._changes.uris).encode()
+        return b"id: %b\ndata: \n\n" % self._homes.tokens.standalone_id(self._session, self._changes.uris).encode()
 
     def _count(self) -> None:
         """Count the subscriptions."""
         used = self._changes.uri_bytes
         if self._share is None and used:
-            self._share = self._new_share()
+            self._share = self._homes.new_share(self._session)
         if self._share is not None:
             self._share.grow(used - self._share.used)
 
