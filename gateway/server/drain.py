@@ -7,7 +7,6 @@ still served.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from gateway import world
@@ -49,9 +48,8 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
             if driver not in legs.relayed:
                 driver.hand_over()
         # While calls of this replica are held or run; what it passes on to other replicas does not count.
-        await _until(
-            lambda: not (len(gateway.lot) or legs.running or legs.relayed or sessions.open_requests), deadline
-        )
+        while loop.time() < deadline and (len(gateway.lot) or legs.running or legs.relayed or sessions.open_requests):
+            await asyncio.sleep(_POLL_SECONDS)
         # A balancer sends a refused connection to another replica, and no request is lost with it.
         await clients.stop_accepting()
     await _until_idle(gateway, deadline)
@@ -65,18 +63,16 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
 
 async def _until_idle(gateway: Gateway, deadline: float) -> None:
     """Wait until no call is held, and every reply is completely written."""
-    idle_polls = 0
-
-    def is_idle() -> bool:
-        nonlocal idle_polls
+    loop, idle_polls = asyncio.get_running_loop(), 0
+    while loop.time() < deadline:
         # Another process goes on with a task or a cold call without any state of this one, if it has the keys.
         is_needed = not gateway.is_resumable and (gateway.task_table.working or len(gateway.lot.cold))
         writing = any(listener.is_writing for listener in gateway.listeners)
         is_busy = is_needed or len(gateway.lot) or gateway.downstream.busy or writing
         idle_polls = 0 if is_busy else idle_polls + 1
-        return idle_polls >= _IDLE_POLLS
-
-    await _until(is_idle, deadline)
+        if idle_polls >= _IDLE_POLLS:
+            return
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 def _end_remaining(gateway: Gateway) -> None:
@@ -96,10 +92,3 @@ def _end_remaining(gateway: Gateway) -> None:
     gateway.draining.part(let_go, is_resumable=gateway.is_resumable)
     if unfinished:
         log.info(Event.SERVER_PARTED, let_go=len(let_go), cancelled=len(unfinished) - len(let_go))
-
-
-async def _until(condition: Callable[[], bool], deadline: float) -> None:
-    """Poll until a condition holds, or a time of the event loop has come."""
-    loop = asyncio.get_running_loop()
-    while loop.time() < deadline and not condition():
-        await asyncio.sleep(_POLL_SECONDS)
