@@ -18,7 +18,7 @@ from gateway.exchange.machine import Exchange
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp, request
 from gateway.tasks.live_task import LiveTask
-from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
+from tests.support.fake_upstream import URL, FakeUpstream, Turn, event, one_question, text
 from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually
@@ -37,48 +37,6 @@ async def test_an_answer_has_the_id_of_its_question_in_its_own_json_type(
 async def _ask_with(turn: Turn, id_: Any) -> None:
     await turn.elicit(id_=id_)
     await turn.result(text("ok"))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_question_outside_of_a_call_is_refused_and_counted(
-    upstream: FakeUpstream, stand: Stand, client: Client, when: str
-) -> None:
-    if when == "before":
-        await client.post("server/discover")
-    else:
-        await client.call()
-    upstream.side("s1").put_nowait(event({"jsonrpc": "2.0", "id": 5, "method": mcp.ELICIT, "params": FORM}))
-    answer = (await upstream.saw("answer"))[0].body
-    assert (answer["id"], answer["error"]["code"]) == (5, -32602)
-    assert stand.nested(mcp.ELICIT, "refused_unsolicited") == 1
-
-
-async def test_a_question_during_a_request_of_the_gateways_own_is_refused(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    async def list_tools(turn: Turn) -> None:
-        answer = await turn.ask(mcp.ROOTS, side=True)
-        assert answer["error"]["code"] == -32602
-        await turn.result({"tools": []})
-
-    upstream.on("tools/list", list_tools)
-    assert (await client.call()).text == "done"
-    assert stand.nested(mcp.ROOTS, "refused_unsolicited") == 1
-
-
-@pytest.mark.parametrize("in_call", [True, False])
-async def test_a_ping_is_answered(upstream: FakeUpstream, client: Client, in_call: bool) -> None:  # noqa: FBT001
-    async def tool(turn: Turn) -> None:
-        answer = await turn.ask(mcp.PING, id_="p1", side=True)
-        await turn.result(text(json.dumps(answer["result"])))
-
-    if in_call:
-        upstream.tool(tool)
-        assert (await client.call()).text == "{}"
-    else:
-        await client.call()
-        upstream.side("s1").put_nowait(event({"jsonrpc": "2.0", "id": "p1", "method": mcp.PING}))
-        assert (await upstream.saw("answer"))[0].body == {"jsonrpc": "2.0", "id": "p1", "result": {}}
 
 
 async def test_pings_and_refusals_carry_the_credential_of_the_session(upstream: FakeUpstream, stand: Stand) -> None:
