@@ -6,8 +6,9 @@ file composes nodes and builds the values itself. The tree consists of dict, lis
 """
 
 import re
+from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -17,7 +18,6 @@ from gateway.config.parsing.problems import Problem, joined, shown
 MAX_TEXT_CHARACTERS = 262_144
 _MAX_DEPTH = 32
 _TAG = "tag:yaml.org,2002:"
-_ALIAS = "!alias"
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})", re.ASCII)
 _FLOAT = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}(?:[eE][-+]?[0-9]{1,2})?", re.ASCII)
 _SPELT = {
@@ -50,22 +50,17 @@ class Document(NamedTuple):
 def read_tree(text: str) -> Document:
     """Read a YAML document; an empty one is an empty mapping."""
     if len(text) > MAX_TEXT_CHARACTERS:
-        return _unread(Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes"))
+        return Document(
+            UNREAD, [Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")], {}
+        )
     try:
-        reader = _Reader(text)
-        try:
-            node = reader.get_single_node()
-        finally:
-            reader.dispose()  # it references itself
-    except _TooDeepError:
-        return _unread(Problem("document", f"is nested deeper than {_MAX_DEPTH} levels; flatten it"))
+        if problems := list(_unsupported(text)):
+            return Document(UNREAD, problems, {})
+        node = yaml.compose(text, _Plain)
     except yaml.YAMLError as exc:
-        return _unread(_syntax_problem(exc))
-    return Document({} if node is None else reader.build(node, ""), reader.problems, reader.lines)
-
-
-def _unread(problem: Problem) -> Document:
-    return Document(UNREAD, [problem], {})
+        return Document(UNREAD, [_syntax_problem(exc)], {})
+    tree = _Tree()
+    return Document({} if node is None else tree.build(node, ""), tree.problems, tree.lines)
 
 
 def number(text: str) -> int | float | None:
@@ -75,32 +70,34 @@ def number(text: str) -> int | float | None:
     return float(text) if _FLOAT.fullmatch(text) else None
 
 
-class _TooDeepError(Exception):
-    """The document is nested too deeply."""
-
-
-class _Reader(yaml.SafeLoader):
-    """Composes nodes; notes aliases instead of following them, and stops at `_MAX_DEPTH`."""
+class _Plain(yaml.SafeLoader):
+    """Takes every plain scalar for a text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.yaml_implicit_resolvers = {}  # so that every plain scalar is a text
+        self.yaml_implicit_resolvers = {}
+
+
+def _unsupported(text: str) -> Iterator[Problem]:
+    """Yield a problem for each alias, and for nesting that is too deep to follow."""
+    depth = 0
+    for event in yaml.parse(text, _Plain):
+        if isinstance(event, yaml.AliasEvent):
+            assert event.start_mark is not None
+            line = f"line {event.start_mark.line + 1}"
+            yield Problem(line, f"alias {shown(event.anchor)} is not allowed; write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            yield Problem("document", f"is nested deeper than {_MAX_DEPTH} levels; flatten it")
+            return
+
+
+class _Tree:
+    """Builds the plain tree of nodes."""
+
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.lines: dict[str, int] = {}
-        self.depth = 0
-
-    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
-            line = f"line {event.start_mark.line + 1}"
-            self.problems.append(Problem(line, f"alias {shown(event.anchor)} is not allowed; write the value out"))
-            return ScalarNode(_ALIAS, "", event.start_mark, event.end_mark)
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            raise _TooDeepError
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
     def build(self, node: Node, path: str) -> object:
         """Return the plain tree of a node."""
@@ -112,8 +109,6 @@ class _Reader(yaml.SafeLoader):
             found = number(node.value)
             plain = _SPELT.get(node.value, node.value) if found is None else found
             return plain if node.style is None else node.value
-        if node.tag == _ALIAS:
-            return UNREAD
         return self._refuse(node, "has a YAML tag, which is not supported; remove it")
 
     def _item(self, begin: Node, node: Node, path: str) -> object:
