@@ -37,8 +37,6 @@ ANSWER_BYTES: Final = 65_536
 """The longest answer to a question: a process that is not a replica must not fill the memory."""
 _UNIX: Final = "unix:"
 _KEEP_ALIVE_SECONDS: Final = 15.0
-_NAME_SECONDS: Final = 2
-"""How long a resolved name is cached: a peer that moved is found at its new address soon."""
 _UNUSED_SOCKET: Final = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors that prove that no process listens on a unix socket."""
 _REMOTE_CAUSES: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ECONNRESET, errno.ECONNABORTED)
@@ -59,7 +57,7 @@ class PeerConnections:
         # The peers see this address as the source of requests, and take it for this process's address.
         interface = parsed_address(host)
         is_source = interface is not None and not interface.is_unspecified
-        connector = Connector(host if is_source else None, _NAME_SECONDS, bounds_lookups=False)
+        connector = Connector(host if is_source else None, bounds_lookups=False)
         self._http = HttpClient(tasks, _KEEP_ALIVE_SECONDS, connector)
 
     @property

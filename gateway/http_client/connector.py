@@ -1,22 +1,24 @@
 """Opens connections to upstreams.
 
-The addresses of a host are tried as RFC 8305 says (aiohappyeyeballs, which aiohttp uses too). No proxy is looked for,
-neither in the environment nor anywhere else.
+The addresses of a host are tried as RFC 8305 says (aiohappyeyeballs, which aiohttp uses too). A host is looked up for
+each connection, or for all that are opened at the same time. No proxy is looked for, neither in the environment nor
+anywhere else.
 """
 
 import asyncio
 import os
 import ssl
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from aiohappyeyeballs import addr_to_addr_infos, start_connection
 
 from gateway import world
-from gateway.http_client.addresses import FRESH_SECONDS, Addresses
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, TlsRefused
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
+from gateway.identity.principal import parsed_address
 
 _NEXT_ADDRESS_SECONDS: Final = 0.25
 """When the next address is tried beside one that has not answered yet."""
@@ -25,15 +27,13 @@ _NEXT_ADDRESS_SECONDS: Final = 0.25
 class Connector:
     """Opens connections within a deadline, name lookup and TLS handshake included."""
 
-    def __init__(
-        self, source: str | None = None, fresh_seconds: float = FRESH_SECONDS, *, bounds_lookups: bool = True
-    ) -> None:
-        """Connect from the address `source`, if given; keep the addresses of a name for `fresh_seconds`.
+    def __init__(self, source: str | None = None, *, bounds_lookups: bool = True) -> None:
+        """Connect from the address `source`, if given.
 
         If not `bounds_lookups`, the deadline begins after the name lookup, which the caller has to bound.
         """
         self._bounds_lookups = bounds_lookups
-        self._addresses = Addresses(fresh_seconds)
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[world.AddressInfo]]] = {}
         self._source = addr_to_addr_infos(None if source is None else (source, 0))
 
     async def connect(self, connection: Connection, seconds: float) -> None:
@@ -48,19 +48,37 @@ class Connector:
                     transport, _ = await loop.create_unix_connection(lambda: connection, origin.host)
                     connection.uses(transport.get_extra_info("socket"))
                     return
-                addresses = await self._addresses.of(origin.host, origin.port)
+                addresses = await self.addresses(origin.host, origin.port)
                 if not self._bounds_lookups:
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                 await self._connect(connection, addresses)
         except (OSError, UnicodeError) as exc:
-            self._addresses.forget(origin.host, origin.port)
             if deadline.expired():
                 raise ConnectTimedOut from exc
             raise _failure(exc) from exc
 
     def close(self) -> None:
         """End the name lookups that still run."""
-        self._addresses.close()
+        for lookup in self._lookups.values():
+            lookup.cancel()
+
+    async def addresses(self, host: str, port: int) -> list[world.AddressInfo]:
+        """The addresses of a host, at least one. Raises OSError or UnicodeError."""
+        if _is_literal(host):
+            # The resolver has a few threads for all hosts, and a name server that is silent can occupy them all.
+            return addr_to_addr_infos((host, port)) or []
+        lookup = self._lookups.get((host, port))
+        if lookup is None:
+
+            def done(lookup: asyncio.Task[object]) -> None:
+                del self._lookups[host, port]
+                _ = lookup.cancelled() or lookup.exception()  # perhaps nothing waits for it any more
+
+            # Its own task: the request that comes first may be aborted while others wait for the same lookup.
+            lookup = asyncio.get_running_loop().create_task(_look_up(host, port), name="resolve upstream")
+            self._lookups[host, port] = lookup
+            lookup.add_done_callback(done)
+        return await asyncio.shield(lookup)
 
     async def _connect(self, connection: Connection, addresses: list[world.AddressInfo]) -> None:
         origin = connection.origin
@@ -83,6 +101,17 @@ class Connector:
             with suppress(OSError):  # the event loop may have closed it
                 sock.close()
             raise
+
+
+@lru_cache(256)
+def _is_literal(host: str) -> bool:
+    """Whether a host is an address; one with the name of an interface has to be looked up."""
+    return parsed_address(host) is not None and "%" not in host
+
+
+async def _look_up(host: str, port: int) -> list[world.AddressInfo]:
+    """Ask the resolver of the system."""
+    return await world.resolve(host, port, flags=world.ONLY_REACHABLE)
 
 
 def _failure(exc: Exception) -> NotConnected:

@@ -209,15 +209,6 @@ async def test_an_address_that_stays_silent_does_not_hold_up_the_next_one(
             assert heard.words == COMPLETE
 
 
-async def test_addresses_that_refuse_are_looked_up_again(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        moved = Sender(client, f"http://two.example:{server.port}/mcp")
-        _resolve(monkeypatch, ["127.0.0.9"], server.port)
-        assert isinstance((await moved.send()).failure, NotConnected)
-        _resolve(monkeypatch, ["127.0.0.1"], server.port)
-        assert (await moved.send()).words == COMPLETE
-
-
 async def test_a_host_whose_addresses_all_refuse_is_not_connected(
     client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,4 +236,4 @@ def _resolve(monkeypatch: pytest.MonkeyPatch, hosts: list[str], port: int) -> No
     async def look_up(host: Any, port: Any, **options: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
-    monkeypatch.setattr("gateway.http_client.addresses._look_up", look_up)
+    monkeypatch.setattr("gateway.http_client.connector._look_up", look_up)
