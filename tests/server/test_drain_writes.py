@@ -18,7 +18,7 @@ from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
 from tests.support.noted_connections import NotedConnection
 from tests.support.stand import Start
-from tests.support.workbench import Client, eventually
+from tests.support.workbench import Client
 
 SIZE = 12_000_000
 """More than the kernel takes of a reply that nobody reads."""
@@ -92,20 +92,6 @@ def legacy(name: str) -> tuple[dict[str, str], bytes]:
     params = {"name": name, "arguments": {}, "_meta": {"progressToken": 1}}
     body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params}
     return {"Content-Type": "application/json", "Mcp-Session-Id": "old"}, json.dumps(body).encode()
-
-
-async def test_a_drain_goes_on_while_a_reply_is_written(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin()
-    upstream.tool(large)
-    async with slow(stand.gateway.listen) as client:
-        await client.send(*stand.client().build("tools/call", CALL))
-        await upstream.saw("tools/call")
-        await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the reply is the connection's to write")
-        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
-        _ = await asyncio.wait((draining,), timeout=0.2)
-        assert not draining.done()
-        assert len((await client.message())["result"]["content"][0]["text"]) == SIZE
-        await asyncio.wait_for(draining, DEADLINE)
 
 
 async def test_a_drain_waits_for_the_bytes_below_tls(
