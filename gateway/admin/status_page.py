@@ -25,7 +25,6 @@ from gateway.admin.status_view import (
     only,
     sessions_note,
     streams,
-    used,
     view,
     waits_for,
 )
@@ -66,7 +65,6 @@ _ENVIRONMENT.globals |= {
     "healths": HEALTH,
     "full": 0.95,
     "usual_seconds": 10,
-    "used": used,
     "peer_levels": {"answered": "good", "dead": "bad", "silent": "warn", "stalled": "warn", "not asked": "idle"},
     "process_levels": {"ready": "good", "draining": "warn", "silent": "bad"},
     "colours": {"good": "#1f8a4c", "warn": "#b86e00", "bad": "#c4261d"},

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.telemetry.process_status import HeldStatus, Notice, ProcessStatus, RouteStatus, Status
+from gateway.telemetry.process_status import HeldStatus, Notice, RouteStatus, Status
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
@@ -146,15 +146,6 @@ def waits_for(call: HeldStatus) -> str:
     """Return what a held call waits for."""
     lost = "; the upstream call was lost and will run again" if call.state == "broken" else ""
     return (", ".join(call.asked) or "the client's next request") + lost
-
-
-def used(process: ProcessStatus) -> tuple[tuple[str, int, int], ...]:
-    """Return (heading, how much is used, the limit) of a process's limits that have a column."""
-    return (
-        ("Held", process.held, process.held_limit),
-        ("Connections", process.connections, process.connections_limit),
-        ("Open files", process.open_files, process.open_files_limit),
-    )
 
 
 def counted(number: int, one: str, several: str = "") -> str:

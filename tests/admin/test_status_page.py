@@ -27,7 +27,7 @@ from tests.support.status import held, process, route, status_of
 
 SHOWN = [
     "gw-1: ready, 1 problem - mrtr-gateway",
-    "Held calls 1 of 0",
+    "Held calls 1 of 2",
     "Upstreams failing 1 of 2",
     "Errors 2 listed below",
     "Needs attention",
@@ -37,7 +37,7 @@ SHOWN = [
     "/b [status?route=/b] http://b/mcp auto, era not known yet failing Last failure 1 s ago 2 of 10 2 busy 1 none",
     "/a [status?route=/a] http://a/mcp auto, era not known yet ok last ok just now 2 of 10 2 busy 4 none",
     "Replicas",
-    "gw-1#0 [status?replica=gw-1] pid 7 ready 0 s 0 of 0 0 of 0 0 of 0 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa",
+    "gw-1#0 [status?replica=gw-1] pid 7 ready 0 s 1 of 2 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa",
     "gw-3 silent",
     "Held calls",
     "tools/call t /mcp elicitation 1 1 min 1 s 9 min gw-1 c",
@@ -62,6 +62,8 @@ def visible(html: str) -> list[str]:
 def test_what_the_page_of_a_cluster_shows() -> None:
     failure = Failure(kind="k", cause="The cause", fix="The fix", seconds_ago=1)
     budgets = {name: BudgetStatus(used, 2 << 20, 0) for name, used in (("cold", 1 << 20), ("unused", 99))}
+    limits = {"held": 1, "held_limit": 2, "connections": 3, "connections_limit": 1000}
+    limits |= {"open_files": 5, "open_files_limit": 100}
     usual: dict[str, Any] = {"waiting": 0, "subscriptions": 0, "sessions": {"busy": 2}}
     routes = (
         route(path="/a", upstream="http://a/mcp", held=4, health="ok", last_ok_seconds_ago=0, **usual),
@@ -71,7 +73,7 @@ def test_what_the_page_of_a_cluster_shows() -> None:
     texts = {"kind": "upstream_unreachable", "route": "/b", "text": "Text", "fix": "Fix"}
     error = ErrorStatus(**texts, count=2, first_seconds_ago=90, last_seconds_ago=2)
     status = status_of(
-        replace(process(0), pid=7, budgets=budgets),
+        replace(process(0), pid=7, budgets=budgets, **limits),
         ProcessStatus(id="gw-3", state="silent"),
         covers="cluster",
         notices=(Notice("A caution", is_bad=False),),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.status_view import ago, counted, duration, mode, only, sessions_note, streams, used, view, waits_for
+from gateway.admin.status_view import ago, duration, mode, only, sessions_note, streams, view, waits_for
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import ErrorStatus, Failure, Notice, ProcessStatus, Status
 from tests.support.status import held, process, route, status_of
@@ -53,10 +53,6 @@ def test_one_route_alone_has_its_own_calls_and_errors() -> None:
     assert (found.held, found.held_total) == (calls[1:], 2)
     assert found.errors == (error("/two"),)
     assert found.processes == status.processes
-
-
-def test_the_sessions_of_legacy_clients_are_named_beside_those_of_the_upstream() -> None:
-    assert sessions_note(route(client_sessions=3)).endswith("3 of legacy clients")
 
 
 def limits(status: Status) -> list[str]:
@@ -129,9 +125,9 @@ def test_the_figures_add_up_all_processes_and_errors() -> None:
             "1,200 passed through",
         ),
         (
-            {"waiting": 0, "tasks": 2},
+            {"waiting": 0, "tasks": 2, "client_sessions": 3},
             "auto, era not known yet",
-            "1 idle, 2 busy, 2 tasks in them",
+            "1 idle, 2 busy, 2 tasks in them, 3 of legacy clients",
             "1 bridged",
         ),
         (
@@ -157,22 +153,6 @@ def test_what_a_held_call_waits_for() -> None:
         "the client's next request",
         "elicitation, roots",
         "roots; the upstream call was lost and will run again",
-    ]
-
-
-def test_the_limits_of_a_process_have_columns() -> None:
-    full = ProcessStatus(
-        id="gw-1", state="ready", held=1, held_limit=2, connections=3, connections_limit=4, open_files=5,
-        open_files_limit=6,
-    )  # fmt: skip
-    assert used(full) == (("Held", 1, 2), ("Connections", 3, 4), ("Open files", 5, 6))
-
-
-def test_numbers_are_grouped_and_have_their_noun() -> None:
-    assert [counted(1, "call"), counted(1200, "call"), counted(2, "child", "children")] == [
-        "1 call",
-        "1,200 calls",
-        "2 children",
     ]
 
 
