@@ -1,6 +1,5 @@
 """Tells the principal of a request: from its token as it is, a trusted proxy's header, or a verified token."""
 
-import ipaddress
 from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
@@ -41,7 +40,6 @@ class Authenticator:
                 self._verifier = JwksVerifier(principal, files.issuer_keys, client, self._tasks)
         self._verifier_settings = settings
         self.verifies = self._verifier is not None
-        self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
         self.knows_by_head = principal.source == "authorization"
 
     async def caller(self, incoming: Incoming, *, is_checked: bool) -> Caller:
@@ -68,6 +66,6 @@ class Authenticator:
         if named is None:
             authorization = headers.get(AUTHORIZATION)
             return Caller(principals.of_authorization(authorization, is_checked=is_checked), None)
-        is_trusted = principals.is_trusted(incoming.remote, self._networks)
+        is_trusted = principals.is_trusted(incoming.remote, self._config.trusted_proxies)
         principal = principals.of_header(headers.get(named) if is_trusted else None)
         return Caller(principal, None if is_trusted else named)

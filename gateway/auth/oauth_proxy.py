@@ -8,7 +8,6 @@ Only the published documents are cached, for some seconds, so any replica can se
 """
 
 import asyncio
-import ipaddress
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,7 +77,6 @@ class OAuthProxy:
         self._issuer = issuer if oauth_metadata.origin(issuer) is not None else None
         """The issuer whose tokens the gateway itself requires, if it is a URL, as RFC 8414 requires."""
         self._verified = {route.path.rstrip("/") for route in config.routes} if self._issuer is not None else set()
-        self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._upstream = OAuthUpstream(self._client_for)
 
     def challenge(self, http: HttpRequest, value: str) -> str:
@@ -170,7 +168,7 @@ class OAuthProxy:
         if self._config.public_url is not None:
             return oauth_metadata.origin(self._config.public_url) or self._config.public_url
         scheme, host = http.scheme, http.headers.get("Host", "")
-        if principals.is_trusted(http.remote, self._networks):
+        if principals.is_trusted(http.remote, self._config.principal.trusted_proxies):
             scheme = _first(http.headers.get("X-Forwarded-Proto")) or scheme
             host = _first(http.headers.get("X-Forwarded-Host")) or host
         public = oauth_metadata.origin(f"{scheme}://{host}") if _HOST.fullmatch(host) else None

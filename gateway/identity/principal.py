@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import ipaddress
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -72,12 +73,17 @@ def of_header(value: str | None) -> bytes:
     return ANONYMOUS if value is None else hashlib.sha256(b"header\0" + _bytes(value)).digest()
 
 
-def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    """Whether a request's TCP peer is a trusted proxy."""
+def is_trusted(peer: str | None, proxies: tuple[str, ...]) -> bool:
+    """Whether a request's TCP peer is a trusted proxy, in one of these networks."""
     address = parsed_address(peer or "")
     if isinstance(address, ipaddress.IPv6Address):
         address = address.ipv4_mapped or address  # how a dual-stack listener shows IPv4 peers
-    return address is not None and any(address in network for network in networks)
+    return address is not None and any(address in network for network in _networks(proxies))
+
+
+@lru_cache(maxsize=4)
+def _networks(texts: tuple[str, ...]) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    return [ipaddress.ip_network(text) for text in texts]
 
 
 def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

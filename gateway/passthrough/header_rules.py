@@ -3,7 +3,6 @@
 Headers that belong to one connection, or that only a proxy may set, are dropped; all others pass unchanged.
 """
 
-import ipaddress
 from typing import Final
 
 from multidict import CIMultiDict
@@ -27,17 +26,14 @@ class HeaderRules:
     def __init__(self, in_force: InForce[Config], epoch: str) -> None:
         """`epoch` names this process in the Via header that RFC 9110 (7.6.3) requires of proxies."""
         self._via = f"1.1 mrtr-{epoch}"
-        self._use(in_force.value)
-        in_force.after_replace(self._use)
-
-    def _use(self, config: Config) -> None:
-        self._principal_header = (config.principal.header or "").lower()
-        self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
+        self._in_force = in_force
 
     def lines(self, incoming: Incoming, route: Route) -> HeaderLines:
         """Return the headers that go upstream; raises InvalidRequest, also for a request that has been here before."""
         known = incoming.known
-        if known is None or self._networks:  # else they depend on nothing but the head and the route
+        if (
+            known is None or self._in_force.value.principal.trusted_proxies
+        ):  # else they depend on nothing but the head and the route
             return HeaderLines.of(self.upstream(incoming, route).items())
         passing: tuple[Route, HeaderLines] | None = known.passing
         if passing is None or passing[0] is not route:
@@ -46,15 +42,16 @@ class HeaderRules:
 
     def upstream(self, incoming: Incoming, route: Route) -> CIMultiDict[str]:
         """Return the same headers as `lines`, one by one: those of the client first."""
-        headers = incoming.headers
+        headers, principal = incoming.headers, self._in_force.value.principal
+        named = {(principal.header or "").lower()}
         if any(self._via in line for line in incoming.values("Via")):
             said = "The request returned to the gateway that had forwarded it"
             raise InvalidRequest(f"{said}: upstream.url of route {incoming.path} leads back here", status=508)
         dropped = set(_DROPPED)
-        if not (self._networks and principals.is_trusted(incoming.remote, self._networks)):
+        if not principals.is_trusted(incoming.remote, principal.trusted_proxies):
             dropped |= {name for name in map(str.lower, headers) if name.startswith(_SET_BY_PROXIES)}
-            dropped.add(self._principal_header)
-        dropped |= disguised(headers, {self._principal_header})
+            dropped |= named
+        dropped |= disguised(headers, named)
         kept = for_passing(route, headers, dropped)
         kept.add("Via", self._via)
         return kept
