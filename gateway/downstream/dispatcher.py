@@ -159,11 +159,12 @@ class Dispatcher:
             round_.incoming.keep_once()
         if request.method == mcp.TOOLS_CALL:
             group = live.upstream.pool.group(key)
-            if tool_schemas.is_simple(group, request, headers):
-                return self._call(round_, None, group)
-            if not tool_schemas.mirrors_nothing(group, request, headers):
+            tool = group.tool(request.target, headers)
+            if tool is None or tool.mirrored:
                 return self._once(round_, self._check, self._checked)
-            return self._call(round_, self._new_driver(round_, tool_schemas.known(group, request.target)))
+            if tool.task_support:
+                return self._call(round_, self._new_driver(round_, tool))
+            return self._call(round_, None, group)
         return self._call(round_)
 
     def _check(self, round_: Round) -> Awaitable[Tool]:

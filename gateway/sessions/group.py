@@ -25,6 +25,7 @@ from gateway.upstream.channel import Headers
 _ACCEPTED_SECONDS: Final = 60.0
 """How long a credential counts as checked for what the gateway answers itself."""
 _CREDENTIALS_KEPT: Final = 64
+UNKNOWN_TOOL: Final = Tool()
 _TOOLS_KEPT: Final = 10_000
 """Bounds the tools of a server that renames them without announcing it."""
 MAX_FOLLOWED: Final = 100
@@ -120,9 +121,12 @@ class Group(Generic[S]):
         self.tools = {**known, **tools} if len(known) < _TOOLS_KEPT else tools
         self._listed = {*others, headers.get("Authorization")} if len(others) < _CREDENTIALS_KEPT else set()
 
-    def knows(self, tool: str, headers: Headers) -> bool:
-        """Whether this tool is known, or known to be hidden from this credential."""
-        return self.tools is not None and (tool in self.tools or headers.get("Authorization") in self._listed)
+    def tool(self, name: str, headers: Headers) -> Tool | None:
+        """What is known of a tool, which need not be shown to this credential; None if the tools have to be listed."""
+        if self.tools is None:
+            return None
+        found = self.tools.get(name)
+        return UNKNOWN_TOOL if found is None and headers.get("Authorization") in self._listed else found
 
     def _forget_tools(self) -> None:
         self.tools = None

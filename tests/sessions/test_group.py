@@ -9,7 +9,7 @@ from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
 from gateway.protocol.tool_list import Tool
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import ChangeListeners, Group, SessionRequest
+from gateway.sessions.group import UNKNOWN_TOOL, ChangeListeners, Group, SessionRequest
 from tests.support.memory import left_by
 
 ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
@@ -27,12 +27,12 @@ def group(*tools: str, headers: Any = ADA) -> Group[Any]:
 
 
 def test_a_tool_that_a_credential_was_not_shown_is_known_to_be_hidden_from_it() -> None:
-    assert not group().knows("a", ADA)
+    assert group().tool("a", ADA) is None
     known = group("a")
-    assert known.knows("a", ADA)
-    assert known.knows("hidden", ADA)
-    assert known.knows("a", BOB)
-    assert not known.knows("hidden", BOB)
+    assert known.tool("a", ADA) is not None
+    assert known.tool("hidden", ADA) is UNKNOWN_TOOL
+    assert known.tool("a", BOB) is not None
+    assert known.tool("hidden", BOB) is None
 
 
 def test_a_list_of_a_narrower_scope_leaves_the_tools_of_others_known() -> None:
@@ -85,7 +85,7 @@ def test_calls_are_judged_by_the_former_tools_after_a_change_may_have_been_misse
     known.missed()
     assert known.tools is None
     assert set(known.former or {}) == {"a"}
-    assert not known.knows("a", ADA)
+    assert known.tool("a", ADA) is None
     known.changed(mcp.TOOLS_CHANGED, b"{}")
     assert known.former is None
 

@@ -20,13 +20,12 @@ from gateway.protocol.request import Params, Request
 from gateway.protocol.tool_list import OmittedTool, Tool, ToolList
 from gateway.runtime.newest import Newest
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import Group
+from gateway.sessions.group import UNKNOWN_TOOL, Group
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50
-_UNKNOWN = Tool()
 _PAGE_BYTES: Final = 262_144
 """A larger page is read each time, so that what is kept of pages is bounded."""
 _read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = Newest(32)
@@ -59,24 +58,6 @@ def only_page(params: Params, listed: ToolList) -> dict[str, Tool] | None:
     return listed.tools if listed.is_last and "cursor" not in params else None
 
 
-def mirrors_nothing(group: Group[Session], request: Request, headers: Headers) -> bool:
-    """Whether this tool is known to repeat no argument in a header, as nearly all tools do not."""
-    return group.knows(request.target, headers) and not known(group, request.target).mirrored
-
-
-def is_simple(group: Group[Session], request: Request, headers: Headers) -> bool:
-    """Whether this tool is known to repeat no argument in a header, and never to run as a task."""
-    tool = None if group.tools is None else group.tools.get(request.target)
-    if tool is None:
-        return group.knows(request.target, headers)
-    return not (tool.mirrored or tool.task_support)
-
-
-def known(group: Group[Session], name: str) -> Tool:
-    """What is known of a tool."""
-    return (group.tools or {}).get(name, _UNKNOWN)
-
-
 def task_support(group: Group[Session], tool: Tool) -> str:
     """The `execution.taskSupport` of a tool, if its server offers tasks at all; else an empty string."""
     support = tool.task_support
@@ -86,7 +67,7 @@ def task_support(group: Group[Session], tool: Tool) -> str:
 def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
     """Whether a tool declares that it may run twice, or did so before a change may have been missed."""
     group = pool.group(key)
-    return (group.tools or group.former or {}).get(name, _UNKNOWN).ephemeral
+    return (group.tools or group.former or {}).get(name, UNKNOWN_TOOL).ephemeral
 
 
 async def check(  # noqa: PLR0913  (everything that a first round knows)
@@ -99,10 +80,8 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused. Returns what
     was then known of the tool: a change that may have been missed meanwhile makes the group forget it.
     """
-    group = pool.group(key)
-    if group.knows(request.target, headers):
-        tool = known(group, request.target)
-    else:
+    tool = pool.group(key).tool(request.target, headers)
+    if tool is None:
         tool = await know(pool, key, headers, request.target, is_exempt=is_exempt)
     try:
         if http is not None:
@@ -127,7 +106,7 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exe
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
     clean, found = False, dict[str, Tool]()
     try:
-        if not group.knows(name, headers):
+        if group.tool(name, headers) is None:
             if session.shaken.offers("tools"):
                 _ = await read_pages(
                     lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
@@ -135,7 +114,7 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exe
                 )
             group.learn(found, headers)
         clean = True
-        return known(group, name)
+        return group.tool(name, headers) or UNKNOWN_TOOL
     finally:
         pool.release(session, clean=clean)
 
