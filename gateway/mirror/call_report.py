@@ -34,8 +34,8 @@ class CallReport:
         self._is_over = incoming is None
         self._span: Span | None = None
         self._round: Span | None = None
-        self.request_id = ""
-        """The id of the HTTP request that waits."""
+        self.request_id = "" if incoming is None else incoming.request_id
+        """The id of the HTTP request that waits, or has brought the call here."""
         if incoming is None:
             return
         live.process.metrics.mirrored_calls[live.route.path,].inc(1)

@@ -14,6 +14,7 @@ from gateway.server.drain import drain
 from tests.mirror.conftest import mirror_of, sealed
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
+from tests.support.logs import Lines
 from tests.support.mirrored_client import DEADLINE, LegacyClient, Stream
 from tests.support.replicas import Cluster
 from tests.support.workbench import Stand, eventually
@@ -276,11 +277,14 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
 
 
 async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ended(
-    server: FakeModern, cluster: Cluster
+    server: FakeModern, cluster: Cluster, log_lines: Lines
 ) -> None:
     one, two, client = await pair(server, cluster, hold={"linger_seconds": 0})
     question, place = await asked_by_a_replica_that_dies(cluster, one, client)
+    client.headers["X-Request-Id"] = "the-answer"
     assert await client.answer(question, ACCEPT, url=two.url) == 202
+    (line,) = log_lines("call.taken_over")
+    assert (line["request_id"], line["owner"], line["round"]) == ("the-answer", "gw-1", 1)
     await eventually(lambda: len(server.of("tools/call")) == 2)
     await eventually(lambda: not list(mirror_of(two).lot), "the response is forgotten")
     assert await client.answer(question, ACCEPT, url=two.url) == 202
