@@ -92,7 +92,7 @@ class Reload:
             self._apply(new)
         except ConfigError as exc:  # a file was removed since it was read
             return self._reject(exc.problems)
-        changed = [change.text for change in found]
+        changed = [*found]
         changed += [
             f"{key} (content)"
             for key, content in files.items()

@@ -1,7 +1,7 @@
 """Compares two configurations to tell which changes a running process can apply."""
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -14,39 +14,27 @@ RESTART: Final = frozenset(
 """The keys that are read only at start (decision 56). All others are read through an `InForce`."""
 
 
-class KeyChange(NamedTuple):
-    """One changed key, `routes[]` being any route, and a text for the log, without values."""
-
-    key: str
-    text: str
-
-
-def changes(old: Config, new: Config) -> tuple[KeyChange, ...]:
-    """Return every key that differs. Routes are matched by path; their order does not matter."""
-    return (*_differences(old, new, "", ""), *_routes(old, new))
-
-
-def refused(found: tuple[KeyChange, ...]) -> tuple[str, ...]:
-    """Return the texts of the changes that need a restart."""
-    return tuple(change.text for change in found if change.key in RESTART)
-
-
-def _routes(old: Config, new: Config) -> Iterator[KeyChange]:
+def changes(old: Config, new: Config) -> tuple[str, ...]:
+    """Return every key that differs, without values. Routes are matched by path; their order does not matter."""
+    found = [*_differences(old, new, "")]
     before = {route.path: route for route in old.routes}
     after = {route.path: route for route in new.routes}
-    for path in (*after, *(path for path in before if path not in after)):
-        if path in before and path in after:
-            yield from _differences(before[path], after[path], "routes[].", f"routes[{path}].")
-        else:
-            yield KeyChange("routes[].path", f"routes[{path}] {'added' if path in after else 'removed'}")
+    for path, route in after.items():
+        found += _differences(before[path], route, f"routes[{path}].") if path in before else [f"routes[{path}] added"]
+    return (*found, *(f"routes[{path}] removed" for path in before if path not in after))
 
 
-def _differences(old: Struct, new: Struct, key: str, text: str) -> Iterator[KeyChange]:
+def refused(found: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the changes that need a restart."""
+    return tuple(key for key in found if key in RESTART)
+
+
+def _differences(old: Struct, new: Struct, above: str) -> Iterator[str]:
     for field in fields(new):
         one, other = getattr(old, field.name), getattr(new, field.name)
         if field.name == "routes":
-            continue  # `_routes` matches them by path
+            continue  # they are matched by path
         if isinstance(other, Struct):
-            yield from _differences(one, other, f"{key}{field.name}.", f"{text}{field.name}.")
+            yield from _differences(one, other, f"{above}{field.name}.")
         elif one != other:
-            yield KeyChange(f"{key}{field.name}", f"{text}{field.name}")
+            yield f"{above}{field.name}"
