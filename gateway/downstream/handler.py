@@ -29,7 +29,6 @@ from gateway.http.upstream_headers import asks_as_client
 from gateway.legacy_front.arrival import Arrival
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import GatewayError, Notification, not_served
-from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
@@ -57,7 +56,7 @@ class RequestHandler:
         self._legacy = legacy
         self.front = legacy.front
         self.stateless = legacy.stateless
-        self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
+        self._stages = Stages(in_force, routes, authenticator, legacy)
         pinned = PinnedClients(routes.process, continuation.router)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, task_requests)
         self._rejections = Rejections(routes)
@@ -86,7 +85,6 @@ class RequestHandler:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         head = http.head
         known = head.values
-        live = self._routes.live.get(head.path)
         http.id = ids.request_id(head.request_id, self._ids)
         incoming = Incoming(
             head.path,
@@ -99,7 +97,7 @@ class RequestHandler:
             caller=None if known is None else known.caller,
         )
         reply = HttpReply(http, self._stages.challenge)
-        return self._replied(self._stages.without_route if live is None else self._stages.of_route, incoming, reply)
+        return self._replied(self._serve, incoming, reply)
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
         """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""
@@ -107,7 +105,7 @@ class RequestHandler:
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
-        return self._replied(self._serve_replica, incoming, reply)
+        return self._replied(self._serve_hop, incoming, reply)
 
     def handle_message(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response]:
         """Serve one modern request of a host, which is not in HTTP."""
@@ -127,30 +125,40 @@ class RequestHandler:
         finally:
             self._served -= 1
 
-    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
+    async def _serve(self, incoming: Incoming, reply: HttpReply) -> Response:
+        """Serve a request of a client, once it has passed the stages."""
+        if (response := await self._stages.admit(incoming, reply)) is not None:
+            return response
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
+        return await self._route(incoming, reply, is_hop=False)
+
+    async def _serve_hop(self, incoming: Incoming, reply: ReplyWriter) -> Response:
+        """Serve a request that another replica received, unless another process of this host has to."""
+        passed = await self._continuation.router.pass_on(incoming, reply)
+        return passed if passed is not None else await self._route(incoming, reply, is_hop=True)
+
+    async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool) -> Response:
+        """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         live = self._routes.live.get(incoming.path)
         if live is None:
-            return self._serve_without_route(incoming, reply)
+            return await self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
-            return self._serve_stateless(incoming, reply, live)
-        if self._era_routing.is_bridged(incoming, live):
-            return self._bridge(incoming, reply, live)
-        if not self._era_routing.is_legacy(incoming):
-            return self._pass_modern(incoming, reply, live)
-        if incoming.caller is None:
-            return self._pass_legacy(incoming, reply, live)
-        return self._legacy.serve(Arrival(incoming, reply, live, incoming.caller))
+            return await self.stateless.serve(await self._arrival(incoming, reply, live))
+        if is_hop:
+            is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
+            if is_relayed or self._era_routing.is_legacy(incoming):
+                at = await self._arrival(incoming, reply, live)
+                if (served := await self._legacy.hop(at, is_relayed=is_relayed)) is not None:
+                    return served
+        elif not self._era_routing.is_bridged(incoming, live):
+            if self._era_routing.is_legacy(incoming):
+                return await self._legacy.serve(await self._arrival(incoming, reply, live))
+            return await self._pass_modern(incoming, reply, live)
+        return await self._bridge(incoming, reply, live)
 
-    async def _serve_stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
-        """Serve a request of SEP-1442."""
-        return await self.stateless.serve(Arrival(incoming, reply, live, await self._caller(incoming, live)))
-
-    async def _pass_legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
-        """Serve a request of a legacy client whose head does not tell who it is."""
-        return await self._legacy.serve(Arrival(incoming, reply, live, await self._caller(incoming, live)))
+    async def _arrival(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Arrival:
+        return Arrival(incoming, reply, live, incoming.caller or await self._caller(incoming, live))
 
     async def _pass_modern(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Pass a modern request through, unless it turns out that it has to be bridged."""
@@ -158,24 +166,6 @@ class RequestHandler:
             raise not_served(incoming.method, "POST")
         passed = await self._era_routing.passed(incoming, reply, live)
         return passed if passed is not None else await self._bridge(incoming, reply, live)
-
-    async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> Response:
-        """Run the stages of a request that another replica received."""
-        passed = await self._continuation.router.pass_on(incoming, reply)
-        if passed is not None:
-            return passed
-        live = self._routes.live.get(incoming.path)
-        if live is None:
-            return await self._serve_without_route(incoming, reply)
-        if live.route.dialects and self.stateless.claims(incoming, live):
-            return await self._serve_stateless(incoming, reply, live)
-        is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
-        if is_relayed or self._era_routing.is_legacy(incoming):
-            at = Arrival(incoming, reply, live, await self._caller(incoming, live))
-            served = await self._legacy.hop(at, is_relayed=is_relayed)
-            if served is not None:
-                return served
-        return await self._bridge(incoming, reply, live)
 
     async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""
@@ -190,19 +180,10 @@ class RequestHandler:
             known.caller = caller
         return caller
 
-    def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response]:
+    async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
         started = world.monotonic()
         request = incoming.request()  # it is refused before its caller is known, and without a span
-        caller = incoming.caller
-        if caller is None or live.process.traces is not None:
-            return self._bridge_new(incoming, request, reply, live, started)
-        return self._dispatcher.serve(new_round(incoming, request, reply, live, caller, started))
-
-    async def _bridge_new(
-        self, incoming: Incoming, request: Request, reply: ReplyWriter, live: LiveRoute, started: float
-    ) -> Response:
-        """As `_bridge`, if the head does not tell who calls, or the round is traced."""
         incoming.span = begin_span(incoming, request, live)
         try:
             caller = incoming.caller or await self._caller(incoming, live)

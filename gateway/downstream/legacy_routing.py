@@ -4,7 +4,7 @@ A server of the client's own transport gets its requests unchanged. One of anoth
 at a time. A server that refuses `initialize` because it is modern is mirrored.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -27,7 +27,6 @@ from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
 from gateway.telemetry import Passed, TrafficEra
 from gateway.transport_relay.session_relay import SessionRelay
-from gateway.upstream.children.stdio_era import StdioEra
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
@@ -45,58 +44,34 @@ class LegacyRouting:
         self.mirror = mirror
         self.stateless = stateless
 
-    def serve(self, at: Arrival) -> Awaitable[Response]:
-        """Serve a request of a legacy client; raises GatewayError.
-
-        Each level of coroutines would cost a part of a request that passes through, so nothing on its way waits that
-        need not.
-        """
-        if given_id(at.incoming) is not None:
-            return self._continued(at)
-        return self._to_server(at, has_given_id=False)
-
-    async def _continued(self, at: Arrival) -> Response:
-        """Serve a request of a session of the gateway's, unless it turns out to be another's."""
-        if self.mirror.owns(at.incoming):
-            return await self._mirrored(None, at)
-        served = await self.front.continued(at)
-        return served if served is not None else await self._to_server(at, has_given_id=True)
-
-    def _to_server(self, at: Arrival, *, has_given_id: bool) -> Awaitable[Response]:
-        """Serve a request that is in no session of the gateway's, whatever its id looks like."""
-        incoming, stdio, era = at.incoming, at.live.upstream.stdio, at.live.route.era
+    async def serve(self, at: Arrival) -> Response:
+        """Serve a request of a legacy client; raises GatewayError."""
+        incoming, upstream, era = at.incoming, at.live.upstream, at.live.route.era
+        has_given_id = given_id(incoming) is not None
+        if has_given_id:  # it looks like one of the gateway's, and may be another's
+            if self.mirror.owns(incoming):
+                return await self._mirrored(None, at)
+            if (served := await self.front.continued(at)) is not None:
+                return served
         is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
         front = None if is_addressed else beginning(incoming)
-        if era == "mirror":
-            return self._mirrored(front, at)
-        names_session = has_given_id or (mcp.SESSION_ID in incoming.headers and not is_addressed)
-        if era == "auto" and stdio is not None:
-            return self._to_process(stdio, front, at, names_session=names_session)
-        return self._unmirrored(front, at, names_session=names_session)
-
-    async def _to_process(self, stdio: StdioEra, front: Front | None, at: Arrival, *, names_session: bool) -> Response:
-        """Serve a request by the mirror if the process turns out to be modern."""
-        if await stdio.is_modern_only():
+        stdio = upstream.stdio if era == "auto" else None
+        if era == "mirror" or (stdio is not None and await stdio.is_modern_only()):
             return await self._mirrored(front, at)
-        return await self._unmirrored(front, at, names_session=names_session)
-
-    def _unmirrored(self, front: Front | None, at: Arrival, *, names_session: bool) -> Awaitable[Response]:
-        """Pass a request through, or relay a session that begins with it."""
-        upstream = at.live.upstream
+        names_session = has_given_id or (mcp.SESSION_ID in incoming.headers and not is_addressed)
         spoken = upstream.transport if names_session or front is not None else None
         if names_session and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is not None and spoken is not None and spoken != _TRANSPORTS[front]:
-            return self.front.begin(front, at, self._connect(at))
+            return await self.front.begin(front, at, self._connect(at))
         probe = upstream.era
         if front is None:
-            is_auto = at.live.route.era == "auto"
-            may_refuse = names_session and is_auto and probe is not None and probe.known is not False
+            may_refuse = names_session and era == "auto" and probe is not None and probe.known is not False
         else:
             may_refuse = spoken != "sse"
         if may_refuse:
-            return self._passed_unless_refused(front, at)
-        return self._passthrough.legacy(at.incoming, at.http_reply(), at.live)
+            return await self._passed_unless_refused(front, at)
+        return await self._passthrough.legacy(incoming, at.http_reply(), at.live)
 
     def names_session(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request seems to be one in a session of a legacy client; its caller or its body is unknown."""

@@ -1,12 +1,6 @@
-"""The stages of a client's request before its route takes it; docs/protocol.md (Errors) lists them in the same order.
+"""The stages of a client's request before its route takes it, in the order of docs/protocol.md (Errors)."""
 
-A stage replies, raises the error that refuses the request, or calls the next stage. One that does not have to wait
-returns what the next one returns: each level of coroutines would cost a part of a plain call.
-"""
-
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from gateway.auth.authenticator import Authenticator
@@ -23,36 +17,20 @@ from gateway.http.upstream_client import Client
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
 
-Next = Callable[[Incoming, HttpReply], Awaitable[Response]]
-Stage = Callable[[Next, Incoming, HttpReply], Awaitable[Response]]
-
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
-
-
-def stacked(stages: Sequence[Stage], last: Next) -> Next:
-    """Return the function that calls the first stage, each of which calls the next, and the final one `last`."""
-    for stage in reversed(stages):
-        last = partial(stage, last)
-    return last
 
 
 class Stages:
     """What each request to one listener passes, from its head to its whole body."""
 
     def __init__(
-        self,
-        in_force: InForce[Config],
-        routes: RouteTable,
-        authenticator: Authenticator,
-        legacy: LegacyRouting,
-        serve: Next,
+        self, in_force: InForce[Config], routes: RouteTable, authenticator: Authenticator, legacy: LegacyRouting
     ) -> None:
         self._routes = routes
         self._authenticator = authenticator
         self._legacy = legacy
         self._bodies = routes.process.traffic.bodies
-        self._serve = serve
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self.challenge = self._oauth_proxy.challenge
         self._use(in_force.value)
@@ -61,10 +39,6 @@ class Stages:
     def _use(self, config: Config) -> None:
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
-        authenticate = (self._authenticate,) if self._authenticator.verifies else ()
-        self.of_route = stacked((self._check_host, *authenticate, self._receive), self._serve)
-        """The stages of a request to the path of a route."""
-        self.without_route = stacked((self._check_host, self._no_path, *authenticate, self._receive), self._serve)
 
     def _client_of(self, path: str) -> Client:
         """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
@@ -73,56 +47,49 @@ class Stages:
             raise no_route(path)
         return live.upstream.client
 
-    def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Refuse a page that must not send requests here; the head of a known caller has passed before."""
-        if incoming.caller is None:
+    async def admit(self, incoming: Incoming, reply: HttpReply) -> Response | None:
+        """Let a request through, and read its body; returns the reply if a stage has one, and raises GatewayError.
+
+        No local variable has the body: what waits here would keep it.
+        """
+        http = reply.http
+        if incoming.caller is None:  # the head of a known caller has passed before
             self._host_check.check(incoming.headers)
-        return then(incoming, reply)
+        if incoming.path not in self._routes.live:
+            if (response := await self._oauth_proxy.handle(http)) is not None:
+                return response
+            if incoming.method != "POST":  # the call of one may have begun while the path had a route
+                raise no_route(incoming.path)
+        try:
+            if self._authenticator.verifies:
+                await self._authenticate(incoming, reply)
+            limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
+            incoming.body = self._bodies.read_now(http, limits.body_bytes)
+            if not incoming.body:
+                incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
+        except GatewayError as exc:
+            await self._keep_session(exc, incoming, reply)
+            raise
+        return None
 
-    async def _no_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
-        """Answer OAuth clients; only a POST goes on, because its call may have begun while the path had a route."""
-        response = await self._oauth_proxy.handle(reply.http)
-        if response is not None:
-            return response
-        if incoming.method != "POST":
-            raise no_route(incoming.path)
-        return await then(incoming, reply)
-
-    async def _authenticate(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+    async def _authenticate(self, incoming: Incoming, reply: HttpReply) -> None:
         """Verify a caller by its headers, before its body takes time and memory."""
         try:
             _ = await self._authenticator.caller(incoming, is_checked=False)
         except GatewayError as exc:
-            limits = self._limits(incoming)
             if 0 < reply.http.head.length <= _REFUSED_BYTES:  # the error should name the request's id
+                seconds = self._limits(incoming).receive_seconds
                 with suppress(DownstreamError):
-                    incoming.body = await self._bodies.read(reply.http, _REFUSED_BYTES, limits.receive_seconds)
+                    incoming.body = await self._bodies.read(reply.http, _REFUSED_BYTES, seconds)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
-            await self._keep_session(exc, incoming, reply, limits)
             raise
-        return await then(incoming, reply)
-
-    def _receive(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Read the body under the limits of the route that is in force now; a reload may come before its end."""
-        limits = self._limits(incoming)
-        # No local variable has the body: what waits here waits until the call has ended.
-        incoming.body = self._bodies.read_now(reply.http, limits.body_bytes)
-        return then(incoming, reply) if incoming.body else self._wait(then, incoming, reply, limits)
-
-    async def _wait(self, then: Next, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
-        try:
-            incoming.body = await self._bodies.read(reply.http, limits.body_bytes, limits.receive_seconds)
-        except GatewayError as exc:
-            await self._keep_session(exc, incoming, reply, limits)
-            raise
-        return await then(incoming, reply)
 
     def _limits(self, incoming: Incoming) -> Limits:
         live = self._routes.live.get(incoming.path)
         return (self._config if live is None else live.config).limits
 
-    async def _keep_session(self, error: GatewayError, incoming: Incoming, reply: HttpReply, limits: Limits) -> None:
+    async def _keep_session(self, error: GatewayError, incoming: Incoming, reply: HttpReply) -> None:
         """Have an error that comes before the body is read refuse one request and not the session.
 
         If the request has an id that cannot be read, the client would wait for ever, so the error keeps its status.
@@ -131,6 +98,6 @@ class Stages:
         if live is None or error.status_in_session == error.status or not self._legacy.names_session(incoming, live):
             return
         if not incoming.body:
-            error.request_id = await last_id(reply.http, limits.receive_seconds)
+            error.request_id = await last_id(reply.http, self._limits(incoming).receive_seconds)
         if incoming.body or error.request_id is not None:
             incoming.found_session()
