@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.cluster import membership
+from gateway.cluster import membership, peer_listener
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Replica
@@ -70,3 +70,10 @@ def hole() -> Iterator[Address]:
     address = f"127.0.0.1:{free_port()}"
     with black_hole(address):
         yield address
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is accepted before its reply comes."""
+    monkeypatch.setattr(peer_listener, "_ACCEPT_PART", 1000.0)
+    monkeypatch.setattr(peer_listener, "_ACCEPT_SECONDS", 1000.0)

@@ -44,6 +44,7 @@ async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstre
     assert len(upstream.of("tools/call")) == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_the_owner_looks_for_itself_whether_a_credential_came_once(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:

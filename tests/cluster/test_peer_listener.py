@@ -132,6 +132,7 @@ async def test_a_replica_tells_its_id_only_to_replicas(cluster: Cluster) -> None
     assert await frames_of(cluster, "gw-2", peer_request_for("", "who")) == [Identity("gw-2")]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["owner", "heir", "resume"])
 async def test_a_request_for_a_third_replica_is_not_forwarded(
     upstream: FakeUpstream, cluster: Cluster, kind: messages.Kind
@@ -166,6 +167,7 @@ async def test_a_request_for_a_missing_worker_does_not_loop(cluster: Cluster, up
     assert asked_peers(two) == {"dead": 1}
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_peer_request_with_a_wrong_path_or_body_gets_the_errors_of_a_client(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
@@ -215,14 +217,7 @@ async def streamed(raw: RawConnection, frames: Frames) -> list[Frame]:
     return frames.feed((await raw.exactly(size + 2))[:-2])
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is accepted before its reply comes."""
-    monkeypatch.setattr(peer_listener, "_ACCEPT_PART", 1000.0)
-    monkeypatch.setattr(peer_listener, "_ACCEPT_SECONDS", 1000.0)
-
-
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("patient")
 async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
     upstream.tool(ask)
@@ -261,7 +256,7 @@ async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> P
     return peer_request
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("patient")
 async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
     upstream: FakeUpstream, cluster: Cluster, accepted: list[NotedConnection], timers: Timers
 ) -> None:
@@ -321,7 +316,7 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(
     assert steps(one) == {"held": 1}
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("patient")
 async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
     gate = Gate(upstream)
