@@ -77,13 +77,23 @@ def _shared(text: str) -> str:
     return text
 
 
+class Counts(dict[bytes, int]):
+    """How many calls each principal has; one that has none is not kept."""
+
+    def change(self, principal: bytes, by: int) -> None:
+        """Count more or less."""
+        self[principal] = self.get(principal, 0) + by
+        if not self[principal]:
+            del self[principal]
+
+
 class ColdCalls:
     """The records by the ids of their exchanges."""
 
-    def __init__(self, limit_bytes: int, count: Callable[[ColdCall, int], None]) -> None:
-        """`count` adds to what the caller of a call has, or takes away from it."""
+    def __init__(self, limit_bytes: int, counts: Counts) -> None:
+        """`counts` has all calls that wait for their clients, cold ones among them."""
         self._limit = limit_bytes
-        self._count = count
+        self._counts = counts
         self._calls: dict[str, ColdCall] = {}
         self._due: dict[int, dict[str, None]] = {}
         """The ids of the calls by the second in which they are due."""
@@ -123,7 +133,7 @@ class ColdCalls:
         self._calls[call.id] = call
         self._due.setdefault(call.due, {})[call.id] = None
         self._used += call.size
-        self._count(call, 1)
+        self._counts.change(call.principal, 1)
         call.live.process.metrics.cold_calls[call.live.route.path,].inc(1)
         self._after_add(call.due)
 
@@ -149,7 +159,7 @@ class ColdCalls:
     def _drop(self, call: ColdCall) -> None:
         del self._calls[call.id]
         self._used -= call.size
-        self._count(call, -1)
+        self._counts.change(call.principal, -1)
         call.live.process.metrics.cold_calls[call.live.route.path,].inc(-1)
         if not self._calls:
             _shared.cache_clear()  # they have credentials

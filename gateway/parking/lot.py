@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
-from gateway.parking.cold_calls import ColdCall, ColdCalls
+from gateway.parking.cold_calls import ColdCall, ColdCalls, Counts
 from gateway.protocol.errors import Busy
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
@@ -52,8 +52,8 @@ class Lot(Generic[P]):
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
         self._kept_of: Holdings[str] = Holdings(int.bit_length)
-        self._per_principal: dict[bytes, int] = {}
-        self.cold = ColdCalls(COLD_BYTES, self._count)
+        self._per_principal = Counts()
+        self.cold = ColdCalls(COLD_BYTES, self._per_principal)
         """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class Lot(Generic[P]):
             return
         self.check(parked.principal)
         self._waiting[id_] = parked
-        self._count(parked, 1)
+        self._per_principal.change(parked.principal, 1)
 
     def keep(self, parked: P) -> None:
         """Keep an exchange that has ended, so that `find` finds it. One of the caller that has the most makes room."""
@@ -147,12 +147,5 @@ class Lot(Generic[P]):
     def _leave(self, parked: P) -> bool:
         if self._waiting.pop(parked.id, None) is None:
             return False
-        self._count(parked, -1)
+        self._per_principal.change(parked.principal, -1)
         return True
-
-    def _count(self, call: P | ColdCall, change: int) -> None:
-        """Count more or less, and keep no zero."""
-        counts, principal = self._per_principal, call.principal
-        counts[principal] = counts.get(principal, 0) + change
-        if not counts[principal]:
-            del counts[principal]
