@@ -18,6 +18,7 @@ from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError, Stopping
 from gateway.protocol.json_text.json_bounds import check_bounds
+from gateway.protocol.reply_messages import is_response
 from gateway.routes.live_route import LiveRoute
 from gateway.stdio_front.host import Host
 from gateway.stdio_front.legacy_host import LegacyHost
@@ -73,8 +74,8 @@ class StdioFront:
                 self._modern = ModernHost(self._host, self._handler, self._live)
         if self._legacy is not None:
             self._legacy.receive(ClientMessage(line, opened, own_headers(self._live.route)))
-        elif self._modern is not None:
-            self._modern.receive(line)
+        elif self._modern is not None and not (opened.method is None and is_response(opened)):
+            self._modern.receive(line)  # a response that nothing asked for gets no answer
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

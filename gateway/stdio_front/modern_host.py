@@ -9,14 +9,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway import world
 from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.outbox import FinalMessage, error_response
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import MessageReply
 from gateway.http.server import request_id as ids
 from gateway.http.server.response import Response, WholeResponse
-from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.errors import DownstreamError, IdInUse
+from gateway.protocol import mcp, request
+from gateway.protocol.errors import IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
-from gateway.protocol.reply_messages import is_response
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
@@ -45,22 +44,17 @@ class ModernHost:
         return len(self._running) > len(self._listening)
 
     def receive(self, line: bytes) -> None:
-        """Take one message of the host."""
-        try:
-            parsed = request.read(line)
-            if parsed.id is None:
-                given_up = parsed.params.get("requestId") if parsed.method == mcp.CANCELLED else None
-                task = None if given_up is None else self._running.get(request_id(given_up))
-                if task is not None:  # else it has been answered
-                    _ = task.cancel()  # the host gets nothing more of it
-                return
-            id_ = request_id(parsed.id)
-            if id_ in self._running:
-                raise IdInUse  # without the id, for that would end the other request
-        except DownstreamError as exc:
-            if not _is_response(line):
-                self._host.send(error_response(exc.request_id, exc))
+        """Take one message of the host; raises DownstreamError."""
+        parsed = request.read(line)
+        if parsed.id is None:
+            given_up = parsed.params.get("requestId") if parsed.method == mcp.CANCELLED else None
+            task = None if given_up is None else self._running.get(request_id(given_up))
+            if task is not None:  # else it has been answered
+                _ = task.cancel()  # the host gets nothing more of it
             return
+        id_ = request_id(parsed.id)
+        if id_ in self._running:
+            raise IdInUse  # without the id, for that would end the other request
         if parsed.method == mcp.LISTEN:
             self._listening.add(id_)
         task = self._running[id_] = self._live.process.tasks.start(self._serve(parsed, line), "request of the host")
@@ -114,12 +108,3 @@ class LineReply(MessageReply):
         """Write the only message."""
         await self.take(final.body)
         return WholeResponse()
-
-
-def _is_response(line: bytes) -> bool:
-    """Whether a message answers a request, so that it gets no answer itself."""
-    try:
-        message = jsonrpc.message(line)
-    except ValueError:
-        return False
-    return message.method is None and is_response(message)
