@@ -163,8 +163,22 @@ class StandaloneStream:
         match reply.failure:
             case None if reply.is_stream:
                 self._broke()
+            case None if reply.status in REDIRECTS:
+                assert reply.head is not None, "it has a status"
+                try:
+                    # A process that did not open the session does not know the redirect yet.
+                    self._upstream.endpoint.follow(reply.head.text(b"location"))
+                except UpstreamError:
+                    self._note_head()
+                    self._broke()
+                else:
+                    self._broke(is_refused=True)
+            case None if reply.status == _TAKEN:
+                self._broke(is_refused=True)
             case None:
-                self._refused(reply)
+                if reply.status == _UNKNOWN and self._was_open:
+                    self._owner.forget()
+                self._end()  # the server does without this stream
             case ClientClosed():
                 self._is_closing = True  # the whole process ends
                 self._end()
@@ -173,22 +187,3 @@ class StandaloneStream:
             case bug:
                 self._end()
                 raise bug
-
-    def _refused(self, reply: StreamReply) -> None:
-        """The server answered with something else than a stream."""
-        if reply.status in REDIRECTS:
-            assert reply.head is not None, "it has a status"
-            try:
-                # A process that did not open the session does not know the redirect yet.
-                self._upstream.endpoint.follow(reply.head.text(b"location"))
-            except UpstreamError:
-                self._note_head()
-                self._broke()
-            else:
-                self._broke(is_refused=True)
-        elif reply.status == _TAKEN:
-            self._broke(is_refused=True)
-        else:
-            if reply.status == _UNKNOWN and self._was_open:
-                self._owner.forget()
-            self._end()  # the server does without this stream
