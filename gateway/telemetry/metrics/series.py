@@ -69,7 +69,7 @@ class Times:
 S = TypeVar("S", Count, Times)
 
 
-class Family(dict[tuple[str, ...], S]):
+class Labelled(dict[tuple[str, ...], S]):
     """The series of one metric, by the values of its labels.
 
     A value that is not among those of its label becomes `other`: clients and upstreams make no series.
@@ -109,8 +109,8 @@ class Series(Collector):
     """The series of one registry, in the order in which they were declared."""
 
     def __init__(self) -> None:
-        self.declared: list[Family[Count] | Family[Times]] = []
-        self._of_routes: list[tuple[Family[Count], tuple[Iterable[str], ...]]] = []
+        self.declared: list[Labelled[Count] | Labelled[Times]] = []
+        self._of_routes: list[tuple[Labelled[Count], tuple[Iterable[str], ...]]] = []
         self._routes: dict[str, None] = {}
         """Those whose series are created at the next reading: they are hundreds, and not every process is asked."""
 
@@ -136,18 +136,18 @@ class Series(Collector):
         """Show the series of a route from zero on: otherwise an alert misses a counter's first step."""
         self._routes[route] = None
 
-    def counter(self, name: str, text: str, /, *, zero: Zero = False, **labels: Values) -> Family[Count]:
+    def counter(self, name: str, text: str, /, *, zero: Zero = False, **labels: Values) -> Labelled[Count]:
         """Declare a counter, with the values of each label."""
         return self._declare(CounterMetricFamily, name, text, zero, labels)
 
-    def gauge(self, name: str, text: str, /, *, zero: Zero = False, **labels: Values) -> Family[Count]:
+    def gauge(self, name: str, text: str, /, *, zero: Zero = False, **labels: Values) -> Labelled[Count]:
         """Declare a gauge, as `counter` does."""
         return self._declare(GaugeMetricFamily, name, text, zero, labels)
 
     def _declare(
         self, kind: type[Metric], name: str, text: str, zero: Zero, labels: dict[str, Values]
-    ) -> Family[Count]:
-        series: Family[Count] = Family(kind, f"mcp_gateway_{name}", text, labels)
+    ) -> Labelled[Count]:
+        series: Labelled[Count] = Labelled(kind, f"mcp_gateway_{name}", text, labels)
         self.declared.append(series)
         if zero:
             shown = tuple(filter(None, labels.values())) if isinstance(zero, bool) else zero
@@ -157,8 +157,8 @@ class Series(Collector):
                 _ = [series[values] for values in product(*shown)]
         return series
 
-    def histogram(self, name: str, text: str, bounds: Sequence[float], /, **labels: Values) -> Family[Times]:
+    def histogram(self, name: str, text: str, bounds: Sequence[float], /, **labels: Values) -> Labelled[Times]:
         """Declare a histogram under its whole name, with the upper bounds of its buckets."""
-        series: Family[Times] = Family(HistogramMetricFamily, name, text, labels, bounds)
+        series: Labelled[Times] = Labelled(HistogramMetricFamily, name, text, labels, bounds)
         self.declared.append(series)
         return series
