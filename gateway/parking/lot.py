@@ -51,7 +51,7 @@ class Lot(Generic[P]):
         self.results = results
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
-        self._kept_of: Holdings[str] = Holdings(int.bit_length)
+        self._kept_of: Holdings[str] = Holdings()
         self._per_principal = Counts()
         self.cold = ColdCalls(COLD_BYTES, self._per_principal)
         """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""

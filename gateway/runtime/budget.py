@@ -41,7 +41,7 @@ class Budget:
         """The key in the configuration that sets the limit."""
         self._limit = limit
         self._shares: set[Share] = set()
-        self._holdings: Holdings[Share] = Holdings(int.bit_length)
+        self._holdings: Holdings[Share] = Holdings()
         self.used = 0
         self.given_way = 0
         """How many holders have given way so far."""

@@ -4,7 +4,6 @@ If the oldest one of all gave way, a caller that adds entries would evict those 
 alone has all the room.
 """
 
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -12,14 +11,12 @@ V = TypeVar("V")
 
 
 class Holdings(Generic[K]):
-    """The entries of each owner, the oldest first, with how much room they take together."""
+    """The entries of each owner, the oldest first, with how much room they take together.
 
-    def __init__(self, rank: Callable[[int], int] = int) -> None:
-        """`rank` grades the room that an owner takes; owners of the same rank count as equal.
+    Owners whose room has as many bits count as equal, because the largest rank is looked for among all that there are.
+    """
 
-        The largest rank is looked for among all that there are, so bytes need a coarse one: `int.bit_length`.
-        """
-        self._rank = rank
+    def __init__(self) -> None:
         self._entries: dict[bytes, dict[K, None]] = {}
         self._taken: dict[bytes, int] = {}
         self._ranks: dict[int, dict[bytes, None]] = {}
@@ -33,9 +30,9 @@ class Holdings(Generic[K]):
         """An entry of this owner takes more room, or less."""
         before = self._taken.get(owner)
         after = self._taken[owner] = (before or 0) + room
-        rank = self._rank(after)
+        rank = after.bit_length()
         if before is not None:
-            former = self._rank(before)
+            former = before.bit_length()
             if former == rank:
                 return
             self._leave(owner, former)
@@ -47,7 +44,7 @@ class Holdings(Generic[K]):
         entries = self._entries[owner]
         del entries[key]
         if not entries:
-            self._leave(owner, self._rank(self._taken.pop(owner)))
+            self._leave(owner, self._taken.pop(owner).bit_length())
             del self._entries[owner]
 
     def _leave(self, owner: bytes, rank: int) -> None:
