@@ -1,7 +1,8 @@
 """How far the end of this process has come: whoever begins or takes over something looks here."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from gateway import world
@@ -47,6 +48,15 @@ class Draining:
     def leave_out(self, count: int) -> None:
         """Wait for so many of the requests in flight no longer; a negative `count` takes that back at their end."""
         self.unawaited += count
+
+    @contextmanager
+    def leaving_out(self, count: int = 1) -> Iterator[None]:
+        """Meanwhile, do not wait for the request in flight."""
+        self.leave_out(count)
+        try:
+            yield
+        finally:
+            self.leave_out(-count)
 
     @property
     def refuses_calls(self) -> bool:

@@ -185,7 +185,8 @@ class Membership:
 
     async def candidates(self, exchange: str) -> list[str]:
         """The members in the order in which this exchange fails over to them; other hosts without their workers."""
-        await self.look_if_stale()
+        if world.monotonic() - self._looked > _FRESH_SECONDS:
+            await self.look()
         hosts = {self.host, *self.listed()}
         order: list[str] = []
         for host in sorted(hosts, key=lambda host: _weight(host, exchange)):
@@ -297,11 +298,6 @@ class Membership:
             _ = self._last.keep(host, address)
 
     # -- lookups ------------------------------------------------------------------------------------------------
-
-    async def look_if_stale(self) -> None:
-        """Look the peers up, unless the last lookup is still fresh."""
-        if self._name is not None and world.monotonic() - self._looked > _FRESH_SECONDS:
-            await self.look()
 
     async def look(self) -> None:
         """Look the peers up, unless they are configured; calls share a lookup, and a pause separates two of them."""

@@ -95,17 +95,22 @@ class LegacyFront:
         if found.front == "http":
             at.incoming.found_session()
         if not self._process.is_own(found.owner, found.epoch):
-            is_stream = at.incoming.method == "GET"
-            self._process.draining.leave_out(is_stream)
-            try:
+            with self._process.draining.leaving_out(at.incoming.method == "GET"):
                 return await forward(self._router, found.owner, given, at.incoming, at.reply)
-            finally:
-                self._process.draining.leave_out(-is_stream)
         session = self.sessions.find(given)
         if session is None:
             raise session_gone()
         with self._serving(session):
-            return await self._serve(session, at)
+            match at.incoming.method:
+                case "POST":
+                    return await self._post(session, at)
+                case "GET" if session.front == "http":
+                    return await self._get(session, at)
+                case "DELETE" if session.front == "http":
+                    session.end(InvalidRequest("The client has ended the session"))
+                    return await at.reply.only(ENDED)
+            allowed = _METHODS if session.front == "http" else "POST"
+            raise NotAllowed(f"HTTP {at.incoming.method[:20]} is not served in a session", allowed=allowed)
 
     @contextmanager
     def _serving(self, session: FrontSession) -> Iterator[None]:
@@ -113,26 +118,11 @@ class LegacyFront:
 
         A drain waits for the requests of clients that are open in it instead.
         """
-        self._process.draining.leave_out(1)
         try:
-            with session.in_use():
+            with self._process.draining.leaving_out(), session.in_use():
                 yield
         finally:
-            self._process.draining.leave_out(-1)
             self._process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
-
-    async def _serve(self, session: FrontSession, at: Arrival) -> Response:
-        method = at.incoming.method
-        match method:
-            case "POST":
-                return await self._post(session, at)
-            case "GET" if session.front == "http":
-                return await self._get(session, at)
-            case "DELETE" if session.front == "http":
-                session.end(InvalidRequest("The client has ended the session"))
-                return await at.reply.only(ENDED)
-        allowed = _METHODS if session.front == "http" else "POST"
-        raise NotAllowed(f"HTTP {method[:20]} is not served in a session", allowed=allowed)
 
     async def _post(self, session: FrontSession, at: Arrival) -> Response:
         if session.is_initialized:

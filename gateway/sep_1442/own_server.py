@@ -95,17 +95,11 @@ class _Messages(MessageReply):
     async def only(self, final: FinalMessage) -> Response:
         if final.status in _PLAIN:
             await self.take(final.body)
-        else:
-            self.error = _refusal(final)
+        else:  # its status or headers tell the client what to do, such as to sign in
+            raw = jsonrpc.message(final.body).error
+            said = jsonrpc.error(raw) if isinstance(raw, Raw) else jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
+            data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
+            self.error = error = GatewayError(said.message, data=data if isinstance(data, dict) else None)
+            error.code, error.status = said.code, final.status
+            error.headers.update(final.headers)
         return WholeResponse()
-
-
-def _refusal(final: FinalMessage) -> GatewayError:
-    """The error of a reply whose status or headers tell the client what to do, such as to sign in."""
-    raw = jsonrpc.message(final.body).error
-    said = jsonrpc.error(raw) if isinstance(raw, Raw) else jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
-    data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
-    error = GatewayError(said.message, data=data if isinstance(data, dict) else None)
-    error.code, error.status = said.code, final.status
-    error.headers.update(final.headers)
-    return error

@@ -169,15 +169,12 @@ class Mirror:
         self._check_home(at)
         if self.draining.has_begun:
             raise ShuttingDown("open the stream again")
-        self.draining.leave_out(1)
-        try:
+        with self.draining.leaving_out():
             found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
-            if found is None:
-                home = self.homes.of(session, at.live)
-                found = await home.write(at.reply, at.headers, subscribed)
-        finally:
-            self.draining.leave_out(-1)
-        return found
+            if found is not None:
+                return found
+            home = self.homes.of(session, at.live)
+            return await home.write(at.reply, at.headers, subscribed)
 
     def _check_home(self, at: Arrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
