@@ -15,8 +15,8 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.draining import Draining
 from gateway.downstream.legs import Legs
-from gateway.downstream.round import LEFT, Round, new_round
-from gateway.http.incoming import Caller, Incoming
+from gateway.downstream.round import LEFT, Round, count, new_round
+from gateway.http.incoming import Caller, received
 from gateway.http.known_call import KnownCall
 from gateway.http.reply import Challenge, HttpReply
 from gateway.http.server.connection import Connection
@@ -51,6 +51,15 @@ class KnownWay(msgspec.Struct, frozen=True, eq=False):
     """Those of the group; others are in their place once they change."""
 
 
+def learn(round_: Round, group: Group[Session]) -> None:
+    """Note the way of a plain call that has begun, for the next one with its head."""
+    live, known = round_.live, round_.incoming.known
+    if known is None or known.caller is None or known.call is None or live.route.dialects:
+        return  # without a caller of its own, the head does not tell that its token still counts
+    if known.call.said is round_.request.said:
+        known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools)
+
+
 class DirectCall(ClientCall, eq=False, kw_only=True):
     """One such call, until it is answered, or the task of its connection takes it over."""
 
@@ -81,13 +90,11 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
         """Have the task of the connection serve the rest of the call."""
         self.connection.serve_rest()
 
-    def await_rest(self) -> None:
-        """See `Begun`."""
-        if self.plain is not None and self.plain.final is None:
-            _ = self.plain.promote()
-
     def rest(self) -> Awaitable[Response]:
-        """See `Begun`: its exchange is there, or its result."""
+        """See `Begun`."""
+        plain = self.plain
+        if plain is not None and plain.final is None:
+            _ = plain.promote()
         return self.calls.rest(self, self._round())
 
     def leave(self) -> None:
@@ -98,20 +105,8 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
 
     def _round(self) -> Round:
         if self.round is None:
-            http, head = self.http, self.http.head
-            incoming = Incoming(
-                head.path,
-                head.headers,
-                http.wire.remote,
-                self.body,
-                request_id=http.id,
-                method=head.method,
-                url=head.url,
-                known=head.values,
-                caller=self.caller,
-                checked=self.request,
-            )
-            reply = HttpReply(http, self.calls.challenge)
+            incoming = received(self.http, self.caller, self.body, self.request)
+            reply = HttpReply(self.http, self.calls.challenge)
             self.body = b""
             self.round = new_round(incoming, self.request, reply, self.live, self.caller, self.started)
         return self.round
@@ -137,15 +132,6 @@ class DirectCalls:
         self.challenge = challenge
         self.in_flight = 0
         """Calls that are not answered, and that no task serves."""
-
-    def learn(self, round_: Round, group: Group[Session]) -> None:
-        """Note the way of a plain call that has begun, for the next one with its head."""
-        live, known = round_.live, round_.incoming.known
-        if known is None or known.caller is None or known.call is None or live.route.dialects:
-            return  # without a caller of its own, the head does not tell that its token still counts
-        if known.call.said is not round_.request.said:
-            return
-        known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools)
 
     def begin(self, http: HttpRequest, body: bytes, connection: Connection) -> DirectCall | None:
         """Begin the call of a request; returns None if it has to be served as any other."""
@@ -191,10 +177,7 @@ class DirectCalls:
     def ended(self, call: DirectCall, ending: Ending) -> None:
         """Count a call that the task does not take over."""
         _ = self._let_go(call)
-        request, live, seconds = call.request, call.live, world.monotonic() - call.started
-        live.process.metrics.operations[live.route.path, request.method, request.said.version, *ending].observe(
-            seconds
-        )
+        count(call, call.started, ending)
 
     def rest(self, call: DirectCall, round_: Round) -> Awaitable[Response]:
         """Serve what is left of a call; the result must be awaited at once, because a drain does not wait for it."""

@@ -11,6 +11,7 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.direct_calls import learn
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
@@ -40,23 +41,20 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(  # noqa: PLR0913  (what serves the methods)
+    def __init__(
         self,
         draining: Draining,
         continuation: Continuation,
         task_requests: TaskRequests,
         pinned: PinnedClients,
         era_routing: EraRouting,
-        learn: Callable[[Round, Group[Session]], None],
     ) -> None:
-        """`learn` is called for each plain call that has begun."""
         self._draining = draining
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
         self._task_requests = task_requests
         self._pinned = pinned
         self._era_routing = era_routing
-        self._learn = learn
 
     async def serve(self, round_: Round, begun: PlainCall | None = None) -> Response:
         """Serve a round, or the rest of a call that has begun, and count how it ended."""
@@ -184,7 +182,7 @@ class Dispatcher:
             plain = PlainCall(round_, self._lot, round_.queue)
             if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
                 if group is not None:
-                    self._learn(round_, group)
+                    learn(round_, group)
                 return self._legs.write_plain(round_, plain)
         weight = round_.weigh()
         try:

@@ -19,7 +19,7 @@ from gateway.downstream.rejections import Rejections
 from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Caller, Incoming, received
 from gateway.http.outbox import ending_of
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server import request_id as ids
@@ -67,9 +67,7 @@ class RequestHandler:
         self.direct = DirectCalls(
             routes.process.draining, self._stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
         )
-        self._dispatcher = Dispatcher(
-            routes.process.draining, continuation, task_requests, pinned, self._era_routing, self.direct.learn
-        )
+        self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned, self._era_routing)
 
     @property
     def in_flight(self) -> int:
@@ -84,18 +82,8 @@ class RequestHandler:
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         head = http.head
-        known = head.values
         http.id = ids.request_id(head.request_id, self._ids)
-        incoming = Incoming(
-            head.path,
-            head.headers,
-            http.wire.remote,
-            request_id=http.id,
-            method=head.method,
-            url=head.url,
-            known=known,
-            caller=None if known is None else known.caller,
-        )
+        incoming = received(http, None if head.values is None else head.values.caller)
         reply = HttpReply(http, self._stages.challenge)
         return self._replied(self._serve, incoming, reply)
 

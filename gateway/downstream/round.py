@@ -116,9 +116,13 @@ class Round(ClientCall, eq=False, kw_only=True):
         if self.incoming.span is not None:
             self.incoming.span.end(ending)
         if self.incoming.peer_request is None:
-            request, seconds = self.request, world.monotonic() - self.started
-            path, metrics = self.live.route.path, self.live.process.metrics
-            metrics.operations[path, request.method, request.said.version, *ending].observe(seconds)
+            count(self, self.started, ending)
+
+
+def count(call: ClientCall, started: float, ending: Ending) -> None:
+    """Count how a request ended that began then (monotonic)."""
+    request, live, seconds = call.request, call.live, world.monotonic() - started
+    live.process.metrics.operations[live.route.path, request.method, request.said.version, *ending].observe(seconds)
 
 
 class _Sender(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from yarl import URL
 
 from gateway import world
 from gateway.http.known_call import known_call
+from gateway.http.server.request import HttpRequest
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import jsonrpc
@@ -151,6 +152,23 @@ class Incoming(msgspec.Struct, eq=False):
     def compared(self) -> HeaderValues | None:
         """Return how the headers are read that must repeat the body; None if there are none."""
         return self.values if self.has_headers else None
+
+
+def received(http: HttpRequest, caller: Caller | None, body: bytes = b"", checked: Request | None = None) -> Incoming:
+    """Return a request over HTTP whose client spoke to this replica; `body` and `checked` if they are known."""
+    head = http.head
+    return Incoming(
+        head.path,
+        head.headers,
+        http.wire.remote,
+        body,
+        request_id=http.id,
+        method=head.method,
+        url=head.url,
+        known=head.values,
+        caller=caller,
+        checked=checked,
+    )
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:

@@ -43,10 +43,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class Begun(Protocol):
-    """A request that no coroutine serves, until it is answered or has a `rest`."""
-
-    def await_rest(self) -> None:
-        """Have a coroutine serve the rest, by `Connection.serve_rest`."""
+    """A request that no coroutine serves, until it is answered or the task asks for its `rest`."""
 
     def rest(self) -> Awaitable[Response]:
         """Serve the rest; has to be awaited at once."""
@@ -204,8 +201,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once its requests are served."""
         self._ends = self.wire.is_last = True
-        if self._begun is not None:
-            self._begun.await_rest()  # the listener waits for tasks
+        self.serve_rest()  # the listener waits for tasks
         if not self.is_serving:
             if self.task is not None:
                 _ = self.task.cancel()
