@@ -195,23 +195,15 @@ def _declares(capability: jsonrpc.Fields | None, mode: str) -> bool:
 def _client_info(raw: Raw | None) -> Raw:
     if raw is None:
         return UNKNOWN_CLIENT
-    if fault := _remembered(_info_fault, bytes(raw)):
-        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} {fault}")
-    return raw
-
-
-@lru_cache(_REMEMBERED)
-def _info_fault(raw: bytes) -> str:
-    """What is wrong with a `clientInfo`; empty if nothing is."""
     try:
         info = _check_keys(raw)
-    except jsonrpc.RepeatedKey:
-        return "repeats a key; send each key once"
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} repeats a key; send each key once") from exc
     except ValueError:
         info = {}
     if jsonrpc.text(info.get("name")) is None or jsonrpc.text(info.get("version")) is None:
-        return 'must be an object with "name" and "version", strings'
-    return ""
+        raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} must be an object with "name" and "version", strings')
+    return raw
 
 
 def _check_keys(raw: bytes | Raw) -> jsonrpc.Fields:
