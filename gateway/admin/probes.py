@@ -24,11 +24,11 @@ class Probes(ABC):
 
     async def handle(self, http: HttpRequest) -> Response:
         """Answer one request."""
-        if http.method not in ("GET", "HEAD"):
+        if http.head.method not in ("GET", "HEAD"):
             return TextResponse("GET only\n", 405, {"Allow": "GET"})
-        names, host = self.names(), http.headers.get("Host")
+        names, host = self.names(), http.head.headers.get("Host")
         # A name may have been rebound. Simple health checks of HTTP/1.0 name no host.
-        if names is not None and (host is not None or http.path not in _HEALTH):
+        if names is not None and (host is not None or http.head.path not in _HEALTH):
             try:
                 check_admin(host, names)
             except Forbidden as exc:
@@ -36,7 +36,7 @@ class Probes(ABC):
         return await self._serve(http)
 
     async def _serve(self, http: HttpRequest) -> Response:
-        match http.path:
+        match http.head.path:
             case "/healthz":
                 return TextResponse("ok\n")
             case "/readyz":
@@ -70,7 +70,7 @@ class Probes(ABC):
 
 def status_response(http: HttpRequest, status: bytes) -> Response:
     """Return the response with a page, or with JSON."""
-    kind = "text/html" if http.path == "/status" else "application/json"
+    kind = "text/html" if http.head.path == "/status" else "application/json"
     return WholeResponse(status, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 
@@ -93,10 +93,10 @@ class Admin(Probes):
 
     async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: of the whole cluster, unless the query names one replica of it."""
-        query = http.url.query
+        query = http.head.url.query
         replica = query.get("replica")
         status = await self._cluster.status(replica)
-        if http.path == "/status.json":
+        if http.head.path == "/status.json":
             return status_response(http, msgspec.json.encode(status))
         only_replica = replica if replica == status.replica and status.covers == "replica" else None
         seconds = every_seconds(query.get("refresh"))

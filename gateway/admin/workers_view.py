@@ -106,7 +106,7 @@ class Overview(Probes):
 
     async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: the worker that answers first asks its siblings and the other replicas."""
-        path = f"{http.path}?{http.url.raw_query_string}"
+        path = f"{http.head.path}?{http.head.url.raw_query_string}"
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
             if (first := await answer) is not None and (status := await first.get(path, _STATUS_SECONDS)) is not None:
                 return status_response(http, status.encode())

@@ -19,7 +19,7 @@ from multidict import MultiMapping
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
 from gateway.config import Config, InForce, Route
 from gateway.http.server.body import BodyReader
-from gateway.http.server.request import HttpRequest
+from gateway.http.server.request import HttpRequest, media_type
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_client import REDIRECTS, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
@@ -81,7 +81,7 @@ class OAuthProxy:
 
     def challenge(self, http: HttpRequest, value: str) -> str:
         """Rewrite a WWW-Authenticate value so that it points the client to the gateway."""
-        suffix = http.path.rstrip("/")
+        suffix = http.head.path.rstrip("/")
         route = self._routes.get(suffix)
         try:
             if route is not None:
@@ -97,17 +97,17 @@ class OAuthProxy:
 
         Raises GatewayError.
         """
-        asked = _target(http.path)
+        asked = _target(http.head.path)
         if asked is None:
             return None
-        check_once((AUTHORIZATION, self._config.principal.header), http.headers)
+        check_once((AUTHORIZATION, self._config.principal.header), http.head.headers)
         try:
             methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)
             response = await self._answer(http, asked, methods)
         except UpstreamError as exc:
             exc.status = 502
             raise
-        allowed = http.headers.get("Origin")
+        allowed = http.head.headers.get("Origin")
         if allowed is not None:
             # The host check allowed this origin, and these documents are public.
             response.headers["Access-Control-Allow-Origin"] = allowed
@@ -115,11 +115,11 @@ class OAuthProxy:
         return response
 
     async def _answer(self, http: HttpRequest, asked: _Target, methods: tuple[str, ...]) -> WholeResponse:
-        if http.method == "OPTIONS":
+        if http.head.method == "OPTIONS":
             return _preflight(methods)
-        if http.method not in methods:
+        if http.head.method not in methods:
             raise NotAllowed(
-                f"HTTP {http.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
+                f"HTTP {http.head.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
                 allowed=", ".join((*methods, "OPTIONS")),
             )
         if asked.kind == oauth_metadata.RESOURCE and asked.suffix in self._verified - self._routes.keys():
@@ -127,7 +127,7 @@ class OAuthProxy:
         route = self._route(asked)
         place = self._place(http, route)
         body = b""
-        if http.method == "POST":
+        if http.head.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
             body = await self._bodies.read(http, limit, self._config.limits.receive_seconds)
         if self._at_once >= _AT_ONCE:  # counted after the body, so a slow sender occupies no place
@@ -167,10 +167,11 @@ class OAuthProxy:
         """The origin under which the client of this request reaches the gateway; raises InvalidRequest."""
         if self._config.public_url is not None:
             return oauth_metadata.origin(self._config.public_url) or self._config.public_url
-        scheme, host = http.scheme, http.headers.get("Host", "")
-        if principals.is_trusted(http.remote, self._config.principal.trusted_proxies):
-            scheme = _first(http.headers.get("X-Forwarded-Proto")) or scheme
-            host = _first(http.headers.get("X-Forwarded-Host")) or host
+        scheme = "https" if http.wire.is_secure else "http"
+        host = http.head.headers.get("Host", "")
+        if principals.is_trusted(http.wire.remote, self._config.principal.trusted_proxies):
+            scheme = _first(http.head.headers.get("X-Forwarded-Proto")) or scheme
+            host = _first(http.head.headers.get("X-Forwarded-Host")) or host
         public = oauth_metadata.origin(f"{scheme}://{host}") if _HOST.fullmatch(host) else None
         if public is None:
             raise InvalidRequest("The gateway's public URL cannot be told from the Host header; set public_url")
@@ -209,17 +210,17 @@ class OAuthProxy:
                 "upstream's own origin"
             )
         named = _renamed(published.resource, place)
-        query = oauth_metadata.replaced(http.url.raw_query_string, named)
+        query = oauth_metadata.replaced(http.head.url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
         if not _is_plain(target) or " " in target:
             raise Unreachable(f"{where(route)} names a {oauth_metadata.ENDPOINTS[kind]} that is not a URL")
-        if http.content_type == _FORM and body.isascii():
+        if media_type(http.head.headers) == _FORM and body.isascii():
             body = oauth_metadata.replaced(body.decode(), named).encode()
-        headers = _picked(http.headers, _PASSED_UP)
+        headers = _picked(http.head.headers, _PASSED_UP)
         if kind == "/authorize":
             _ = headers.pop("Authorization", None)  # a browser's, for the gateway's origin
-        async with self._upstream.request(http.method, route, target, headers, body) as reply:
+        async with self._upstream.request(http.head.method, route, target, headers, body) as reply:
             came = reply.headers
             kept = _picked(came, _PASSED_DOWN)
             if "WWW-Authenticate" in kept:

@@ -79,7 +79,7 @@ class PeerListener:
 
         A request that is not sealed with a state key gets a refusal without a reason.
         """
-        if http.method != "POST" or http.path != PATH:
+        if http.head.method != "POST" or http.head.path != PATH:
             return WholeResponse(status=404)
         config = self._in_force.value
         limits, timeouts = config.limits, config.timeouts
@@ -90,7 +90,7 @@ class PeerListener:
             self._metrics.peer_rejections[exc.reason,].inc()
             if world.monotonic() - self._logged > _LOG_SECONDS:
                 self._logged = world.monotonic()
-                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote, fix=_REJECTED_FIX)
+                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.wire.remote, fix=_REJECTED_FIX)
             return WholeResponse(status=403)
         except GatewayError as exc:
             return WholeResponse(status=exc.status)
@@ -122,7 +122,7 @@ class PeerListener:
         kind, host = peer_request.kind, self._membership.host
         if kind == "who":  # it asks which one this is
             if peer_request.path:
-                self._membership.greeted(peer_request.path, http.remote)
+                self._membership.greeted(peer_request.path, http.wire.remote)
             await reply.frame(messages.Identity(host))
         elif not self._membership.is_meant(peer_request.to, is_local=is_local):
             await reply.frame(messages.Gone(host))

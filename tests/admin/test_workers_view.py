@@ -58,7 +58,7 @@ class FakeWorker(Probes):
 
     async def status(self, http: HttpRequest) -> Response:
         self.views += 1
-        return TextResponse(f"{Path(self.address).stem} {http.path} {http.url.query.get('route')}")
+        return TextResponse(f"{Path(self.address).stem} {http.head.path} {http.head.url.query.get('route')}")
 
     async def handle(self, http: HttpRequest) -> Response:
         self.asked.set()

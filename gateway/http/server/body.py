@@ -38,7 +38,8 @@ class BodyReader:
             raise UnsupportedEncoding
         if http.head.length > limit:
             raise _too_large(limit)
-        if http.is_1_1 and http.headers.get("Expect", "").lower() == "100-continue":  # 1.0 has no interim replies
+        asked = http.head.headers.get("Expect", "").lower()
+        if http.head.is_1_1 and asked == "100-continue":  # 1.0 has no interim replies
             http.wire.say_continue()
         return await _Reading(http, limit, self.budget).run(seconds)
 
@@ -48,7 +49,7 @@ async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
 
     The official SDKs write the id last. Nothing else of the body is kept.
     """
-    if _ENCODING in http.headers or "Expect" in http.headers:
+    if _ENCODING in http.head.headers or "Expect" in http.head.headers:
         return None
     end = b""
     with suppress(TimeoutError, BodyBroken):

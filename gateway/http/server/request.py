@@ -133,46 +133,6 @@ class HttpRequest(msgspec.Struct, eq=False):
     id: str = ""
     """What its reply has as `X-Request-Id`, once that is known."""
 
-    @property
-    def method(self) -> str:
-        """The method."""
-        return self.head.method
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """The headers."""
-        return self.head.headers
-
-    @property
-    def url(self) -> URL:
-        """The path and the query."""
-        return self.head.url
-
-    @property
-    def path(self) -> str:
-        """The path, decoded."""
-        return self.head.path
-
-    @property
-    def is_1_1(self) -> bool:
-        """False: HTTP/1.0."""
-        return self.head.is_1_1
-
-    @property
-    def remote(self) -> str | None:
-        """The address of the client."""
-        return self.wire.remote
-
-    @property
-    def scheme(self) -> str:
-        """Whether the connection is TLS."""
-        return "https" if self.wire.is_secure else "http"
-
-    @property
-    def content_type(self) -> str:
-        """The media type of the body, without its parameters."""
-        return media_type(self.headers)
-
 
 def media_type(headers: MultiMapping[str]) -> str:
     """The type in `Content-Type`, without its parameters; empty if there is none."""

@@ -67,7 +67,7 @@ class Response(ABC):
         if http.id:
             lines.append(f"{HEADER}: {http.id}\r\n")
         reason = phrase(self.status) if self.reason is None else self.reason
-        version = "1.1" if http.is_1_1 else "1.0"
+        version = "1.1" if http.head.is_1_1 else "1.0"
         head = f"HTTP/{version} {self.status} {reason}\r\n{''.join(lines)}{framing}{self._connection_line(http)}\r\n"
         return head.encode("utf-8", "surrogateescape")
 
@@ -105,7 +105,7 @@ class WholeResponse(Response):
         if self.status in BODILESS:
             return self._head(http, "")
         head = self._head(http, f"Content-Length: {len(self.body)}\r\n")
-        return head if http.method == "HEAD" else head + self.body
+        return head if http.head.method == "HEAD" else head + self.body
 
 
 class TextResponse(WholeResponse):
@@ -155,13 +155,13 @@ class StreamResponse(Response):
     def begin(self, http: HttpRequest) -> None:
         """Write the head; raises ConnectionError."""
         self._http, self._has_begun = http, True
-        self._is_bodiless = http.method == "HEAD" or self.status in BODILESS
+        self._is_bodiless = http.head.method == "HEAD" or self.status in BODILESS
         length = self.headers.get("Content-Length")
         if length is not None:
             framing = f"Content-Length: {length}\r\n"
         elif self._is_bodiless:
             framing = ""
-        elif http.is_1_1:
+        elif http.head.is_1_1:
             self._is_chunked = True
             framing = "Transfer-Encoding: chunked\r\n"
         else:
