@@ -170,11 +170,6 @@ class Gateway:
         return self._in_force.value
 
     @property
-    def ready(self) -> bool:
-        """Whether the process serves, and is not to end."""
-        return self.reload.is_open
-
-    @property
     def is_resumable(self) -> bool:
         """Whether another process has the keys of this one's states."""
         return self._worker is not None or bool(self.config.state.keys)

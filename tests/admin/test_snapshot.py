@@ -278,7 +278,7 @@ async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport:
 async def test_a_draining_gateway_says_so(begin: Start) -> None:
     stand = await begin()
     draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=60))
-    await eventually(lambda: not stand.gateway.ready)
+    await eventually(lambda: not stand.gateway.reload.is_open)
     status = await told(stand)
     assert (status.state, status.processes[0].state) == ("draining", "draining")
     draining.cancel()

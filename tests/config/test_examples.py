@@ -207,6 +207,6 @@ async def test_an_example_starts(path: Path, folder: Path) -> None:
     gateway = Gateway(load(on_free_ports(folder / path.name), ENVIRONMENT))
     try:
         await gateway.start()
-        assert gateway.ready
+        assert gateway.reload.is_open
     finally:
         await gateway.close()
