@@ -119,7 +119,7 @@ class PeerExchange(AwaitedReply):
         """Relay one frame; return the reply if it was the last frame."""
         head, member = self._reply_head, self.peer_request.to
         match frame:
-            case messages.Gone(id=host) if not host or host == member.partition("#")[0]:
+            case messages.Gone(id=host) if host == member.partition("#")[0]:
                 raise PeerReplaced(member)
             case messages.Gone(id=host):
                 why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"

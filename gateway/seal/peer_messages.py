@@ -100,11 +100,11 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """The process that held the call has ended: a new process of replica `id` answers at its address.
 
-    A process that has parted says the same of itself: it let its calls go, and ends within a moment. An older version
-    leaves `id` empty. If `id` is not the owner's, only the address was wrong.
+    A process that has parted says the same of itself: it let its calls go, and ends within a moment. If `id` is not
+    the owner's, only the address was wrong.
     """
 
-    id: str = ""
+    id: str
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, tag="me"):

@@ -55,12 +55,11 @@ class LegacyHost:
             await self._backend.room(size)
 
     def receive(self, message: ClientMessage) -> None:
-        """Take one message of the host."""
+        """Take one message of the host; raises IdInUse."""
         id_, opened = message.request_id, message.opened
         if id_ is not None:
             if id_ in self._open:
-                self._host.send(error_response(None, IdInUse()))  # with the id, it would end the other request
-                return
+                raise IdInUse  # without the id, for that would end the other request
             try:
                 self._open[id_] = self._calls.take(HOST, 2 * len(message.data))
             except Busy as exc:

@@ -282,7 +282,7 @@ async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(
     async def script(asked: Asked) -> None:
         peer_request = await asked.take()
         if peer_request.kind == "owner":
-            await asked.tell(Gone())
+            await asked.tell(Gone("gw-2"))
         else:
             await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
 

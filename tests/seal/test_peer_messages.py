@@ -47,7 +47,7 @@ FRAMES: list[Frame] = [
     Data(b""),
     Data(bytes(70_000)),
     Identity("gw-1"),
-    Gone(),
+    Gone("gw-1"),
     Whole(401, (("WWW-Authenticate", "Bearer"),), b"no", "error", "-32603"),
     End("complete"),
 ]
