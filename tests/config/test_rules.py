@@ -97,14 +97,15 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         "credentials.token: is missing, but mode is replace; give token or token_file",
     ),
     ({"credentials": {"token": SECRET}}, "credentials.token: is only read with mode: replace; set that, or remove it"),
+    ({"credentials": "drop"}, 'credentials: "drop" is a text, but a section is expected; write {mode: "drop"}'),
     (
         {"credentials": {"mode": "replace", "token": f"{SECRET}\nx"}},
-        'credentials.token: expected one line of plain text, e.g. "acme"; got a secret',
+        'credentials.token: a secret is not one line of plain text for a header; write "acme"',
     ),
-    ({"set_headers": {"x-a": 5}}, 'set_headers.x-a: expected one line of plain text, e.g. "acme"; got a secret'),
+    ({"set_headers": {"x-a": 5}}, "set_headers.x-a: is a number, but a text is expected; put it in quotes"),
     (
         {"set_headers": {"x-a": ""}},
-        'set_headers.x-a: expected one line of plain text, e.g. "acme"; got a secret',
+        'set_headers.x-a: a secret is not one line of plain text for a header; write "acme"',
     ),
     (
         {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
@@ -141,6 +142,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         {"set_headers": {"Authorization": SECRET}},
         'set_headers.Authorization: "Authorization" is the header of routes[].credentials',
     ),
+    ({"sessions": {"max": 0}}, "sessions.max: 0 is too small; write 1 or more"),
     (
         {"sessions": {"affinity": "principal", "idle_seconds": 0}},
         "sessions.affinity: is principal, but sessions.idle_seconds is 0, so no session is kept; raise sessions.idle",
@@ -163,6 +165,10 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
             "forward_headers": ["x-api-key"],
         },
         'credentials.header: lists "x-api-key", which is in forward_headers too; keep one',
+    ),
+    (
+        {"upstream": {"url": "https://a/mcp", "tls": {"verify": "no"}}},
+        'upstream.tls.verify: "no" is a text; write false',
     ),
 ]
 

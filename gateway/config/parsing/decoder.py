@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import inspect
 
+from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS
-from gateway.config.parsing.kind_names import kind_name
 from gateway.config.parsing.problems import Given, Problem, joined, nearest, shown
 from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
@@ -57,85 +57,178 @@ class Walker:
         if isinstance(value, Unreadable):
             self.spoilt.append(path)
             return UNREAD
-        if isinstance(kind, inspect.UnionType):
-            # An empty variable is null, so that the environment can unset a value.
-            if value is None or (isinstance(value, Given) and value == ""):
-                return None
-            (inner,) = (each for each in kind.types if not isinstance(each, inspect.NoneType))
-            return self._read(inner, value, path, extra)
         return self._read_plain(kind, value, path, extra)
 
     def _read_plain(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
-        match kind, value:
-            case inspect.StructType(), dict():
-                return self._struct(kind, value, path)
-            case inspect.VarTupleType(), list() if len(value) >= (kind.min_length or 0):
-                items = (self._read(kind.item_type, item, joined(path, at), extra) for at, item in enumerate(value))
-                return tuple(item for item in items if item is not UNREAD)
-            case inspect.DictType(), dict():
-                found: dict[object, object] = {}
-                for name, item in value.items():
-                    place = joined(path, name)
-                    found[self._read(kind.key_type, name, place, {})] = self._read(kind.value_type, item, place, {})
-                return {name: item for name, item in found.items() if UNREAD not in (name, item)}
+        found: object
+        match kind:
+            case inspect.StructType():
+                found = self._struct(kind, value, path)
+            case inspect.VarTupleType():
+                found = self._list(kind, value, path, extra)
+            case inspect.DictType():
+                found = self._dict(kind, value, path)
+            case inspect.UnionType():
+                found = self._optional(kind, value, path, extra)
+            case inspect.LiteralType():
+                found = self._choice(kind, value, path)
+            case inspect.BoolType():
+                found = self._truth(value, path)
+            case inspect.IntType() | inspect.FloatType():
+                found = self._number(kind, value, path, extra)
+            case inspect.StrType():
+                found = self._text(kind, value, path, extra)
             case _:
-                pass
-        given, form = "a secret" if extra.get("secret") else shown(value), extra.get("form", "")
-        try:
-            if (single := _single(kind, value, form)) is not UNREAD:
-                return single
-        except ValueError as exc:
-            return self._refuse(path, f"{given} {exc}")
-        example = f', e.g. "{FORMS[form].example}"' if form else ""
-        return self._refuse(path or "document", f"expected {kind_name(kind, path, form)}{example}; got {given}")
+                raise TypeError(f"{path}: the model uses {kind}, which the loader cannot read")
+        return found
 
-    def _struct(self, kind: inspect.StructType, section: dict[str, object], path: str) -> object:
+    def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
+        if not isinstance(value, dict):
+            text = f"{_as_read(value)}, but a section is expected; {advice.for_section(kind, value)}"
+            return self._refuse(path or "document", text)
         fields = {field.name: field for field in kind.fields}
-        for key in section:
-            if key not in fields:
-                self._refuse_key(path, key, fields)
-        found: dict[str, object] = {}
-        for name, field in fields.items():
-            place = joined(path, name)
-            if name in section:
-                found[name] = self._read(field.type, section[name], place, {})
-            elif field.required and place not in self.spoilt:
-                self._refuse(place, f"is missing; expected {kind_name(field.type)}")
-            if field.required and found.get(name, UNREAD) is UNREAD:
-                found[name] = field.type.cls() if isinstance(field.type, inspect.StructType) else ()
-        return kind.cls(**{name: value for name, value in found.items() if value is not UNREAD})
+        misspelt = {self._unknown(key, value, fields, path) for key in value if key not in fields}
+        found = {name: self._field(field, value, path) for name, field in fields.items() if name not in misspelt}
+        found |= {name: _empty(fields[name].type) for name in misspelt if name is not None and fields[name].required}
+        return kind.cls(**{name: item for name, item in found.items() if item is not UNREAD})
 
-    def _refuse_key(self, path: str, key: str, known: Mapping[str, inspect.Field]) -> None:
-        """Refuse an unknown key; the one that was probably meant has no value then."""
+    def _field(self, field: inspect.Field, section: dict[str, object], path: str) -> object:
+        """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
+        place = joined(path, field.name)
+        if field.name in section:
+            value = self._read(field.type, section[field.name], place, {"default": field.default})
+        else:
+            value = self._refuse(place, f"is missing; {advice.for_missing(field.name)}") if field.required else UNREAD
+        return _empty(field.type) if value is UNREAD and field.required else value
+
+    def _unknown(
+        self, key: str, section: dict[str, object], known: Mapping[str, inspect.Field], path: str
+    ) -> str | None:
+        """Refuse a key, and what is wrong with its value; return the missing key that was probably meant."""
         if (instead := retired(joined(path, key))) is not None:
             self._refuse(joined(path, key), f"was removed: {instead}")
-        elif meant := nearest(key, known):
-            self._refuse(joined(path, key), f'unknown key; did you mean "{meant}"?')
-            self.spoilt.append(joined(path, meant))
+            return None
+        meant = nearest(key, known)
+        home = _home(key, known) if meant is None else None
+        if meant:
+            hint = f'did you mean "{meant}"?'
+        elif home:
+            hint = f"it is a key of {home}; move it there"
         else:
-            self._refuse(joined(path, key), f"unknown key; remove it, or use one of: {', '.join(known)}")
+            hint = f"remove it, or use one of: {', '.join(known)}"
+        self._refuse(joined(path, key), f"unknown key; {hint}")
+        if meant is None:
+            return None
+        self.spoilt.append(joined(path, meant))
+        if meant in section:
+            return None
+        _ = self._field(known[meant], {meant: section[key]}, path)
+        return meant
 
+    def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
+        if not isinstance(value, list):
+            item = kind.item_type
+            notes = {**extra, **((item.extra or {}) if isinstance(item, inspect.Metadata) else {})}
+            fix = advice.for_list(kind, value, secret="secret" in notes)
+            return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
+        if len(value) < (kind.min_length or 0):
+            return self._refuse(path, "is an empty list; give at least one entry")
+        items = (self._read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
+        return tuple(item for item in items if item is not UNREAD)
 
-def _single(kind: inspect.Type, value: object, form: str) -> object:
-    """Return a single value; UNREAD if it is not of this kind. Raises ValueError if its text form says more."""
-    match kind, value:
-        case inspect.LiteralType(), str() if value in kind.values:
-            return str(value)  # a `Given` must not stay in the configuration
-        case inspect.BoolType(), bool() | Given("true" | "false"):
-            return value in (True, "true")
-        case ((inspect.IntType() | inspect.FloatType()), _):
-            return _number(kind, number(value) if isinstance(value, Given) else value)
-        case inspect.StrType(), str() if form:
-            return FORMS[form].parse(str(value)) or UNREAD
-        case inspect.StrType(), str() if len(value) >= (kind.min_length or 0):
+    def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
+        if not isinstance(value, dict):
+            return self._refuse(path, f"{_as_read(value)}, but a mapping is expected; write name: value")
+        found: dict[object, object] = {}
+        for key, item in value.items():
+            place = joined(path, key)
+            found[self._read(kind.key_type, key, place, {})] = self._read(kind.value_type, item, place, {})
+        return {key: item for key, item in found.items() if UNREAD not in (key, item)}
+
+    def _optional(self, kind: inspect.UnionType, value: object, path: str, extra: _Extra) -> object:
+        """Read `kind | None`; an empty variable is None, so that the environment can unset a value."""
+        if value is None or (isinstance(value, Given) and value == ""):
+            return None
+        inner = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+        return self._read(inner, value, path, extra)
+
+    def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:
+        if isinstance(value, str) and value in kind.values:
             return str(value)
-        case _:
-            return UNREAD
+        meant = nearest(value, map(str, kind.values)) if isinstance(value, str) else None
+        hint = f'did you mean "{meant}"?' if meant else "write " + " or ".join(map(str, kind.values))
+        return self._refuse(path, f"{shown(value)} is not one of the choices; {hint}")
+
+    def _truth(self, value: object, path: str) -> object:
+        if isinstance(value, Given):
+            value = {"true": True, "false": False}.get(value, value)
+        return (
+            value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; {advice.for_truth(value)}")
+        )
+
+    def _number(self, kind: advice.Number, value: object, path: str, extra: _Extra) -> object:
+        if isinstance(value, Given):
+            found = number(value)
+            value = value if found is None else found
+        wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
+        if type(value) not in wanted:
+            noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+            fix = advice.for_number(kind, value, path, extra.get("default"))
+            return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; {fix}")
+        assert isinstance(value, int | float)
+        if kind.ge is not None and value < kind.ge:
+            return self._refuse(path, f"{value} is too small; write {kind.ge} or more")
+        if kind.le is not None and value > kind.le:
+            return self._refuse(path, f"{value} is too large; write {kind.le} or less")
+        return value if isinstance(kind, inspect.IntType) else float(value)
+
+    def _text(self, kind: inspect.StrType, value: object, path: str, extra: _Extra) -> object:
+        form, is_secret, default = FORMS.get(extra.get("form", "")), extra.get("secret"), extra.get("default")
+        # The default, if there is one, because another key may have the example of the form.
+        example = default if isinstance(default, str) and default else form.example if form else ""
+        if not isinstance(value, str):
+            if form and not is_secret:
+                return self._refuse(path, f'{shown(value)} is not {form.name}; write "{example}"')
+            return self._refuse(path, f"{_as_read(value, extra)}, but a text is expected; put it in quotes")
+        if len(value) < (kind.min_length or 0):
+            return self._refuse(path, "is empty; give a text, or remove it")
+        if form is None:
+            return str(value)
+        try:
+            normal = form.parse(str(value))  # a `Given` must not stay in the configuration
+        except ValueError as exc:
+            problem = str(exc)
+        else:
+            if normal:
+                return normal
+            problem = f'is not {form.name}; write "{example}"'
+        return self._refuse(path, f"{'a secret' if is_secret else shown(value)} {problem}")
 
 
-def _number(kind: inspect.IntType | inspect.FloatType, value: object) -> object:
-    of = int if isinstance(kind, inspect.IntType) else float
-    if type(value) not in (int, of):  # true is an int, too
-        return UNREAD
-    assert isinstance(value, int | float)
-    return of(value) if (kind.ge or 0) <= value <= (kind.le or value) else UNREAD
+def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
+    """Return the section, or the list of sections, among these fields that has a key."""
+    for name, field in fields.items():
+        kind, place = field.type, name
+        if isinstance(kind, inspect.Metadata):
+            kind = kind.type
+        if isinstance(kind, inspect.VarTupleType):
+            kind, place = kind.item_type, f"{name}[]"
+        if isinstance(kind, inspect.StructType) and any(key == inner.name for inner in kind.fields):
+            return place
+    return None
+
+
+def _empty(kind: inspect.Type) -> object:
+    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    return inner.cls() if isinstance(inner, inspect.StructType) else ()
+
+
+def _as_read(value: object, extra: _Extra | None = None) -> str:
+    """Describe a value of the wrong type, without its content if it may be secret."""
+    if value is None:
+        return "is empty"
+    kinds = {dict: "a mapping", list: "a list", bool: "true or false"}
+    kind = kinds.get(type(value), "a text" if isinstance(value, str) else "a number")
+    if isinstance(value, dict | list) or (extra and extra.get("secret")):
+        return f"is {kind}"
+    return f"{shown(value)} is {kind}"

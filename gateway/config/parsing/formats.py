@@ -167,13 +167,13 @@ def _network(text: str) -> str | None:
 
 FORMS = {
     "address": TextForm("host:port", "127.0.0.1:8080", _address),
-    "header": TextForm("header name", "x-tenant", _header),
-    "header value": TextForm("one line of plain text", "acme", _matching(_HEADER_VALUE)),
-    "host": TextForm("host name", "gateway.example.com", _host),
-    "network": TextForm("network (CIDR)", "10.0.0.0/8", _network),
-    "origin": TextForm("origin", "https://app.example.com", _origin),
-    "path": TextForm("plain absolute path", "/mcp", _path),
-    "replica id": TextForm("replica id", "gw-1", _matching(_REPLICA_ID)),
-    "variable": TextForm("variable name", "API_KEY", _matching(_VARIABLE)),
-    "url": TextForm("http(s) URL", "http://127.0.0.1:9000/mcp", _url),
+    "header": TextForm("a header name", "x-tenant", _header),
+    "header value": TextForm("one line of plain text for a header", "acme", _matching(_HEADER_VALUE)),
+    "host": TextForm("a host name", "gateway.example.com", _host),
+    "network": TextForm("an IP network", "10.0.0.0/8", _network),
+    "origin": TextForm("an origin", "https://app.example.com", _origin),
+    "path": TextForm("a plain absolute path", "/mcp", _path),
+    "replica id": TextForm("a replica id", "gw-1", _matching(_REPLICA_ID)),
+    "variable": TextForm("a variable name", "API_KEY", _matching(_VARIABLE)),
+    "url": TextForm("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
 }

@@ -22,34 +22,44 @@ REFUSED = [
             "hold, limits, timeouts, sessions, legs, tasks, principal, security, log, traces, debug, routes"
         ),
     ),
-    ("hold: 5\n", "hold: expected section, e.g. {ttl_seconds: ...}; got 5"),
-    ("hold:\n", "hold: expected section, e.g. {ttl_seconds: ...}; got null"),
-    ("workers: true\n", "workers: expected whole number, 1 to 1024; got true"),
-    ("workers: 1.0\n", "workers: expected whole number, 1 to 1024; got 1.0"),
-    ("workers: '1'\n", 'workers: expected whole number, 1 to 1024; got "1"'),
-    ("workers: 0\n", "workers: expected whole number, 1 to 1024; got 0"),
-    ("legs: {rounds: 10}\n", "legs.rounds: expected whole number, 0 to 9; got 10"),
-    ("hold: {quiet_seconds: -1}\n", "hold.quiet_seconds: expected seconds, 0 to 5; got -1"),
-    ("hold: {ttl_seconds: 10m}\n", 'hold.ttl_seconds: expected seconds, 0.001 to 86400; got "10m"'),
-    ("log: {format: 5}\n", "log.format: expected `auto` or `console` or `json`; got 5"),
-    ("state: {keys_file: ''}\n", 'state.keys_file: expected text; got ""'),
-    ("state: {keys_file: 5}\n", "state.keys_file: expected text; got 5"),
-    ("# no routes\n", "routes: is missing; expected non-empty list of: section, e.g. {path: ...}"),
-    ("routes: []", "routes: expected non-empty list of: section, e.g. {path: ...}; got a list"),
-    ("routes: {}", "routes: expected non-empty list of: section, e.g. {path: ...}; got a mapping"),
-    ("routes: [{path: /mcp}]", "routes[0].upstream: is missing; expected section, e.g. {url: ...}"),
-    (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
-    (f"routes: [{{upstrem: {{url: '{ROUTE}'}}}}]", 'routes[0].upstrem: unknown key; did you mean "upstream"?'),
+    ("cache: {}\n", "cache: unknown key; it is a key of routes[]; move it there"),
+    ("body_bytes: 64\n", "body_bytes: unknown key; it is a key of limits; move it there"),
+    ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),
+    ("hold:\n", "hold: is empty, but a section is expected; write key: value"),
     (
-        "routes: [{upstream: {command: npx server}}]",
-        'routes[0].upstream.command: expected non-empty list of: text; got "npx server"',
+        "workers: true\n",
+        "workers: true is true or false, but a whole number is expected; write e.g. 1",
     ),
-    ("replica: {peers: [a]}\n", "replica.peers: expected map of replica id to host:port; got a list"),
-    ("traces: yes\n", 'traces: expected true or false; got "yes"'),
+    ("workers: 1.0\n", "workers: 1.0 is a number, but a whole number is expected; write 1"),
+    ("workers: '1'\n", 'workers: "1" is a text, but a whole number is expected; write 1'),
+    ("workers: 0\n", "workers: 0 is too small; write 1 or more"),
+    ("legs: {rounds: 10}\n", "legs.rounds: 10 is too large; write 9 or less"),
+    ("hold: {quiet_seconds: -1}\n", "hold.quiet_seconds: -1 is too small; write 0 or more"),
+    ("log: {level: inf}\n", 'log.level: "inf" is not one of the choices; did you mean "info"?'),
+    ("log: {format: 5}\n", "log.format: 5 is not one of the choices; write auto or console or json"),
+    ("state: {keys_file: ''}\n", "state.keys_file: is empty; give a text, or remove it"),
+    ("state: {keys_file: 5}\n", "state.keys_file: 5 is a number, but a text is expected; put it in quotes"),
+    ("hold: {drain_delay_seconds: -1}\n", "hold.drain_delay_seconds: -1 is too small; write 0 or more"),
+    ("timeouts: {peer_connect_seconds: 0}\n", None),
+    ("timeouts: {peer_accept_seconds: 0}\n", None),
+    ("# no routes\n", 'routes: is missing; add routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]'),
+    ("routes: []", "routes: is an empty list; give at least one entry"),
+    (
+        "routes: {}",
+        'routes: is a mapping, but a list is expected; write each entry as an item that begins with "- path: ..."',
+    ),
+    ("routes: [{path: /mcp}]", 'routes[0].upstream: is missing; add upstream: {url: "http://127.0.0.1:9000/mcp"}'),
+    (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
+    (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
+    ("routes: [{upstream: {command: []}}]", None),
+    (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),
+    ("replica: {peers: [a]}\n", "replica.peers: is a list, but a mapping is expected; write name: value"),
+    ("traces: 1\n", "traces: 1 is a number; write true or false"),
     ("traces: '${MISSING}'\n", "traces: ${MISSING} is not set; export MISSING, or give a default: ${MISSING:-value}"),
-    ("state: {keys: [5]}\n", "state.keys[0]: expected text; got a secret"),
-    ("state: {keys: {}}\n", "state.keys: expected list of: text; got a secret"),
-    ("replica: {id: ['a']}\n", 'replica.id: expected replica id, e.g. "gw-1"; got a list'),
+    ("traces: on\n", None),
+    ("state: {keys: [5]}\n", "state.keys[0]: is a number, but a text is expected; put it in quotes"),
+    ("state: {keys: {}}\n", "state.keys: is a mapping, but a list is expected; write its entries as a list"),
+    ("replica: {id: ['a']}\n", 'replica.id: a list is not a replica id; write "gw-1"'),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [te]}}]", None),
 ]
 
@@ -80,13 +90,11 @@ def test_values_of_variables_are_read_by_their_kind() -> None:
 
 
 def test_a_list_in_place_of_the_document_is_one_problem() -> None:
-    assert problems("- a\n", routes=False) == ("document: expected section, e.g. {listen: ...}; got a list",)
+    assert problems("- a\n", routes=False) == ("document: is a list, but a section is expected; write key: value",)
 
 
 def test_a_value_in_a_mapping_has_its_own_path() -> None:
-    assert 'replica.peers.a: expected host:port, e.g. "127.0.0.1:8080"; got "b"' in problems(
-        "replica: {peers: {a: b}}\n"
-    )
+    assert 'replica.peers.a: "b" is not host:port; write "127.0.0.1:8080"' in problems("replica: {peers: {a: b}}\n")
 
 
 def test_a_value_that_yaml_could_not_give_leaves_one_problem() -> None:
@@ -99,5 +107,5 @@ def test_a_model_with_a_type_that_cannot_be_read_is_a_bug() -> None:
 
     shape = inspect.type_info(Odd)
     assert isinstance(shape, inspect.StructType)
-    with pytest.raises(TypeError, match="the model uses"):
+    with pytest.raises(TypeError, match="value: the model uses"):
         Walker({}).read(shape, {"value": "x"})

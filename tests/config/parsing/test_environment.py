@@ -72,7 +72,7 @@ def test_an_unknown_override_is_refused_with_a_hint(name: str, hint: str) -> Non
 
 def test_a_wrong_override_names_its_variable_and_its_path() -> None:
     assert problems("", {"GATEWAY_LISTEN": "8080"}) == (
-        'listen: expected host:port, e.g. "127.0.0.1:8080"; got "8080" (from GATEWAY_LISTEN)',
+        'listen: "8080" (from GATEWAY_LISTEN) is not host:port; write "127.0.0.1:8080"',
     )
 
 
@@ -94,5 +94,5 @@ def test_the_variables_of_a_kubernetes_service_called_gateway_are_not_settings()
 
 def test_a_variable_for_a_key_of_a_section_that_is_not_a_mapping_leaves_one_problem() -> None:
     assert problems("hold: 5\n", {"GATEWAY_HOLD__TTL_SECONDS": "5"}) == (
-        "hold: expected section, e.g. {ttl_seconds: ...}; got 5",
+        "hold: 5 is a number, but a section is expected; write key: value",
     )

@@ -12,22 +12,22 @@ from tests.support.configurations import (
 )
 
 REFUSED = [
-    ("admin: false\n", 'admin: expected host:port, e.g. "127.0.0.1:8080"; got false'),
-    ("listen: 8080\n", 'listen: expected host:port, e.g. "127.0.0.1:8080"; got 8080'),
-    ("listen: ':8080'\n", 'listen: expected host:port, e.g. "127.0.0.1:8080"; got ":8080"'),
-    ("listen: 'localhost:70000'\n", 'listen: expected host:port, e.g. "127.0.0.1:8080"; got "localhost:70000"'),
-    ("listen: '256.1.1.1:80'\n", 'listen: expected host:port, e.g. "127.0.0.1:8080"; got "256.1.1.1:80"'),
-    ("listen: null\n", 'listen: expected host:port, e.g. "127.0.0.1:8080"; got null'),
+    ("admin: false\n", 'admin: false is not host:port; write "127.0.0.1:9464"'),
+    ("listen: 8080\n", 'listen: 8080 is not host:port; write "127.0.0.1:8080"'),
+    ("listen: ':8080'\n", 'listen: ":8080" is not host:port; write "127.0.0.1:8080"'),
+    ("listen: 'localhost:70000'\n", 'listen: "localhost:70000" is not host:port; write "127.0.0.1:8080"'),
+    ("listen: '256.1.1.1:80'\n", 'listen: "256.1.1.1:80" is not host:port; write "127.0.0.1:8080"'),
+    ("listen: null\n", 'listen: null is not host:port; write "127.0.0.1:8080"'),
     ("security: {allowed_hosts: a.example}\n", None),
     ("security: {allowed_hosts: ['http://a']}\n", None),
     ("security: {allowed_origins: ['https://a/b']}\n", None),
     ("security: {allowed_origins: ['null']}\n", None),
     ("principal: {trusted_proxies: ['10.0.0.1/8']}\n", None),
     ("principal: {header: 'x tenant', source: header, trusted_proxies: [10.0.0.1]}\n", None),
-    ("replica: {id: 'gw 1'}\n", 'replica.id: expected replica id, e.g. "gw-1"; got "gw 1"'),
+    ("replica: {id: 'gw 1'}\n", 'replica.id: "gw 1" is not a replica id; write "gw-1"'),
     (
         "routes: [{upstream: {url: 'ftp://a/'}}]",
-        'routes[0].upstream.url: expected http(s) URL, e.g. "http://127.0.0.1:9000/mcp"; got "ftp://a/"',
+        'routes[0].upstream.url: "ftp://a/" is not an http(s) URL; write "http://127.0.0.1:9000/mcp"',
     ),
     ("routes: [{upstream: {url: 'http:///mcp'}}]", None),
     ("routes: [{upstream: {url: 'http://a:x/mcp'}}]", None),
@@ -52,7 +52,7 @@ REFUSED = [
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: ['a:b']}}]", None),
     (
         "routes: [{upstream: {command: [npx], env: {A-B: c}}}]",
-        'routes[0].upstream.env.A-B: expected variable name, e.g. "API_KEY"; got "A-B"',
+        'routes[0].upstream.env.A-B: "A-B" is not a variable name; write "API_KEY"',
     ),
 ]
 

@@ -1,0 +1,109 @@
+"""The corrections that errors in values suggest: each one, taken literally, is accepted."""
+
+import json
+import re
+import shlex
+from contextlib import suppress
+from typing import Final
+
+from msgspec import inspect
+
+from gateway.config.parsing.formats import FORMS
+from gateway.config.parsing.problems import shown
+
+_QUANTITY: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)", re.ASCII)
+_SECONDS: Final = {"ms": 0.001, "": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_BYTES: Final = {"": 1, "b": 1} | {
+    f"{letter}{rest}": 1024**power for power, letter in enumerate("kmg", 1) for rest in ("", "b", "i", "ib")
+}
+_UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
+
+Number = inspect.IntType | inspect.FloatType
+
+
+def for_missing(name: str) -> str:
+    """Return a valid example of a key that must be there."""
+    upstream = 'upstream: {url: "http://127.0.0.1:9000/mcp"}'
+    return f"add {({'routes': f'routes: [{{{upstream}}}]', 'upstream': upstream}).get(name, 'it')}"
+
+
+def for_number(kind: Number, value: object, path: str, default: object) -> str:
+    """Return the number that a text such as `10m` means for this key, else a valid example."""
+    meant = value if isinstance(value, float) else None
+    if isinstance(value, str):
+        units = next((units for suffix, units in _UNITS.items() if path.endswith(suffix)), {"": 1})
+        match = _QUANTITY.fullmatch(value.strip().replace("_", ""))
+        factor = units.get(match[2].lower()) if match else None
+        meant = float(match[1]) * factor if match and factor is not None else None
+    if isinstance(kind, inspect.IntType) and meant is not None and meant != int(meant):
+        meant = None
+    if meant is not None and (kind.ge is None or meant >= kind.ge) and (kind.le is None or meant <= kind.le):
+        return f"write {meant:g}" if meant < 1e6 else f"write {int(meant)}"
+    number = default if type(default) in (int, float) else kind.ge or 0
+    return f"write e.g. {number:g}"
+
+
+def for_truth(value: object) -> str:
+    """Return what YAML 1.1 reads a word such as `on` as, else both values."""
+    word = str(value).lower()
+    return "write true" if word in ("yes", "on") else "write false" if word in ("no", "off") else "write true or false"
+
+
+def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
+    """Return how to write a value, or its words, as a list."""
+    if isinstance(value, dict):
+        fields = kind.item_type.fields if isinstance(kind.item_type, inspect.StructType) else ()
+        known = [field.name for field in fields]
+        if value and set(value) <= set(known):
+            return 'write "- " before its first key, and indent its other keys by the same two characters'
+        if known:
+            return f'write each entry as an item that begins with "- {known[0]}: ..."'
+        return "write its entries as a list"
+    if isinstance(value, str) and not secret:
+        return f"write {_shown_words(value)}"
+    return "write [ ] around it"
+
+
+def _shown_words(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an open quotation
+        words = text.split()
+    whole = shown(text)
+    if "(hidden)" in whole or "..." in whole:
+        return "its words as a list, each in quotes"
+    return json.dumps([word.strip(",") for word in words if word.strip(",")] or [text], ensure_ascii=False)
+
+
+def for_section(kind: inspect.StructType, value: object) -> str:
+    """Return a section in which a single value stands under the key that it was probably meant for."""
+    found = _section(kind, str(value)) if isinstance(value, str) else None
+    return f"write {found}" if found is not None else "write key: value"
+
+
+def _section(kind: inspect.StructType, text: str) -> str | None:
+    for field in kind.fields:
+        inner, form = _plain(field.type)
+        if isinstance(inner, inspect.StructType):
+            found = _section(inner, text)
+        elif isinstance(inner, inspect.LiteralType):
+            found = shown(text) if text in inner.values else None
+        else:
+            found = None
+            with suppress(ValueError):
+                if form == "url" and FORMS[form].parse(text) is not None:
+                    found = shown(text)
+        if found is not None:
+            return f"{{{field.name}: {found}}}"
+    return None
+
+
+def _plain(kind: inspect.Type) -> tuple[inspect.Type, str]:
+    """Return a type without its annotation and without `None`, and the name of its text form."""
+    form = ""
+    while isinstance(kind, inspect.Metadata | inspect.UnionType):
+        if isinstance(kind, inspect.Metadata):
+            form, kind = (kind.extra or {}).get("form", form), kind.type
+        else:
+            kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    return kind, form
