@@ -20,26 +20,20 @@ from gateway.sessions.session import Session
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
 _MAX_REFUSALS: Final = 256
-"""Answers of the gateway's own that may wait until the upstream takes them; its further questions get no answer."""
+"""Messages that may wait until the upstream takes them; its further questions get no answer of the gateway's own."""
 
 
 class Outgoing:
     """The messages to the upstream, in the order of the commands. A plain call sends none."""
 
-    __slots__ = ("_context", "_is_sending", "_queue", "_refusals", "_report")
+    __slots__ = ("_context", "_queue", "_report", "is_sending")
 
     def __init__(self, context: Context, report: Report) -> None:
         self._context = context
         self._report = report
         self._queue: deque[Callable[[], Awaitable[None]]] = deque()
-        self._is_sending = False
-        self._refusals = 0
-        """How many answers of the gateway's own are in the queue."""
-
-    @property
-    def is_sending(self) -> bool:
+        self.is_sending = False
         """Whether a message has not been sent yet, or the upstream has not accepted it."""
-        return self._is_sending
 
     def _go_on(self) -> None:
         self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
@@ -47,8 +41,8 @@ class Outgoing:
     def put(self, send: Callable[[], Awaitable[None]]) -> None:
         """Send something when everything before it is sent."""
         self._queue.append(send)
-        if not self._is_sending:
-            self._is_sending = True
+        if not self.is_sending:
+            self.is_sending = True
             self._go_on()
 
     async def _send_queued(self) -> None:
@@ -62,18 +56,16 @@ class Outgoing:
                 self._go_on()
             raise
         finally:
-            self._is_sending = goes_on
+            self.is_sending = goes_on
 
     def respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""
-        if self._refusals >= _MAX_REFUSALS:
+        if len(self._queue) >= _MAX_REFUSALS:
             return
-        self._refusals += 1
         headers = self._context.headers
         id_ = Raw(bytes(id_))  # a copy, because the original keeps the whole message in memory
 
         async def respond() -> None:
-            self._refusals -= 1
             try:
                 await session.answer(id_, body, headers)
             except UpstreamError as exc:

@@ -3,8 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from msgspec import Raw
 
 from gateway.bridge import outgoing_messages
 from gateway.bridge.outgoing_messages import Outgoing
@@ -86,6 +88,22 @@ async def test_a_message_waits_until_those_before_it_are_sent() -> None:
     go.set()
     await tasks.settle(60)
     assert (sent, outgoing.is_sending) == (["answer", "other"], False)
+
+
+async def test_a_flood_of_questions_is_not_answered_without_end() -> None:
+    tasks, go = Tasks(Metrics("0")), asyncio.Event()
+    context: Any = SimpleNamespace(live=SimpleNamespace(process=SimpleNamespace(tasks=tasks)), headers={})
+    outgoing, session = Outgoing(context, SimpleNamespace()), AsyncMock()  # type: ignore[arg-type]
+
+    async def answer(*_: object) -> None:
+        await go.wait()
+
+    session.answer.side_effect = answer
+    for _ in range(1_000):
+        outgoing.respond(session, Raw(b"1"), Raw(b"{}"))
+    go.set()
+    await tasks.settle(60)
+    assert session.answer.await_count == 256
 
 
 async def test_a_held_call_that_is_left_frees_its_session_at_once(
