@@ -101,5 +101,6 @@ def modern_result(
     legacy = listed.result
     shown = legacy if request.said.declared.legacy_tasks else tool_list.without_execution(legacy)
     modern = results.modern(method, shown, server_info, cache, retried=is_retried)
-    tool_schemas.learn(pool.group(call.key), request.params, listed, call.headers)
+    if (tools := tool_schemas.only_page(request.params, listed)) is not None:
+        pool.group(call.key).learn(tools, call.headers)
     return modern

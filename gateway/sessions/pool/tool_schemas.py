@@ -47,12 +47,6 @@ def _report(pool: Pool, left_out: Iterable[OmittedTool]) -> None:
         pool.leave_out(tool)
 
 
-def learn(group: Group[Session], params: Params, listed: ToolList, headers: Headers) -> None:
-    """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
-    if (tools := only_page(params, listed)) is not None:
-        group.learn(tools, headers)
-
-
 def only_page(params: Params, listed: ToolList) -> dict[str, Tool] | None:
     """The tools of a tools/list that was complete in one page; None if it was not, or if it is malformed."""
     return listed.tools if listed.is_last and "cursor" not in params else None
@@ -82,7 +76,11 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     """
     tool = pool.group(key).tool(request.target, headers)
     if tool is None:
-        tool = await know(pool, key, headers, request.target, is_exempt=is_exempt)
+        try:
+            tool = await _know(pool, key, headers, request.target, is_exempt=is_exempt)
+        except SessionLost:
+            pool.forget_idle(key)
+            tool = await _know(pool, key, headers, request.target, is_exempt=is_exempt)
     try:
         if http is not None:
             param_headers.check(tool.mirrored, request.params.get("arguments"), http)
@@ -92,16 +90,8 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     return tool
 
 
-async def know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exempt: bool = True) -> Tool:
-    """List the tools of a group unless this one is known; a server without tools/list repeats no argument."""
-    try:
-        return await _know(pool, key, headers, name, is_exempt=is_exempt)
-    except SessionLost:
-        pool.forget_idle(key)
-        return await _know(pool, key, headers, name, is_exempt=is_exempt)
-
-
 async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exempt: bool) -> Tool:
+    """List the tools of a group unless this one is known by then; a server without tools/list repeats no argument."""
     group = pool.group(key)
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
     clean, found = False, dict[str, Tool]()
