@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
@@ -32,7 +32,6 @@ from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
-T = TypeVar("T")
 NewDriver = Callable[..., Driver]
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
@@ -91,7 +90,7 @@ class Dispatcher:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
         request = round_.request
         if request.method == mcp.DISCOVER:
-            return self._once(round_, self._shake, self._discovered)
+            return self._discover(round_)
         if request.request_state is not None:
             return self._continuation.serve(round_)
         if request.method in TASK_REQUESTS:
@@ -121,32 +120,19 @@ class Dispatcher:
                 return replied
         raise ShuttingDown("call again")
 
-    async def _once(
-        self,
-        round_: Round,
-        prepare: Callable[[Round], Awaitable[T]],
-        serve: Callable[[Round, T], Awaitable[Response]],
-    ) -> Response:
-        """Serve a round with something that may have to wait for a session, perhaps for longer than a process lives.
-
-        If this process drains first, or the one that relays the round ends first, another replica serves it.
-        """
+    async def _discover(self, round_: Round) -> Response:
+        """Answer server/discover with what the legacy server declares in its handshake to a caller whom it accepts."""
         try:
-            with round_.weigh():  # a call is weighed again when it begins
-                found = await self._draining.prepared(prepare(round_), round_.seconds_left)
+            with round_.weigh():
+                shaken = await self._draining.prepared(self._shake(round_), round_.seconds_left)
         except ShuttingDown:
             return await self._send_on(round_)
-        return await serve(round_, found)
+        return await round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
 
     async def _shake(self, round_: Round) -> Handshake:
-        """Return what the upstream says of itself to a caller whom it accepts."""
         pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
         await pool.authorise(key, headers, is_exempt=round_.is_exempt)
         return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
-
-    def _discovered(self, round_: Round, shaken: Handshake) -> Awaitable[Response]:
-        """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
-        return round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
 
     def _begin(self, round_: Round) -> Awaitable[Response]:
         """Begin an exchange."""
@@ -159,20 +145,24 @@ class Dispatcher:
             group = live.upstream.pool.group(key)
             tool = group.tool(request.target, headers)
             if tool is None or tool.mirrored:
-                return self._once(round_, self._check, self._checked)
+                return self._call_checked(round_)
             if tool.task_support:
                 return self._call(round_, self._new_driver(round_, tool))
             return self._call(round_, None, group)
         return self._call(round_)
 
-    def _check(self, round_: Round) -> Awaitable[Tool]:
-        """Learn the tool of a call, whose headers may have to repeat its arguments."""
+    async def _call_checked(self, round_: Round) -> Response:
+        """Begin a call whose headers may have to repeat its arguments, once its tool is known."""
         pool, http = round_.live.upstream.pool, round_.incoming.compared()
-        return tool_schemas.check(pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt)
-
-    def _checked(self, round_: Round, tool: Tool) -> Awaitable[Response]:
-        """Begin a call whose headers repeat its arguments as they should."""
-        return self._call(round_, self._new_driver(round_, tool))
+        try:
+            with round_.weigh():  # it is weighed again when it begins
+                checking = tool_schemas.check(
+                    pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
+                )
+                tool = await self._draining.prepared(checking, round_.seconds_left)
+        except ShuttingDown:
+            return await self._send_on(round_)
+        return await self._call(round_, self._new_driver(round_, tool))
 
     def _call(
         self, round_: Round, new_driver: NewDriver | None = None, group: Group[Session] | None = None
