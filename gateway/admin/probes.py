@@ -57,7 +57,7 @@ class Probes(ABC):
 
     @abstractmethod
     async def status(self, http: HttpRequest) -> Response:
-        """Return the status that a query asks for, as a page or as JSON by the path."""
+        """Return the status that a query asks for, as a page or as JSON."""
 
     @abstractmethod
     def names(self) -> frozenset[str] | None:
@@ -68,9 +68,15 @@ class Probes(ABC):
         """Return the metrics."""
 
 
+def wants_json(http: HttpRequest) -> bool:
+    """Return whether the status is for a program: by its path, or by an Accept header that names JSON and no HTML."""
+    accept = http.head.headers.get("Accept", "")
+    return http.head.path == "/status.json" or ("application/json" in accept and "text/html" not in accept)
+
+
 def status_response(http: HttpRequest, status: bytes) -> Response:
     """Return the response with a page, or with JSON."""
-    kind = "text/html" if http.head.path == "/status" else "application/json"
+    kind = "application/json" if wants_json(http) else "text/html"
     return WholeResponse(status, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 
@@ -96,7 +102,7 @@ class Admin(Probes):
         query = http.head.url.query
         replica = query.get("replica")
         status = await self._cluster.status(replica)
-        if http.head.path == "/status.json":
+        if wants_json(http):
             return status_response(http, msgspec.json.encode(status))
         only_replica = replica if replica == status.replica and status.covers == "replica" else None
         seconds = every_seconds(query.get("refresh"))

@@ -39,6 +39,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "Vary": "Accept",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }

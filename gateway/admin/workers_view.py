@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 
 from gateway.admin import merge_metrics
-from gateway.admin.probes import Probes, status_response
+from gateway.admin.probes import Probes, status_response, wants_json
 from gateway.admin.reload import Reload
 from gateway.auth.host_check import admin_names
 from gateway.config import Config, InForce
@@ -106,7 +106,7 @@ class Overview(Probes):
 
     async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: the worker that answers first asks its siblings and the other replicas."""
-        path = f"{http.head.path}?{http.head.url.raw_query_string}"
+        path = f"{'/status.json' if wants_json(http) else '/status'}?{http.head.url.raw_query_string}"
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
             if (first := await answer) is not None and (status := await first.get(path, _STATUS_SECONDS)) is not None:
                 return status_response(http, status.encode())

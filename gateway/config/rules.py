@@ -1,5 +1,6 @@
 """Rules between the keys of a configuration."""
 
+from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -182,15 +183,20 @@ def _headers(path: str, route: Route) -> Iterator[Problem]:
     if route.credentials.header is not None:
         listed.append((route.credentials.header, "credentials.header"))
     first: dict[str, str] = {}
-    for name, key in listed:
+    for (name, key), times in Counter(listed).items():
+        if times > 1:
+            yield Problem(f"{path}.{key}", f'lists "{name}" {times} times; keep one')
         other = first.setdefault(name, key)
         if other != key:
             yield Problem(f"{path}.{key}", f'lists "{name}", which is in {other} too; keep one')
-    for name in sorted(set(route.bind_headers or ()).difference(route.forward_headers)):
-        meant = nearest(name, route.forward_headers)
-        hint = f'did you mean "{meant}"?' if meant else "add it there, or remove it here"
-        text = f'lists "{name}", which is not in forward_headers and so does not go upstream; {hint}'
-        yield Problem(f"{path}.bind_headers", text)
+    for name, times in Counter(route.bind_headers or ()).items():
+        if times > 1:
+            yield Problem(f"{path}.bind_headers", f'lists "{name}" {times} times; keep one')
+        if name not in route.forward_headers:
+            meant = nearest(name, route.forward_headers)
+            hint = f'did you mean "{meant}"?' if meant else "add it there, or remove it here"
+            text = f'lists "{name}", which is not in forward_headers and so does not go upstream; {hint}'
+            yield Problem(f"{path}.bind_headers", text)
 
 
 def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
@@ -203,3 +209,6 @@ def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
         yield Problem(f"{path}.transport", "is for a url, but a command speaks stdio; write stdio or auto")
     if upstream.warm > upstream.max_children:
         yield Problem(f"{path}.warm", f"is more than max_children ({upstream.max_children}); lower it")
+    for key, texts in (("command", upstream.command), ("env", upstream.env.values()), ("cwd", [upstream.cwd or ""])):
+        if any("\0" in text for text in texts):
+            yield Problem(f"{path}.{key}", "has a NUL character, which cannot be passed to a process; remove it")

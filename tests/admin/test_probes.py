@@ -55,9 +55,18 @@ async def test_the_admin_listener_only_answers_reads(stand: Stand) -> None:
     assert (status, body) == (404, "try /healthz /readyz /metrics /status\n")
 
 
-@pytest.mark.parametrize(("path", "kind"), [("/status", "text/html"), ("/status.json", "application/json")])
-async def test_a_page_for_people_and_json_for_programs(stand: Stand, path: str, kind: str) -> None:
-    _, body, response = await fetch(stand, path)
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        ("/status", "text/html,application/xhtml+xml,*/*;q=0.8", "text/html"),
+        ("/status", "*/*", "text/html"),
+        ("/status", "application/json", "application/json"),
+        ("/status", "application/json, text/html", "text/html"),
+        ("/status.json", "text/html", "application/json"),
+    ],
+)
+async def test_a_page_for_people_and_json_for_programs(stand: Stand, path: str, accept: str, kind: str) -> None:
+    _, body, response = await fetch(stand, path, Accept=accept)
     assert response.content_type == kind
     assert (body.startswith("<!DOCTYPE html>"), body.startswith("{")) == (kind == "text/html", kind != "text/html")
     for name, value in HEADERS.items():

@@ -52,9 +52,15 @@ REFUSED = [
     ),
     ("routes: [{upstream: {}}]", "routes[0].upstream: has neither of url and command; give exactly one"),
     (
+        f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [x-a, X-A]}}]",
+        'routes[0].forward_headers: lists "x-a" 2 times; keep one',
+    ),
+    (
         f"routes: [{{upstream: {{url: '{ROUTE}'}}}}, {{upstream: {{url: '{ROUTE}'}}}}]",
         'routes[1].path: "/mcp" is also routes[0].path; change one',
     ),
+    ('routes: [{upstream: {command: [npx, "a\\0b"]}}]', None),
+    ('routes: [{upstream: {command: [npx], env: {A: "\\0"}}}]', None),
     (
         "routes: [{upstream: {command: [npx], transport: streamable-http}}]",
         "routes[0].upstream.transport: is for a url, but a command speaks stdio; write stdio or auto",
@@ -111,6 +117,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
         'set_headers: lists "x-a", which is in forward_headers too; keep one',
     ),
+    ({"drop_headers": ["x-a", "x-a"]}, 'drop_headers: lists "x-a" 2 times; keep one'),
     *(
         ({"set_headers": {name: SECRET}}, f'set_headers.{name}: "{name}" is written by the gateway itself; remove it')
         for name in ("Host", "Content-Length", "Mcp-Session-Id", "Accept", "Origin", "Sec-Fetch-Mode")
@@ -136,6 +143,10 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
     (
         {"bind_headers": ["X-Tenant"]},
         'bind_headers: lists "x-tenant", which is not in forward_headers and so does not go upstream; add it there, ',
+    ),
+    (
+        {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key", "X-Api-Key"]},
+        'bind_headers: lists "x-api-key" 2 times; keep one',
     ),
     ({"bind_headers": ["authorization"]}, 'bind_headers[0]: "authorization" is the header of routes[].credentials'),
     (
