@@ -84,6 +84,11 @@ class FrontSession:
         return len(self._open)
 
     @property
+    def is_unproven(self) -> bool:
+        """Whether nothing but the client keeps the session: no server has accepted it, or is being asked to."""
+        return not (self.is_initialized or self._open)
+
+    @property
     def awaits_initialize(self) -> bool:
         """Whether the client has sent nothing yet. One whose credential was refused may need time to sign in."""
         return self._initialize is None and self.refusal is None

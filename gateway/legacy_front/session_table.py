@@ -17,6 +17,10 @@ from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
 _SWEEP_SECONDS: Final = 1.0
+_UNPROVEN_PART: Final = 10
+"""One in so many sessions may be uninitialized."""
+_LEAST_UNPROVEN: Final = 8
+
 REPLAY_BYTES: Final = 33_554_432
 """What all messages together may take that wait for clients, or that they may ask for again. Only the caller that has
 the most notices the limit."""
@@ -47,17 +51,27 @@ class SessionTable:
 
     def open(self, live: LiveRoute, front: Front, id_: str, caller: Caller, connect: Connect) -> FrontSession:
         """Begin a session; raises Busy if a cap is reached."""
-        route, pool = live.route, live.upstream.pool
-        path = route.path
-        if self._counts[path, caller.principal] >= live.config.sessions.max_per_principal:
+        route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
+        path, count = route.path, self._counts[route.path,]
+        if self._counts[path, caller.principal] >= sessions.max_per_principal:
             raise Busy(
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
                 status=429,
             )
-        if self._counts[path,] >= pool.most:
+        if count >= pool.most:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
+        # Opening an uninitialized session costs nothing, so there may be few of them.
+        most = max(pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
+        if count >= most:
+            others = [session for session in self._sessions.values() if session.live.route.path == path]
+            if sum(session.is_unproven for session in others) >= most:
+                raise Busy(
+                    "Streams whose clients have sent no `initialize` have a tenth of the places for sessions on route "
+                    f"{path}; call later",
+                    status=503,
+                )
         pool.take_opening()
         session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
         self._sessions[id_] = session
@@ -84,7 +98,7 @@ class SessionTable:
         """
         for session in tuple(self._sessions.values()):
             config = session.live.config
-            is_in_use = session.readers and session.is_initialized
+            is_in_use = session.readers and not session.is_unproven
             if not is_in_use and now - session.used >= config.sessions.client_idle_seconds:
                 session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
             elif session.awaits_initialize and now - session.began >= config.limits.receive_seconds:

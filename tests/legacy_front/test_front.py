@@ -472,6 +472,21 @@ async def test_a_refused_credential_is_a_status_so_that_the_client_signs_in(
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
+async def test_streams_without_a_session_leave_places_for_others(begin: Start, upstream: FakeUpstream) -> None:
+    over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**over_http, sessions={"max": 20})
+    strangers = [await SseClient(stand, authorization=f"Bearer {number}").connect() for number in range(8)]
+    refused = await SseClient(stand).http.get(stand.url, headers={"Accept": "text/event-stream"})
+    assert refused.status == 503
+    refused.close()
+    assert (await strangers[0].post(strangers[0].begin_message()))[0] == 202
+    assert "result" in await strangers[0].stream.message()
+    other = await SseClient(stand).initialize()
+    for client in (*strangers, other):
+        client.stream.close()
+    await eventually(lambda: stand.metric(SESSIONS) == 0)
+
+
 async def test_a_stream_whose_session_was_refused_does_not_stay_for_ever(begin: Start, upstream: FakeUpstream) -> None:
     async def refuse(turn: Any) -> None:
         turn.reply(401)
