@@ -97,7 +97,8 @@ def modern_result(
     cache = live.route.cache.of(method)
     if method != mcp.TOOLS_LIST:
         return results.modern(method, result, server_info, cache, retried=is_retried)
-    listed = tool_schemas.read(pool, Raw(result))
+    listed = tool_list.read(Raw(result))
+    pool.leave_out(listed.left_out)
     legacy = listed.result
     shown = legacy if request.said.declared.legacy_tasks else tool_list.without_execution(legacy)
     modern = results.modern(method, shown, server_info, cache, retried=is_retried)

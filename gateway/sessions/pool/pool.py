@@ -10,7 +10,7 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -133,12 +133,13 @@ class Pool:
         """The deadline of every request that the gateway makes on its own account."""
         return self.config.timeouts.handshake_seconds
 
-    def leave_out(self, tool: OmittedTool) -> None:
-        """Count a tool that is hidden from clients, and warn of it once."""
-        self._metrics.tools_left_out[self.route.path,].inc()
-        if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:
-            self._left_out.add(tool)
-            log.warning(Event.TOOL_LEFT_OUT, route=self.route.path, tool=tool.name, reason=tool.reason)
+    def leave_out(self, tools: Iterable[OmittedTool]) -> None:
+        """Count tools that are hidden from clients, and warn of each once."""
+        for tool in tools:
+            self._metrics.tools_left_out[self.route.path,].inc()
+            if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:
+                self._left_out.add(tool)
+                log.warning(Event.TOOL_LEFT_OUT, route=self.route.path, tool=tool.name, reason=tool.reason)
 
     def hearing(self, principal: bytes, listener: Watcher, uris: Collection[str] = ()) -> AbstractContextManager[None]:
         """Tell `listener` of changes that other sessions of this principal announce; it subscribed to `uris`.

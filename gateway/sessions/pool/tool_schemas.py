@@ -7,7 +7,7 @@ A server that processes the body must refuse a call whose headers differ from it
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Final
 
@@ -30,21 +30,6 @@ _PAGE_BYTES: Final = 262_144
 """A larger page is read each time, so that what is kept of pages is bounded."""
 _read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = Newest(32)
 """What the newest pages of lists say, by their digests: a server shows nearly all callers the same tools."""
-
-
-def read(pool: Pool, result: Raw) -> ToolList:
-    """A tools/list result without the tools that clients would reject; each of these is reported once.
-
-    Raises ValueError when the result is not an object.
-    """
-    listed = tool_list.read(result)
-    _report(pool, listed.left_out)
-    return listed
-
-
-def _report(pool: Pool, left_out: Iterable[OmittedTool]) -> None:
-    for tool in left_out:
-        pool.leave_out(tool)
 
 
 def only_page(params: Params, listed: ToolList) -> dict[str, Tool] | None:
@@ -118,7 +103,7 @@ def _tools(pool: Pool, page: Raw) -> dict[str, Tool]:
         known = listed.tools or {}, listed.left_out
         if len(bytes(page)) <= _PAGE_BYTES:
             _ = _read.keep(digest, known)
-    _report(pool, known[1])
+    pool.leave_out(known[1])
     return known[0]
 
 
