@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gateway import world
 from gateway.bridge.driver import Driver
@@ -74,31 +72,19 @@ class Legs:
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Response:
         """Write what an exchange sends to a round, until its final message."""
-        is_relayed = round_.incoming.peer_request is not None
+        is_relayed, seconds = round_.incoming.peer_request is not None, round_.seconds_left
         waiting = self._relayed if is_relayed else self._running
         waiting[queue] = driver
+        timer: asyncio.TimerHandle | None = None
+        if seconds is not None:  # before the replica that relays it ends it, so that its client comes to another one
+            ends = self._tasks.guard(driver.end_legs, "end a relayed leg")
+            timer = asyncio.get_running_loop().call_later(seconds, ends)
         try:
-            if not is_relayed:
-                return await round_.write(queue)
-            with _handed_over_in_time(round_, driver):
-                return await round_.write(queue)
+            return await round_.write(queue)
         except BaseException:
             driver.leave(queue)
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             del waiting[queue]
-
-
-@contextmanager
-def _handed_over_in_time(round_: Round, driver: Driver) -> Iterator[None]:
-    """End the leg before the replica that relays it does, so that its client comes back through another one."""
-    seconds = round_.seconds_left
-    if seconds is None:
-        yield
-        return
-    guarded = round_.live.process.tasks.guard(driver.end_legs, "end a relayed leg")
-    timer = asyncio.get_running_loop().call_later(seconds, guarded)
-    try:
-        yield
-    finally:
-        timer.cancel()
