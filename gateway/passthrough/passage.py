@@ -250,7 +250,7 @@ class HttpPassage(Passage):
             if not self.is_ended or self.incoming.method != "GET":
                 reply.http.wire.end()  # without its end; what was written before is still sent
                 raise
-            stream.force_close()  # the client's next request finds another replica
+            stream.closes = True  # the client's next request finds another replica
             self.outcome = Passed.ENDED
         except ConnectionError:
             raise  # the client has disconnected

@@ -123,15 +123,15 @@ async def test_silence_is_filled_with_comments_and_the_call_goes_on(upstream: Fa
     assert last["result"]["content"][0]["text"] == "at last"
 
 
-async def test_one_body_leaves_the_connection_open_where_the_client_asks_for_it(stand: Stand, client: Client) -> None:
+async def test_a_connection_ends_with_its_reply_even_if_the_client_asks_to_keep_it(
+    stand: Stand, client: Client
+) -> None:
     async with connected(stand) as http:
-        for _ in range(2):
-            sent, body = client.build("tools/call", {"name": "tool", "arguments": {}})
-            await http.send("/mcp", sent | {"Connection": "keep-alive"}, body)
-            status, headers = await http.head()
-            assert (status, headers["connection"]) == (200, "keep-alive")
-            message = json.loads(await http.reader.readexactly(int(headers["content-length"])))
-            assert message["result"]["content"][0]["text"] == "done"
+        sent, body = client.build("tools/call", {"name": "tool", "arguments": {}})
+        await http.send("/mcp", sent | {"Connection": "keep-alive"}, body)
+        status, headers = await http.head()
+        assert (status, headers["connection"]) == (200, "close")
+        assert json.loads(await http.rest())["result"]["content"][0]["text"] == "done"
 
 
 async def test_a_subscription_is_served(upstream: FakeUpstream, stand: Stand, client: Client) -> None:

@@ -57,22 +57,13 @@ def test_a_json_response_has_its_length_its_type_and_its_id(*, closes: bool) -> 
 
 
 @pytest.mark.parametrize("response", [JsonResponse(b"{}"), TextResponse("{}"), WholeResponse(b"{}")])
-@pytest.mark.parametrize(("is_1_1", "keeps", "line"), [(True, False, "close"), (False, True, "keep-alive")])
-def test_the_end_of_a_connection_is_announced_to_whoever_expects_another(
-    response: WholeResponse, *, is_1_1: bool, keeps: bool, line: str
-) -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_end_of_a_connection_is_announced(response: WholeResponse, *, keeps: bool) -> None:
     response.closes = False
-    http, _ = request(is_1_1=is_1_1, keep_alive=keeps)
+    http, _ = request(keep_alive=keeps)
     first, headers, body = lines(response.encoded(http))
-    assert (first, body) == (f"HTTP/1.{int(is_1_1)} 200 OK", b"{}")
-    assert f"Connection: {line}" in headers
-    assert response.closes is not keeps
-
-
-@pytest.mark.parametrize(("is_1_1", "keeps"), [(True, True), (False, False)])
-def test_what_both_sides_expect_is_not_announced(*, is_1_1: bool, keeps: bool) -> None:
-    http, _ = request(is_1_1=is_1_1, keep_alive=keeps)
-    assert not any(line.startswith("Connection") for line in lines(JsonResponse(b"{}").encoded(http))[1])
+    assert (first, body) == ("HTTP/1.1 200 OK", b"{}")
+    assert ("Connection: close" in headers, response.closes) == (not keeps, not keeps)
 
 
 async def test_a_whole_response_waits_for_its_client() -> None:
@@ -148,7 +139,7 @@ async def test_a_stream_of_a_known_length_is_written_as_it_is() -> None:
 
 
 async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
-    http, wire = request(is_1_1=False)
+    http, wire = request(is_1_1=False, keep_alive=False)
     assert await streamed(http, wire) == b"onetwo"
     assert b"keep-alive" not in wire.written
 

@@ -327,7 +327,7 @@ class Connection(asyncio.Protocol):
                 response, http = await self._serve_next(), self._current
                 assert http is not None, "it is being served"
                 if http.body.is_broken:
-                    response.force_close()  # the rest of the body cannot be told from the next request
+                    response.closes = True  # the rest of the body cannot be told from the next request
                 wire.is_finishing = True
                 if (finishing := response.finish(http)) is not None:
                     await finishing
@@ -396,7 +396,7 @@ class Connection(asyncio.Protocol):
     async def _say(self, text: str, status: int, http: HttpRequest) -> None:
         """Write a short text as the last response."""
         response = TextResponse(text, status)
-        response.force_close()
+        response.closes = True
         self.wire.is_finishing = True
         if (finishing := response.finish(http)) is not None:
             await finishing

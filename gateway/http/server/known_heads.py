@@ -34,7 +34,7 @@ class KnownHeads:
 
     def learn(self, data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Remember the head of a POST that the parser accepted, if the connection stays open after it."""
-        if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.is_1_1 or not message.keep_alive:
+        if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.keep_alive:
             return
         if message.is_chunked or not message.length or message.target[0] != "/":
             return

@@ -33,7 +33,7 @@ class ReceivedHead(msgspec.Struct, eq=False):
     is_1_1: bool = True
     """False: HTTP/1.0."""
     keep_alive: bool = True
-    """Whether the client wants to send another request after this one."""
+    """Whether the client may send another request after this one, as none does over HTTP/1.0."""
     length: int = 0
     """The size of the body, if that is said; 0 for one in chunks."""
     is_chunked: bool = False

@@ -201,6 +201,7 @@ class RequestParser:
         fields = [(name, value.rstrip(b" \t")) for name, value in self._fields]
         headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in fields]))
         is_1_1 = whole[line.end() - 1 : line.end()] == b"1"
+        self._keeps_alive = self._keeps_alive and is_1_1  # nginx, whose default is 1.0, opens a connection for each
         names = [name for name in (name.lower() for name, _ in fields) if name in _SINGLE]
         if len(names) != len(set(names)) or (is_1_1 and b"host" not in names):
             raise Malformed(Malformation.HEADER)

@@ -19,7 +19,6 @@ Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 BODILESS: Final = frozenset({204, 304})
 """Statuses without a body."""
 _CLOSE: Final = "Connection: close\r\n"
-_KEEP_ALIVE: Final = "Connection: keep-alive\r\n"
 _JSON_RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
     b"Date: %b\r\n" + HEADER.encode() + b": %b\r\n\r\n%b"
@@ -42,10 +41,6 @@ class Response(ABC):
         self.status = status
         self.reason = reason
         self.headers = CIMultiDict(headers or ())
-
-    def force_close(self) -> None:
-        """End the connection with this response."""
-        self.closes = True
 
     @property
     def content_type(self) -> str:
@@ -72,11 +67,8 @@ class Response(ABC):
         return head.encode("utf-8", "surrogateescape")
 
     def _connection_line(self, http: HttpRequest) -> str:
-        head = http.head
-        if self.closes or http.wire.is_last or not head.keep_alive:
-            self.closes = True
-            return _CLOSE if head.is_1_1 else ""
-        return "" if head.is_1_1 else _KEEP_ALIVE
+        self.closes = self.closes or http.wire.is_last or not http.head.keep_alive
+        return _CLOSE if self.closes else ""
 
 
 class WholeResponse(Response):
@@ -131,7 +123,7 @@ class JsonResponse(WholeResponse):
 
     def encoded(self, http: HttpRequest) -> bytes:
         """See `WholeResponse`."""
-        if self.closes or http.wire.is_last or not (http.head.keep_alive and http.head.is_1_1):
+        if self.closes or http.wire.is_last or not http.head.keep_alive:
             return super().encoded(http)
         return json_response(http, self.body)
 
@@ -165,7 +157,7 @@ class StreamResponse(Response):
             self._is_chunked = True
             framing = "Transfer-Encoding: chunked\r\n"
         else:
-            self.closes, framing = True, ""
+            framing = ""
         http.wire.write(self._head(http, framing))
 
     async def write(self, data: bytes) -> None:
