@@ -387,12 +387,6 @@ async def test_without_signing_keys_one_request_of_a_legacy_session_is_refused_a
         assert response.status == 401
 
 
-async def test_callers_are_refused_without_signing_keys(endpoint: Endpoint, begin: Start) -> None:
-    await endpoint.close()
-    stand = await begin(principal=verified(endpoint))
-    assert (await stand.client(bearer()).call()).outcome == NO_KEYS
-
-
 async def test_a_client_that_leaves_does_not_cancel_a_fetch_of_keys(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start
 ) -> None:

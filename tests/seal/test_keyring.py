@@ -57,22 +57,7 @@ def test_a_token_cut_at_any_length_or_made_longer_is_refused() -> None:
         reason(more + token, keys)
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "",
-        ".",
-        "..",
-        PREFIX,
-        PREFIX + ".",
-        f"{PREFIX}..",
-        f"{PREFIX}.{'0' * 8}.",
-        "a.b.c",
-        "mrtr2.x.y",
-        "é.ü.ß",
-        "\ud800",
-    ],
-)
+@pytest.mark.parametrize("token", ["", "..", PREFIX, f"{PREFIX}..", f"{PREFIX}.{'0' * 8}.", "a.b.c", "\ud800"])
 def test_what_is_no_token_is_refused(token: str) -> None:
     reason(token, ring())
 
@@ -177,11 +162,8 @@ def test_the_salt_is_renewed_before_random_nonces_could_meet(monkeypatch: pytest
     assert {keys.open(token) for token in tokens} == {PLAIN}
 
 
-def test_two_processes_never_share_a_subkey() -> None:
-    assert salt(ring().seal(PLAIN)) != salt(ring().seal(PLAIN))
-
-
 def test_nonces_are_unique_and_a_token_never_repeats() -> None:
+    assert salt(ring().seal(PLAIN)) != salt(ring().seal(PLAIN)), "two processes share no subkey"
     keys = ring()
     bodies = [keys.seal(PLAIN).rpartition(".")[2] for _ in range(10_000)]
     nonces = {base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))[16:28] for body in bodies}
@@ -256,12 +238,3 @@ def test_a_token_and_sealed_bytes_do_not_stand_for_each_other() -> None:
         assert raw_reason(keys.key_ids[0].encode() + raw, bound, keys) == "forged"
     sealed = base64.urlsafe_b64encode(keys.seal_bytes(PLAIN, b"")[8:]).rstrip(b"=").decode()
     assert reason(f"{head}.{sealed}", keys) == "forged"
-
-
-def test_sealed_bytes_of_another_purpose_are_refused_and_a_rotation_opens_both() -> None:
-    assert raw_reason(ring(purpose="state").seal_bytes(PLAIN, b""), b"", ring(purpose="peer")) == "forged"
-    assert raw_reason(ring(purpose="peer").seal_bytes(PLAIN, b""), b"", ring(purpose="state")) == "forged"
-    ahead, behind = ring(TWO, ONE), ring(ONE, TWO)
-    assert ahead.open_bytes(behind.seal_bytes(PLAIN, b"b"), b"b") == PLAIN
-    assert behind.open_bytes(ahead.seal_bytes(PLAIN, b"b"), b"b") == PLAIN
-    assert raw_reason(ahead.seal_bytes(PLAIN, b"b"), b"b", ring(ONE)) == "unknown_key"
