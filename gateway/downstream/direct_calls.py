@@ -79,7 +79,8 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
         """Reply with the result of the call; returns False if the task has to do that."""
         if bodies.on or len(body) > PIECE_BYTES or not self.connection.reply(body):
             return False
-        self.calls.ended(self, ending)
+        _ = self.calls.let_go(self)
+        count(self, self.started, ending)
         return True
 
     def queue(self) -> ResponseQueue:
@@ -91,17 +92,16 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
         self.connection.serve_rest()
 
     def rest(self) -> Awaitable[Response]:
-        """See `Begun`."""
-        plain = self.plain
-        if plain is not None and plain.final is None:
+        """See `Begun`; what it returns must be awaited at once, because a drain does not wait for it."""
+        plain = self.calls.let_go(self)
+        if plain.final is None:
             _ = plain.promote()
-        return self.calls.rest(self, self._round())
+        return self.calls.serve(self._round(), plain)
 
     def leave(self) -> None:
         """The client has closed its connection."""
-        assert self.plain is not None
-        self.plain.leave()
-        self.calls.ended(self, LEFT)
+        self.calls.let_go(self).leave()
+        count(self, self.started, LEFT)
 
     def _round(self) -> Round:
         if self.round is None:
@@ -128,7 +128,7 @@ class DirectCalls:
         self._draining = draining
         self._legs, self._lot = legs, lot
         self._own_ids = own_ids
-        self._serve = serve
+        self.serve = serve
         self.challenge = challenge
         self.in_flight = 0
         """Calls that are not answered, and that no task serves."""
@@ -174,16 +174,8 @@ class DirectCalls:
         self._legs.begun(plain, started + live.deadlines.plain_seconds)
         return call
 
-    def ended(self, call: DirectCall, ending: Ending) -> None:
-        """Count a call that the task does not take over."""
-        _ = self._let_go(call)
-        count(call, call.started, ending)
-
-    def rest(self, call: DirectCall, round_: Round) -> Awaitable[Response]:
-        """Serve what is left of a call; the result must be awaited at once, because a drain does not wait for it."""
-        return self._serve(round_, self._let_go(call))
-
-    def _let_go(self, call: DirectCall) -> PlainCall:
+    def let_go(self, call: DirectCall) -> PlainCall:
+        """Forget a call that is answered, left, or the task's from now on."""
         plain, call.plain = call.plain, None
         assert plain is not None, "it is let go once"
         del self._legs.plain[plain]
