@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.server.request import HttpRequest
-from gateway.http.server.response import BODILESS, JsonResponse, Response, StreamResponse, WholeResponse
+from gateway.http.server.response import JsonResponse, Response, StreamResponse, WholeResponse
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.runtime.pieces import Turn
@@ -225,16 +225,6 @@ class HttpReply(ReplyWriter):
         """Send the head of an SSE stream."""
         self.begin(StreamResponse(headers=SSE_HEADERS))
         self.started = True
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the client is still there, so that a cancellation comes from the end of this process."""
-        return not self.http.wire.is_lost
-
-    def takes_whole(self, status: int) -> bool:
-        """Whether a reply of this status can be written at once, with its own length."""
-        head = self.http.head
-        return head.is_1_1 and head.method != "HEAD" and status not in BODILESS
 
     def begin(self, stream: StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""

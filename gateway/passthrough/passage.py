@@ -12,7 +12,7 @@ from yarl import URL
 from gateway import world
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
-from gateway.http.server.response import Response, StreamResponse, WholeResponse
+from gateway.http.server.response import BODILESS, Response, StreamResponse, WholeResponse
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.http.upstream_reply import AwaitedReply
@@ -156,7 +156,7 @@ class HttpPassage(Passage):
                 failure.status = 504
             raise failure from exc
         except asyncio.CancelledError as exc:
-            if self.is_long_lived or not self.reply.is_awaited:
+            if self.is_long_lived or self.reply.http.wire.is_lost:  # the client has left, or opens another stream
                 raise
             self.outcome = Passed.ENDED
             raise Stopping(
@@ -197,8 +197,9 @@ class HttpPassage(Passage):
         head = said.head
         status, is_sse = head.status, head.content_type == "text/event-stream"
         rewriter = first_event if is_sse else None
-        takes_whole = rewriter is None and self.reply.takes_whole(status)
-        body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
+        asked = self.reply.http.head
+        may_be_whole = rewriter is None and asked.is_1_1 and asked.method != "HEAD" and status not in BODILESS
+        body = said.whole_at_most(_WHOLE_BYTES) if may_be_whole else None
         response: Response
         if body is not None and (start := start_of(head)) is not None:
             response = FamiliarResponse(body, status, start)
