@@ -53,7 +53,7 @@ class Continuation:
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
-        incoming, envelope = round_.incoming, self.opened(round_)
+        incoming, envelope = round_.incoming, self._opened(round_)
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
@@ -132,32 +132,31 @@ class Continuation:
         incoming.state = envelope
         return envelope
 
-    def opened(self, round_: Round) -> Envelope:
-        """Open the state of a round, once; raises InvalidState, or EraUnknown.
+    def _opened(self, round_: Round) -> Envelope:
+        """Open the state of a round; raises InvalidState, or EraUnknown.
 
         If another replica seems to hold the call, that one checks the arguments: their digest would cost a tenth of
         what forwarding costs here. Before such a round is served here, `_check_arguments` does it. Params in the very
         spelling of the call that is held here need no digest either.
         """
-        envelope, incoming = round_.envelope, round_.incoming
-        if envelope is None and incoming.state is not None:
-            envelope, round_.is_checked = incoming.state, True
-            round_.envelope = envelope
-        elif envelope is None:
-            try:
-                envelope = self._process.states.open(round_.request.request_state or "")
-            except InvalidState as exc:
-                round_.check_era(exc)
-                raise
-            leaves = incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
-            held = None if leaves else self.lot.find(envelope.exchange)
-            are_known = leaves or (held is not None and held.has_params(round_.request))
-            self._check(round_, envelope, envelope.binding.arguments if are_known else None)
-            round_.envelope, round_.is_checked = envelope, not leaves
+        incoming = round_.incoming
+        if incoming.state is not None:
+            round_.is_checked = True
+            return incoming.state
+        try:
+            envelope = self._process.states.open(round_.request.request_state or "")
+        except InvalidState as exc:
+            round_.check_era(exc)
+            raise
+        leaves = incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
+        held = None if leaves else self.lot.find(envelope.exchange)
+        are_known = leaves or (held is not None and held.has_params(round_.request))
+        self._check(round_, envelope, envelope.binding.arguments if are_known else None)
+        round_.is_checked = not leaves
         return envelope
 
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
-        """Check what `opened` has left to the call's owner, if it did."""
+        """Check what `_opened` has left to the call's owner, if it did."""
         if not round_.is_checked:
             self._check(round_, envelope, None)
             round_.is_checked = True

@@ -18,7 +18,6 @@ from gateway.protocol.errors import EraUnknown, InvalidState, NoHandshake
 from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.request_state import Envelope
 from gateway.sessions.call import PoolKey
 from gateway.telemetry import Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -36,10 +35,8 @@ class Round(ClientCall, eq=False, kw_only=True):
     caller: Caller
     started: float
     """Monotonic."""
-    envelope: Envelope | None = None
-    """What the state of a further round says, once it is opened."""
     is_checked: bool = False
-    """Whether the arguments are those of the state too."""
+    """Whether the arguments are known to be those of its state."""
     is_counted: bool = False
 
     @property
