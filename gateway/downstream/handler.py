@@ -56,7 +56,7 @@ class RequestHandler:
         self._legacy = legacy
         self.front = legacy.front
         self.stateless = legacy.stateless
-        self._stages = Stages(in_force, routes, authenticator, legacy)
+        self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
         pinned = PinnedClients(routes.process, continuation.router)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, task_requests)
         self._rejections = Rejections(routes)
@@ -85,7 +85,7 @@ class RequestHandler:
         http.id = ids.request_id(head.request_id, self._ids)
         incoming = received(http, None if head.values is None else head.values.caller)
         reply = HttpReply(http, self._stages.challenge)
-        return self._replied(self._serve, incoming, reply)
+        return self._replied(self._stages.serve, incoming, reply)
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
         """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""
@@ -114,9 +114,7 @@ class RequestHandler:
             self._served -= 1
 
     async def _serve(self, incoming: Incoming, reply: HttpReply) -> Response:
-        """Serve a request of a client, once it has passed the stages."""
-        if (response := await self._stages.admit(incoming, reply)) is not None:
-            return response
+        """Serve a request of a client that has passed the stages."""
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         return await self._route(incoming, reply, is_hop=False)

@@ -1,6 +1,11 @@
-"""The stages of a client's request before its route takes it, in the order of docs/protocol.md (Errors)."""
+"""The stages of a client's request before its route takes it; docs/protocol.md (Errors) lists them in the same order.
 
+A stage replies, raises the error that refuses the request, or calls the next stage.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from gateway.auth.authenticator import Authenticator
@@ -17,22 +22,39 @@ from gateway.http.upstream_client import Client
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
 
+Next = Callable[[Incoming, HttpReply], Awaitable[Response]]
+Stage = Callable[[Next, Incoming, HttpReply], Awaitable[Response]]
+
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
+
+
+def stacked(stages: Sequence[Stage], last: Next) -> Next:
+    """Return the function that calls the first stage, each of which calls the next, and the final one `last`."""
+    for stage in reversed(stages):
+        last = partial(stage, last)
+    return last
 
 
 class Stages:
     """What each request to one listener passes, from its head to its whole body."""
 
     def __init__(
-        self, in_force: InForce[Config], routes: RouteTable, authenticator: Authenticator, legacy: LegacyRouting
+        self,
+        in_force: InForce[Config],
+        routes: RouteTable,
+        authenticator: Authenticator,
+        legacy: LegacyRouting,
+        serve: Next,
     ) -> None:
+        """`serve` takes the requests that have passed."""
         self._routes = routes
         self._authenticator = authenticator
         self._legacy = legacy
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         self.challenge = self._oauth_proxy.challenge
+        self.serve = stacked((self._check_host, self._find_path, self._authenticate, self._receive), serve)
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
@@ -47,35 +69,26 @@ class Stages:
             raise no_route(path)
         return live.upstream.client
 
-    async def admit(self, incoming: Incoming, reply: HttpReply) -> Response | None:
-        """Let a request through, and read its body; returns the reply if a stage has one, and raises GatewayError.
-
-        No local variable has the body: what waits here would keep it.
-        """
-        http = reply.http
-        if incoming.caller is None:  # the head of a known caller has passed before
+    async def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+        """Refuse a page that must not send requests here; the head of a known caller has passed before."""
+        if incoming.caller is None:
             self._host_check.check(incoming.headers)
-        if incoming.path not in self._routes.live:
-            if (response := await self._oauth_proxy.handle(http)) is not None:
-                return response
-            if incoming.method != "POST":  # the call of one may have begun while the path had a route
-                raise no_route(incoming.path)
-        try:
-            if self._authenticator.verifies:
-                await self._authenticate(incoming, reply)
-            limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
-            incoming.body = self._bodies.read_now(http, limits.body_bytes)
-            if not incoming.body:
-                incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
-        except GatewayError as exc:
-            await self._keep_session(exc, incoming, reply)
-            raise
-        return None
+        return await then(incoming, reply)
 
-    async def _authenticate(self, incoming: Incoming, reply: HttpReply) -> None:
+    async def _find_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+        """Answer OAuth clients, and refuse a path without a route: a POST may be a round of a call that had one."""
+        if incoming.path not in self._routes.live:
+            if (response := await self._oauth_proxy.handle(reply.http)) is not None:
+                return response
+            if incoming.method != "POST":
+                raise no_route(incoming.path)
+        return await then(incoming, reply)
+
+    async def _authenticate(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
         """Verify a caller by its headers, before its body takes time and memory."""
         try:
-            _ = await self._authenticator.caller(incoming, is_checked=False)
+            if self._authenticator.verifies:
+                _ = await self._authenticator.caller(incoming, is_checked=False)
         except GatewayError as exc:
             if 0 < reply.http.head.length <= _REFUSED_BYTES:  # the error should name the request's id
                 seconds = self._limits(incoming).receive_seconds
@@ -83,7 +96,21 @@ class Stages:
                     incoming.body = await self._bodies.read(reply.http, _REFUSED_BYTES, seconds)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
+            await self._keep_session(exc, incoming, reply)
             raise
+        return await then(incoming, reply)
+
+    async def _receive(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+        """Read the body. No local variable has it: what waits here waits until the call has ended."""
+        try:
+            limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
+            incoming.body = self._bodies.read_now(reply.http, limits.body_bytes)
+            if not incoming.body:
+                incoming.body = await self._bodies.read(reply.http, limits.body_bytes, limits.receive_seconds)
+        except GatewayError as exc:
+            await self._keep_session(exc, incoming, reply)
+            raise
+        return await then(incoming, reply)
 
     def _limits(self, incoming: Incoming) -> Limits:
         live = self._routes.live.get(incoming.path)
