@@ -123,7 +123,7 @@ def test_a_former_owner_cancels_its_run_though_the_next_one_has_not_begun() -> N
     the_call = call(2, 1, 2, 2, 2, 1, tool="search", questions=2)
     config = {"hold": {"ttl_seconds": 90.0}, "legs": {"limit_seconds": 1.0}}
     faults = Fault("part", 1.0, 4.0, target=2), Fault("slow", 3.8, 15.0)
-    outcome = History(Plan(1, 3, Kind(has_events=False), config, (the_call,), faults)).run()
+    outcome = History(Plan(9, 3, Kind(has_events=False), config, (the_call,), faults)).run()
     former, later = outcome.ledger.of("c1")
     assert later.result is not None
     assert former.cancelled is not None
