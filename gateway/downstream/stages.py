@@ -1,6 +1,7 @@
 """The stages of a client's request before its route takes it; docs/protocol.md (Errors) lists them in the same order.
 
-A stage replies, raises the error that refuses the request, or calls the next stage.
+A stage replies, raises the error that refuses the request, or calls the next stage. One that does not have to wait
+returns what the next one returns: a level of coroutines costs half a percent of a request that is passed on.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -69,26 +70,34 @@ class Stages:
             raise no_route(path)
         return live.upstream.client
 
-    async def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+    def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Refuse a page that must not send requests here; the head of a known caller has passed before."""
         if incoming.caller is None:
             self._host_check.check(incoming.headers)
+        return then(incoming, reply)
+
+    def _find_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
+        """Answer OAuth clients, and refuse any other path without a route."""
+        is_route = incoming.path in self._routes.live
+        return then(incoming, reply) if is_route else self._without_route(then, incoming, reply)
+
+    async def _without_route(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+        response = await self._oauth_proxy.handle(reply.http)
+        if response is not None:
+            return response
+        if incoming.method != "POST":  # the call of one may have begun while the path had a route
+            raise no_route(incoming.path)
         return await then(incoming, reply)
 
-    async def _find_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
-        """Answer OAuth clients, and refuse a path without a route: a POST may be a round of a call that had one."""
-        if incoming.path not in self._routes.live:
-            if (response := await self._oauth_proxy.handle(reply.http)) is not None:
-                return response
-            if incoming.method != "POST":
-                raise no_route(incoming.path)
-        return await then(incoming, reply)
-
-    async def _authenticate(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+    def _authenticate(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Verify a caller by its headers, before its body takes time and memory."""
+        if self._authenticator.verifies:
+            return self._verify(then, incoming, reply)
+        return then(incoming, reply)
+
+    async def _verify(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
         try:
-            if self._authenticator.verifies:
-                _ = await self._authenticator.caller(incoming, is_checked=False)
+            _ = await self._authenticator.caller(incoming, is_checked=False)
         except GatewayError as exc:
             if 0 < reply.http.head.length <= _REFUSED_BYTES:  # the error should name the request's id
                 seconds = self._limits(incoming).receive_seconds
