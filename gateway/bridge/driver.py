@@ -446,9 +446,8 @@ class Driver(Engine):
         super()._moved(before, after)
         if after is ENDED:
             return
-        if (
-            before in HELD or after not in _WAITING
-        ):  # a question gathers only for the quiet window before it is weighed
+        if before in HELD or after not in _WAITING:
+            # Not as soon as a question comes: those of a round are weighed together, when their quiet window ends.
             self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
         if self._takeover is not None and after in _WAITING:
             self._takeover.pick_up(self, self._give_back)

@@ -31,9 +31,8 @@ class HeaderRules:
     def lines(self, incoming: Incoming, route: Route) -> HeaderLines:
         """Return the headers that go upstream; raises InvalidRequest, also for a request that has been here before."""
         known = incoming.known
-        if (
-            known is None or self._in_force.value.principal.trusted_proxies
-        ):  # else they depend on nothing but the head and the route
+        if known is None or self._in_force.value.principal.trusted_proxies:
+            # Only without trusted proxies do they depend on nothing but the head and the route.
             return HeaderLines.of(self.upstream(incoming, route).items())
         passing: tuple[Route, HeaderLines] | None = known.passing
         if passing is None or passing[0] is not route:
