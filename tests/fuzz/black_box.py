@@ -8,11 +8,11 @@ memory, descriptors and calls afterwards than before. Another caller works besid
 """
 
 import asyncio
-import hashlib
 import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, Final
@@ -26,7 +26,7 @@ from gateway.seal.peer_messages import PeerRequest
 from tests.fuzz import wire
 from tests.fuzz.fake_hostile_upstream import ASK, ECHO, FakeHostileUpstream
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import TARGETS, Findings
 from tests.parts.launch import free_port
 from tests.support.gateway_process import STATE_KEY, Gateway, gateway
 from tests.support.workbench import ALL
@@ -65,24 +65,10 @@ class Campaign:
 
     def __init__(self, gw: Gateway, name: str, folder: Path) -> None:
         self._gw = gw
-        self._name = name
-        self._folder = folder
         self._read = 0
-        self._seen: set[str] = set()
         self.executions = 0
-
-    @property
-    def findings(self) -> int:
-        return len(self._seen)
-
-    def report(self, what: str, data: bytes, detail: str = "") -> None:
-        """Save and print a finding, once for each kind."""
-        if what in self._seen:
-            return
-        self._seen.add(what)
-        path = self._folder / f"{self._name}-{hashlib.sha256(data).hexdigest()[:12]}"
-        path.write_bytes(data)
-        print(f"FINDING {what}\n{path}\n{detail}", flush=True)
+        self.findings = Findings(name, folder)
+        self.report = self.findings.report
 
     def read_log(self, data: bytes) -> None:
         """Look at the new lines of the log; the cause is likely, but not surely, what was sent last."""
@@ -164,33 +150,42 @@ CALLS: Final = (
 
 
 class Attack:
-    """One kind of hostile peer: it sends one thing at a time, and judges what comes back."""
+    """Sends one hostile thing at a time, or has the upstream say it, and judges what comes back."""
 
-    def __init__(self, campaign: Campaign, mutator: Mutator, address: str, path: str = "/mcp") -> None:
+    def __init__(
+        self,
+        campaign: Campaign,
+        mutator: Mutator,
+        address: str,
+        path: str = "/mcp",
+        upstream: FakeHostileUpstream | None = None,
+    ) -> None:
         self.campaign = campaign
         self.mutator = mutator
         self.random = mutator.random
         self.address = address
         self.path = path
+        self._upstream = upstream
 
     async def send(self, data: bytes, *, is_whole: bool, explains: bool, is_modern: bool = False) -> None:
         """Send a request, and report what must not be."""
         self.campaign.executions += 1
         came, ended = await exchange(self.address, data, REPLY_SECONDS if is_whole else SILENCE_SECONDS)
         try:
-            wire.in_time(ended or not is_whole)
-            self._judge(data, came, is_whole=is_whole, explains=explains, is_modern=is_modern)
+            self._judge(data, came, ended=ended, is_whole=is_whole, explains=explains, is_modern=is_modern)
         except wire.Broken as broken:
             self.campaign.report(str(broken), data, came[:1000].decode(errors="replace"))
         self.campaign.read_log(data)
 
-    def _judge(self, data: bytes, came: bytes, *, is_whole: bool, explains: bool, is_modern: bool) -> None:
+    def _judge(
+        self, data: bytes, came: bytes, *, ended: bool, is_whole: bool, explains: bool, is_modern: bool
+    ) -> None:
         if not is_whole:
             if came.startswith(b"HTTP/") and b"\r\n\r\n" in came and not data.startswith(b"HEAD"):
                 for reply in wire.replies(came)[:1]:
                     wire.check(reply, explains=explains and reply.is_whole)
             return
-        reply = wire.only(wire.replies(came, to_head=data.startswith(b"HEAD")))
+        reply = wire.only(wire.replies(came, ended=ended, to_head=data.startswith(b"HEAD")))
         wire.check(reply, explains=explains)
         if is_modern and reply.status == 200:
             _ = wire.final(reply)
@@ -296,7 +291,7 @@ class Attack:
             given |= {"requestState": result["requestState"]} if "requestState" in result else {}
 
     def _upstream_said(self) -> bytes:
-        return b""
+        return self._upstream.last if self._upstream is not None else b""
 
     def _passed_through(self, came: bytes) -> None:
         """What an upstream says passes through, whatever its status is, but not a switch of protocols."""
@@ -315,8 +310,7 @@ class Attack:
         said = self._upstream_said()
         message: dict[str, Any] = {}
         try:
-            wire.in_time(ended)
-            reply = wire.only(wire.replies(came))
+            reply = wire.only(wire.replies(came, ended=ended))
             wire.check(reply, explains=True)
             message = wire.final(reply)
         except wire.Broken as broken:
@@ -324,19 +318,6 @@ class Attack:
         self.campaign.read_log(said)
         result = message.get("result")
         return result if isinstance(result, dict) else {}
-
-
-class UpstreamAttack(Attack):
-    """A plain client in front of a hostile upstream."""
-
-    def __init__(
-        self, campaign: Campaign, upstream: FakeHostileUpstream, mutator: Mutator, address: str, path: str
-    ) -> None:
-        super().__init__(campaign, mutator, address, path)
-        self._upstream = upstream
-
-    def _upstream_said(self) -> bytes:
-        return self._upstream.last
 
 
 async def canary(campaign: Campaign, address: str, until: float) -> None:
@@ -390,46 +371,42 @@ async def comes_to_rest(gw: Gateway, campaign: Campaign, before: tuple[int, int]
 async def run(kind: str, seconds: float, folder: Path, seed: int) -> int:
     """Attack a gateway of its own for so long; the number of findings."""
     random = Random(seed)
-    is_upstream = kind == "upstream"
+    hostility = 0.6 if kind == "upstream" else 0.0
     calm = FakeHostileUpstream(Mutator(0), 0)
-    hostile = [FakeHostileUpstream(Mutator(random.getrandbits(32)), 0.6 if is_upstream else 0.0) for _ in range(LANES)]
-    routes = [{"path": "/calm", "upstream": {"url": await calm.start(), "transport": "streamable-http"}}]
-    routes += [{"path": f"/mcp{at}", "upstream": {"url": await each.start()}} for at, each in enumerate(hostile)]
+    hostile = [FakeHostileUpstream(Mutator(random.getrandbits(32)), hostility) for _ in range(LANES)]
     peers = f"127.0.0.1:{free_port()}"
     replica = {"id": "gw-1", "listen": peers, "peers": {"gw-1": peers}}
-    try:
-        async with gateway("unused", check=False, **LIMITS, routes=routes, replica=replica) as gw:
-            campaign = Campaign(gw, kind, folder)
-            listen, admin = str(gw.config["listen"]), str(gw.config["admin"])
-            attacks = []
-            for at, upstream in enumerate(hostile):
-                mutator = Mutator(random.getrandbits(32), TARGETS["request"].seeds())
-                attack = (
-                    UpstreamAttack(campaign, upstream, mutator, listen, f"/mcp{at}")
-                    if is_upstream
-                    else Attack(campaign, mutator, {"peer": peers, "admin": admin}.get(kind, listen), f"/mcp{at}")
-                )
-                attacks.append(
-                    {
-                        "client": attack.as_client,
-                        "passthrough": attack.as_legacy_client,
-                        "peer": attack.as_replica,
-                        "admin": attack.as_operator,
-                        "upstream": attack.as_plain_client,
-                    }[kind]
-                )
-            warm = time.monotonic() + 1
-            await canary(campaign, listen, warm)
-            before = resources(gw)
-            until = time.monotonic() + seconds
-            await asyncio.gather(canary(campaign, listen, until), *(lane(attack, until) for attack in attacks))
-            await comes_to_rest(gw, campaign, before)
-            campaign.read_log(b"")
-            print(f"{campaign.executions} executions, {campaign.findings} findings (seed {seed})", flush=True)
-            return campaign.findings
-    finally:
+    async with AsyncExitStack() as stack:
         for each in (calm, *hostile):
-            await each.close()
+            await stack.enter_async_context(each)
+        routes = [{"path": "/calm", "upstream": {"url": calm.url, "transport": "streamable-http"}}]
+        routes += [{"path": f"/mcp{at}", "upstream": {"url": each.url}} for at, each in enumerate(hostile)]
+        started = gateway("unused", check=False, **LIMITS, routes=routes, replica=replica)
+        gw = await stack.enter_async_context(started)
+        campaign = Campaign(gw, kind, folder)
+        listen, admin = str(gw.config["listen"]), str(gw.config["admin"])
+        attacks = []
+        for at, upstream in enumerate(hostile):
+            mutator = Mutator(random.getrandbits(32), TARGETS["request"].seeds())
+            address = {"peer": peers, "admin": admin}.get(kind, listen)
+            attack = Attack(campaign, mutator, address, f"/mcp{at}", upstream)
+            attacks.append(
+                {
+                    "client": attack.as_client,
+                    "passthrough": attack.as_legacy_client,
+                    "peer": attack.as_replica,
+                    "admin": attack.as_operator,
+                    "upstream": attack.as_plain_client,
+                }[kind]
+            )
+        await canary(campaign, listen, time.monotonic() + 1)
+        before = resources(gw)
+        until = time.monotonic() + seconds
+        await asyncio.gather(canary(campaign, listen, until), *(lane(attack, until) for attack in attacks))
+        await comes_to_rest(gw, campaign, before)
+        campaign.read_log(b"")
+        print(f"{campaign.executions} executions, {len(campaign.findings)} findings (seed {seed})", flush=True)
+        return len(campaign.findings)
 
 
 def main() -> int:

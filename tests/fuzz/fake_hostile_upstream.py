@@ -6,9 +6,11 @@ cannot itself give one caller what belongs to another.
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any, Final
 
 from tests.fuzz.mutator import Mutator
+from tests.support.fake_http import FakeHttp, Wire
 
 ECHO: Final = "echo"
 ASK: Final = "ask"
@@ -47,43 +49,22 @@ _FORM: Final = {"message": "Name?", "requestedSchema": {"type": "object", "prope
 _TOOLS: Final = [{"name": name, "inputSchema": {"type": "object", "properties": {}}} for name in (ECHO, ASK)]
 
 
-class FakeHostileUpstream:
+class FakeHostileUpstream(FakeHttp):
     """The server; `mutator` decides everything that is random."""
 
     def __init__(self, mutator: Mutator, hostility: float) -> None:
+        super().__init__(self._talk)
         self._mutator = mutator
         self._random = mutator.random
         self._hostility = hostility
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
         self._answers: dict[str, asyncio.Event] = {}
         self.last = b""
         """What it said last, for the report of a finding."""
 
-    async def start(self) -> str:
-        """Listen; the URL."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
-        return f"http://{host}:{port}/mcp"
-
-    async def close(self) -> None:
-        """Stop, and break what is open."""
-        if self._server is not None:
-            self._server.close()
-        for writer in self._open:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
-        try:
-            while (request := await _request(reader)) is not None:
-                if not await self._answer(writer, *request):
-                    return
-        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, ValueError):
-            pass
-        finally:
-            self._open.discard(writer)
-            writer.close()
+    async def _talk(self, wire: Wire) -> None:
+        with suppress(EOFError, TimeoutError, ValueError):  # a request that was cut, no answer, or nonsense
+            while await self._answer(wire.writer, *_parts(await wire.request())):
+                self.requests.clear()
 
     async def _answer(self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], body: bytes) -> bool:
         """Answer one request; whether the connection goes on."""
@@ -167,20 +148,11 @@ class FakeHostileUpstream:
         return not (is_hostile and self._random.random() < 0.5)
 
 
-async def _request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes] | None:
-    """Method, headers and body of the next request; None at the end."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return None
-    first, *lines = head.decode("latin-1").strip().split("\r\n")
+def _parts(request: bytes) -> tuple[str, dict[str, str], bytes]:
+    """Method, headers and body."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if "chunked" not in headers.get("transfer-encoding", ""):
-        return first.split(" ")[0], headers, await reader.readexactly(int(headers.get("content-length", "0")))
-    body = b""
-    while length := int(await reader.readline(), 16):
-        body += (await reader.readexactly(length + 2))[:-2]
-    _ = await reader.readline()
     return first.split(" ")[0], headers, body
 
 

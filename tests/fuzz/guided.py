@@ -6,7 +6,6 @@ Without atheris, which has wheels for some Pythons only, it draws mutants of the
 finding is saved in FOLDER and printed at once. The exit code is 1 if there is one.
 """
 
-import hashlib
 import os
 import sys
 import time
@@ -19,14 +18,12 @@ try:
 except ImportError:
     atheris = None
 
-if atheris is None:
-    from tests.fuzz.targets import TARGETS
-else:
+if atheris is not None:
     with atheris.instrument_imports(include=["gateway", "jwt", "yarl"]):
-        from tests.fuzz.targets import TARGETS
+        import tests.fuzz.targets  # noqa: F401
 
 from tests.fuzz.mutator import TOKENS, Mutator
-from tests.fuzz.target import CORPUS, Target, judge, known_signatures
+from tests.fuzz.targets import CORPUS, TARGETS, Findings, Target
 
 MAX_BYTES: Final = 16_384
 HUNG_SECONDS: Final = 20
@@ -38,22 +35,15 @@ class Campaign:
 
     def __init__(self, target: Target, folder: Path) -> None:
         self._target = target
-        self._folder = folder
-        self._seen = known_signatures(target)
         self.executions = 0
-        self.findings = 0
+        self.findings = Findings(target.name, folder)
 
     def try_one(self, data: bytes) -> None:
         """Run the target once; a finding is saved, and does not end the campaign."""
         self.executions += 1
-        finding = judge(self._target, data)
-        if finding is None or finding.signature in self._seen:
-            return
-        self._seen.add(finding.signature)
-        self.findings += 1
-        path = self._folder / f"{self._target.name}-{hashlib.sha256(data).hexdigest()[:12]}"
-        path.write_bytes(data)
-        print(f"FINDING {finding.signature}\n{path}\n{finding.trace}", flush=True)
+        finding = self._target.judge(data)
+        if finding is not None:
+            self.findings.report(finding.signature, data, finding.trace)
 
 
 def with_guidance(campaign: Campaign, target: Target, seconds: float, folder: Path) -> None:
@@ -91,7 +81,7 @@ def without_guidance(campaign: Campaign, target: Target, seconds: float) -> None
 
 def end(campaign: Campaign, how: str) -> None:
     """Print the numbers and exit, past libFuzzer, which would count an exception as a crash."""
-    print(f"{campaign.executions} executions, {campaign.findings} findings ({how})", flush=True)
+    print(f"{campaign.executions} executions, {len(campaign.findings)} findings ({how})", flush=True)
     sys.stdout.flush()
     os._exit(1 if campaign.findings else 0)
 

@@ -24,8 +24,10 @@ class Reply(NamedTuple):
     is_whole: bool
 
 
-def replies(data: bytes, *, to_head: bool = False) -> list[Reply]:
-    """The replies on a connection that was read to its end, without interim ones; `to_head`: they have no bodies."""
+def replies(data: bytes, *, ended: bool = True, to_head: bool = False) -> list[Reply]:
+    """The replies on a connection, without interim ones; `ended`: in time; `to_head`: they have no bodies."""
+    if not ended:
+        raise Broken("the reply did not end in time")
     found: list[Reply] = []
     while data:
         head, separator, rest = data.partition(b"\r\n\r\n")
@@ -76,12 +78,6 @@ def _chunks(rest: bytes) -> tuple[bytes, bool, bytes]:
             return body, rest.startswith(b"\r\n"), rest[2:]
         body += rest[:length]
         rest = rest[length + 2 :]
-
-
-def in_time(ended: bool) -> None:  # noqa: FBT001  (the one argument)
-    """Raise Broken if the reply did not end in time."""
-    if not ended:
-        raise Broken("the reply did not end in time")
 
 
 def only(found: list[Reply]) -> Reply:
