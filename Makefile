@@ -20,7 +20,7 @@ PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
 
-demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer a question
+demo: $(VENV)/package ## a legacy server, the gateway and a modern client: answer a question
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
 
 quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
@@ -86,10 +86,16 @@ bench-instructions: $(VENV)/stamp ## the cost in instructions and in Python call
 
 install: $(VENV)/stamp ## the gateway and its development tools into .venv
 
-$(VENV)/stamp: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/stamp: $(VENV)/package
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+# The gateway alone, which is all that the demo needs. pip compiles nothing ahead: most of it would never be imported.
+$(VENV)/package: pyproject.toml
+	@echo "Installing mrtr-gateway and the libraries that it needs into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .
 	@touch $@
 
 parts: $(VENV)/stamp ## the real legacy servers and modern clients of the tests

@@ -1,13 +1,17 @@
 """Finds or builds the demo's two Python environments; the two SDK releases cannot share one."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final, NamedTuple
 
 OLD = ("MRTR_DEMO_OLD_PYTHON", "1.30.0")
 MODERN = ("MRTR_DEMO_MODERN_PYTHON", "2.3.0")
 
+_PIP_OPTIONS: Final = ("--quiet", "--disable-pip-version-check", "--no-compile")
 _ASK_VERSION = "from importlib.metadata import version; print(version('mcp'))"
 
 
@@ -21,36 +25,45 @@ def default_cache() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo"
 
 
-def interpreter(part: tuple[str, str], cache: Path) -> str:
-    """Return the path of a Python interpreter with the required SDK release."""
-    variable, release = part
-    if named := os.environ.get(variable):
-        if (found := _release(named)) is None:
-            raise PartsError(
-                f"{variable} names {named}, which cannot import mcp.\n"
-                f"Fix: install mcp=={release} there, or unset {variable}."
-            )
-        say(f"mcp {found}: using {variable}")
-        return named
-    home = cache.absolute() / f"mcp-{release}"
-    python = str(home / "bin" / "python")
-    if _release(python) == release:
-        say(f"mcp {release}: found in {home}")
-        return python
-    say(f"mcp {release}: building {home} (first run only, about 20 seconds)")
-    _step(
-        [sys.executable, "-m", "venv", "--clear", str(home)],
-        f"cannot create the environment {home}",
-        "install the venv module (Debian and Ubuntu: apt install python3-venv) and make sure that the folder is "
-        "writable, or choose another one with --cache",
+def interpreters(cache: Path) -> tuple[str, str]:
+    """Return the paths of two Python interpreters, with the old and the modern SDK release; raises PartsError."""
+    found: dict[str, str] = {}
+    missing: dict[str, tuple[str, Path]] = {}
+    for variable, release in (OLD, MODERN):
+        home = cache.absolute() / f"mcp-{release}"
+        found[release] = str(home / "bin" / "python")
+        if named := os.environ.get(variable):
+            if (present := _release(named)) is None:
+                raise PartsError(
+                    f"{variable} names {named}, which cannot import mcp.\n"
+                    f"Fix: install mcp=={release} there, or unset {variable}."
+                )
+            say(f"mcp {present}: using {variable}")
+            found[release] = named
+        elif _release(found[release]) == release:
+            say(f"mcp {release}: found in {home}")
+        else:
+            say(f"mcp {release}: building {home} (first run only)")
+            missing[release] = variable, home
+    _at_once(
+        _Step(
+            [sys.executable, "-m", "venv", "--clear", str(home)],
+            f"cannot create the environment {home}",
+            "install the venv module (Debian and Ubuntu: apt install python3-venv) and make sure that the folder is "
+            "writable, or choose another one with --cache",
+        )
+        for _, home in missing.values()
     )
-    _step(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"mcp=={release}"],
-        f"cannot install mcp=={release}",
-        "make sure that pip can reach a package index (PIP_INDEX_URL, HTTPS_PROXY), or set "
-        f"{variable} to an interpreter that has this release",
+    _at_once(
+        _Step(
+            [found[release], "-m", "pip", "install", *_PIP_OPTIONS, f"mcp=={release}"],
+            f"cannot install mcp=={release}",
+            "make sure that pip can reach a package index (PIP_INDEX_URL, HTTPS_PROXY), or set "
+            f"{variable} to an interpreter that has this release",
+        )
+        for release, (variable, _) in missing.items()
     )
-    return python
+    return found[OLD[1]], found[MODERN[1]]
 
 
 def say(line: str) -> None:
@@ -67,9 +80,25 @@ def _release(python: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _step(command: list[str], what: str, fix: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-6:]
-        why = "\n".join(f"  {line}" for line in last) or f"  exit status {done.returncode}"
-        raise PartsError(f"{what}:\n{why}\nFix: {fix}.")
+class _Step(NamedTuple):
+    """A command, what has failed if it fails, and the fix."""
+
+    command: list[str]
+    what: str
+    fix: str
+
+
+def _at_once(steps: Iterable[_Step]) -> None:
+    """Run commands beside each other; if one fails, or the demo is stopped, none goes on. Raises PartsError."""
+    with contextlib.ExitStack() as stack:
+        running: list[tuple[_Step, subprocess.Popen[str]]] = []
+        for step in steps:
+            process = subprocess.Popen(step.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            _ = stack.callback(process.kill)
+            running.append((step, process))
+        for step, process in running:
+            said, _ = process.communicate()
+            if process.returncode:
+                last = [line for line in said.splitlines() if line.strip()][-6:]
+                why = "\n".join(f"  {line}" for line in last) or f"  exit status {process.returncode}"
+                raise PartsError(f"{step.what}:\n{why}\nFix: {step.fix}.")

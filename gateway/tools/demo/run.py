@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.tools.demo.children import ChildError, started
-from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter, say
+from gateway.tools.demo.environments import PartsError, default_cache, interpreters, say
 from gateway.tools.demo.sequence_diagram import WIDEST, Row, draw, rows
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     for number in _ENDING:
         _ = signal.signal(number, _stop)
     try:
-        return _play(interpreter(OLD, options.cache), interpreter(MODERN, options.cache))
+        return _play(*interpreters(options.cache))
     except (PartsError, ChildError) as exc:
         print(f"mrtr-gateway demo: {exc}", file=sys.stderr)
         return 1
