@@ -16,10 +16,8 @@ from gateway.http_client.origin import Origin
 from gateway.http_client.request_head import RequestHead
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
-from tests.support.reply_recorder import Recorder, Sender
+from tests.support.reply_recorder import COMPLETE, Recorder, Sender
 from tests.support.workbench import eventually
-
-COMPLETE = ["head", "body", "end"]
 
 
 async def test_requests_at_the_same_time_have_connections_of_their_own(client: HttpClient) -> None:

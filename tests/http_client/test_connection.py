@@ -3,26 +3,20 @@
 import asyncio
 import gc
 import weakref
-from unittest.mock import Mock
 
 import pytest
-from yarl import URL
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut
-from gateway.http_client.familiar_heads import FamiliarHeads
-from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, ReplyParser
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
-from tests.support.reply_recorder import Recorder, Sender, raises_at
+from tests.support.fake_transport import Begun
+from tests.support.reply_recorder import COMPLETE, Recorder, Sender, raises_at
 from tests.support.workbench import eventually
 
 H = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = H + b"Transfer-Encoding: chunked\r\n\r\n"
-COMPLETE = ["head", "body", "end"]
 
 
 # -- replies that are understood --------------------------------------------------------------------------------------
@@ -580,50 +574,6 @@ async def test_a_closed_connection_leaves_no_circle_of_objects(client: HttpClien
             gc.enable()
 
 
-class FakeTransport(asyncio.Transport):
-    """A FAKE open transport, over which a test hands a connection what the upstream says; notes whether it is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_open = self.is_read = True
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return not self.is_open
-
-    def abort(self) -> None:
-        self.is_open = False
-
-    def pause_reading(self) -> None:
-        assert self.is_open
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        assert self.is_open
-        self.is_read = True
-
-
-def silent(*parts: bytes) -> tuple[Recorder, Connection, Mock]:
-    """A reply that its caller expects to be silent, after these parts; with its connection and the owner of that."""
-    owner, heard, transport = Mock(), Recorder(), FakeTransport()
-    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, FamiliarHeads())
-    connection.connection_made(transport)
-    pending = PendingRequest(heard)
-    pending.is_silent = True
-    connection.start(pending, b"", b"", is_head=False)
-    for part in parts:
-        connection.data_received(part)
-    return heard, connection, owner
-
-
 SILENT = [(what, b"".join(parts), body) for what, parts, body in UNDERSTOOD]
 SILENT += [
     ("many chunks", CHUNKED + b"1\r\no\r\n" * 9 + b"0\r\n\r\n", b"o" * 9),
@@ -636,36 +586,38 @@ SILENT += [
 async def test_a_silent_reply_is_understood_wherever_it_pauses(what: str, said: bytes, body: bytes) -> None:
     cuts = [(said[:at], said[at:]) for at in range(1, len(said))]
     for parts in [*cuts, [said[at : at + 1] for at in range(len(said))]]:
-        heard, connection, owner = silent(*parts)
-        assert heard.words == (COMPLETE if body else ["head", "end"]), parts
-        assert heard.body == body, parts
-        owner.freed.assert_called_once_with(connection)
+        begun = Begun(is_silent=True).receive(*parts)
+        assert begun.heard.words == (COMPLETE if body else ["head", "end"]), parts
+        assert begun.heard.body == body, parts
+        begun.owner.freed.assert_called_once_with(begun.connection)
 
 
 async def test_a_connection_that_the_upstream_wants_closed_is_not_kept_after_a_silent_reply() -> None:
     head = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    heard, connection, owner = silent(head, b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n")
-    assert (heard.words, heard.body) == (COMPLETE, b"ok")
-    owner.freed.assert_not_called()
-    assert not connection.is_open
+    begun = Begun(is_silent=True).receive(head, b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n")
+    assert (begun.heard.words, begun.heard.body) == (COMPLETE, b"ok")
+    begun.owner.freed.assert_not_called()
+    assert not begun.connection.is_open
 
 
 @pytest.mark.parametrize("said", [b"x\r\n", b"-1\r\n", b"\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
 async def test_a_silent_reply_with_chunks_that_are_not_valid_never_ends_well(said: bytes) -> None:
-    heard, _, _ = silent(CHUNKED, b"1\r\no\r\n", said)
-    assert heard.words == ["head", "body", "failed"]
+    begun = Begun(is_silent=True).receive(CHUNKED, b"1\r\no\r\n", said)
+    assert begun.heard.words == ["head", "body", "failed"]
 
 
-@pytest.mark.parametrize("parts", [[CHUNKED], [CHUNKED, b"1\r\no\r\n"], [CHUNKED + b"1\r\n", b"o\r\n"]])
-async def test_a_silent_reply_keeps_no_parser_between_its_parts(parts: list[bytes]) -> None:
-    kept = silent(*parts)
-    assert not [each for each in gc.get_referents(kept[1]) if isinstance(each, ReplyParser)]
-
-
-@pytest.mark.parametrize("parts", [[CHUNKED[:-1]], [CHUNKED, b"1"], [CHUNKED, b"1\r\n"], [CHUNKED, b"2\r\n\r\n"]])
-async def test_a_silent_reply_keeps_its_parser_in_the_middle_of_a_part(parts: list[bytes]) -> None:
-    kept = silent(*parts)
-    assert [each for each in gc.get_referents(kept[1]) if isinstance(each, ReplyParser)]
+@pytest.mark.parametrize(
+    ("parts", "is_kept"),
+    [
+        *[(parts, False) for parts in ([CHUNKED], [CHUNKED, b"1\r\no\r\n"], [CHUNKED + b"1\r\n", b"o\r\n"])],
+        *[(parts, True) for parts in ([CHUNKED[:-1]], [CHUNKED, b"1"], [CHUNKED, b"1\r\n"], [CHUNKED, b"2\r\n\r\n"])],
+    ],
+)
+async def test_a_silent_reply_keeps_its_parser_only_in_the_middle_of_a_part(
+    parts: list[bytes], *, is_kept: bool
+) -> None:
+    begun = Begun(is_silent=True).receive(*parts)
+    assert any(isinstance(each, ReplyParser) for each in gc.get_referents(begun.connection)) is is_kept
 
 
 STAYS = stays()

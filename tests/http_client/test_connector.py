@@ -19,10 +19,8 @@ from gateway.http_client.origin import Origin
 from tests.support.authority import Authority, server_context
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
-from tests.support.reply_recorder import Sender
+from tests.support.reply_recorder import COMPLETE, Sender
 from tests.support.workbench import eventually
-
-COMPLETE = ["head", "body", "end"]
 
 
 @pytest.fixture

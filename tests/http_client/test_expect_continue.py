@@ -15,12 +15,11 @@ from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
-from tests.support.reply_recorder import Recorder
+from tests.support.reply_recorder import COMPLETE, Recorder
 from tests.support.workbench import eventually
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 REFUSED = b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"
-COMPLETE = ["head", "body", "end"]
 
 
 def ask(

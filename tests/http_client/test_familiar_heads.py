@@ -8,18 +8,15 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yarl import URL
 
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ReplyCut
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
-from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import ReplyParser
-from tests.http_client.test_connection import FakeTransport
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
-from tests.support.reply_recorder import Recorder, Sender
+from tests.support.fake_transport import Begun
+from tests.support.reply_recorder import COMPLETE, Recorder, Sender
 
 DATED = (
     b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 10:00:00 GMT\r\nContent-Type: application/json; charset=utf-8\r\n"
@@ -165,41 +162,29 @@ async def test_a_recognised_reply_is_heard_like_any_other(client: HttpClient, is
         sender = Sender(client, server.url)
         heard = [await sender.send() for _ in range(6)]
         assert [each.body for each in heard] == [b"ok", b"later", b"data: {}\n\n", b"data: {}\n\n", b"", b""]
-        assert [each.words for each in heard] == [["head", "body", "end"]] * 4 + [["head", "end"]] * 2
+        assert [each.words for each in heard] == [COMPLETE] * 4 + [["head", "end"]] * 2
         assert is_recognised == [False, True] * 3
         assert server.connections == 1
-
-
-def taught_connection(pending: PendingRequest | None = None) -> tuple[Recorder, Connection, Mock]:
-    """A connection with a request in flight, whose upstream is known; with its listener and its owner."""
-    owner, heard, transport = Mock(), Recorder(), FakeTransport()
-    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, taught(DATED, STREAM))
-    connection.connection_made(transport)
-    connection.start(pending or PendingRequest(heard), b"", b"", is_head=False)
-    return heard, connection, owner
 
 
 @pytest.mark.parametrize("reply", [LATER, STREAM])
 async def test_a_reply_of_a_known_form_is_understood_wherever_it_is_cut(reply: bytes) -> None:
     body = b"later" if reply is LATER else b"data: {}\n\n"
     for parts in [(reply[:cut], reply[cut:]) for cut in range(1, len(reply))]:
-        heard, connection, owner = taught_connection()
-        for part in parts:
-            connection.data_received(part)
-        assert (heard.words, heard.body) == (["head", "body", "end"], body), parts
-        owner.freed.assert_called_once_with(connection)
+        begun = Begun(taught(DATED, STREAM)).receive(*parts)
+        assert (begun.heard.words, begun.heard.body) == (COMPLETE, body), parts
+        begun.owner.freed.assert_called_once_with(begun.connection)
 
 
 BEGUN = CHUNKED + b"2\r\nla\r\n"
 
 
 async def test_chunks_that_come_one_after_the_other_take_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, connection, owner = taught_connection()
+    begun = Begun(taught(DATED, STREAM))
     monkeypatch.setattr(ReplyParser, "__init__", Mock(side_effect=AssertionError("a parser was made")))
-    for part in (CHUNKED, b"2\r\nla\r\n", b"1\r\nt\r\n2\r\ner\r\n", b"0\r\n\r\n"):
-        connection.data_received(part)
-    assert (heard.words, heard.body) == (["head", "body", "end"], b"later")
-    owner.freed.assert_called_once_with(connection)
+    _ = begun.receive(CHUNKED, b"2\r\nla\r\n", b"1\r\nt\r\n2\r\ner\r\n", b"0\r\n\r\n")
+    assert (begun.heard.words, begun.heard.body) == (COMPLETE, b"later")
+    begun.owner.freed.assert_called_once_with(begun.connection)
 
 
 @pytest.mark.parametrize(
@@ -211,42 +196,28 @@ async def test_chunks_that_come_one_after_the_other_take_no_parser(monkeypatch: 
     ],
 )
 async def test_bytes_behind_the_rest_of_a_familiar_reply_close_the_connection(begun: bytes, rest: bytes) -> None:
-    heard, connection, owner = taught_connection()
-    connection.data_received(begun)
-    connection.data_received(rest)
-    assert b"".join(heard.parts) == b"later"
-    assert heard.words[-1] == "end"
-    owner.freed.assert_not_called()
-    assert not connection.is_open
+    it = Begun(taught(DATED, STREAM)).receive(begun, rest)
+    assert (it.heard.words, it.heard.body) == (COMPLETE, b"later")
+    it.owner.freed.assert_not_called()
+    assert not it.connection.is_open
 
 
 @pytest.mark.parametrize("begun", [LATER[:-3], BEGUN])
 @pytest.mark.parametrize("end", [Connection.eof_received, lambda connection: connection.connection_lost(None)])
+@pytest.mark.parametrize("is_second", [False, True], ids=["first", "after one without a body"])
 async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(
-    begun: bytes, end: Callable[[Connection], None]
+    begun: bytes, end: Callable[[Connection], None], *, is_second: bool
 ) -> None:
-    heard, connection, owner = taught_connection()
-    connection.data_received(begun)
-    end(connection)
+    it = Begun(taught(DATED, STREAM))
+    heard = it.heard
+    if is_second:
+        _ = it.receive(b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert heard.words == ["head", "end"]
+        heard = it.heard_again()
+    end(it.receive(begun).connection)
     assert (heard.words, heard.body) == (["head", "body", "failed"], b"la")
     assert isinstance(heard.failure, ReplyCut)
-    owner.freed.assert_not_called()
-
-
-@pytest.mark.parametrize("begun", [LATER[:-3], BEGUN])
-async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_taken_for_complete(
-    begun: bytes,
-) -> None:
-    first, connection, owner = taught_connection()
-    connection.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert first.words == ["head", "end"]
-    owner.freed.assert_called_once_with(connection)
-    heard = Recorder()
-    connection.start(PendingRequest(heard), b"", b"", is_head=False)
-    connection.data_received(begun)
-    connection.eof_received()
-    assert (heard.words, heard.body) == (["head", "body", "failed"], b"la")
-    assert isinstance(heard.failure, ReplyCut)
+    assert it.owner.freed.call_count == is_second
 
 
 @pytest.mark.parametrize("raises", [True, False])
@@ -255,24 +226,20 @@ async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_
 async def test_a_listener_that_ends_in_a_familiar_reply_hears_nothing_more(
     begun: bytes, rest: bytes, when: str, *, raises: bool
 ) -> None:
-    heard = Recorder()
-    pending = PendingRequest(heard)
-    _, connection, owner = taught_connection(pending)
+    it = Begun(taught(DATED, STREAM))
 
     def react(word: str) -> None:
         if word == when and raises:
             raise LookupError(word)
         if word == when:
-            pending.abort()
+            it.pending.abort()
 
-    heard.react = react
-    connection.data_received(begun)
-    if rest and when == "body":
-        connection.data_received(rest)
-    assert heard.words == ["head", *(["body"] if when == "body" else []), *(["failed"] if raises else [])]
-    assert heard.failure is None or isinstance(heard.failure.__cause__, LookupError)
-    assert not connection.is_open
-    owner.freed.assert_not_called()
+    it.heard.react = react
+    _ = it.receive(begun, *([rest] if rest and when == "body" else []))
+    assert it.heard.words == ["head", *(["body"] if when == "body" else []), *(["failed"] if raises else [])]
+    assert it.heard.failure is None or isinstance(it.heard.failure.__cause__, LookupError)
+    assert not it.connection.is_open
+    it.owner.freed.assert_not_called()
 
 
 @pytest.mark.parametrize("cut", [(OK, len(OK) - 2), (STREAM, len(CHUNKED)), (STREAM, len(STREAM) - 5)])
@@ -319,6 +286,6 @@ async def test_a_reply_after_which_the_server_closes_is_not_learnt(
     async with FakeHttp(answers(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) as server:
         sender = Sender(client, server.url)
         for _ in range(2):
-            assert (await sender.send()).words == ["head", "body", "end"]
+            assert (await sender.send()).words == COMPLETE
             assert client.idle_connections == 0
         assert is_recognised == [False, False]

@@ -1,23 +1,18 @@
 """Replies that take long to parse: other connections are served meanwhile, and nothing that was received is lost."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-from yarl import URL
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ReplyCut
 from gateway.http_client.familiar_heads import FamiliarHeads
-from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.pieces import PIECE_BYTES
-from tests.http_client.test_connection import FakeTransport
 from tests.http_client.test_connector import sender
 from tests.support.authority import Authority, server_context
 from tests.support.fake_http import OK, FakeHttp, answers, says
-from tests.support.reply_recorder import Recorder, Sender
+from tests.support.fake_transport import Begun
+from tests.support.reply_recorder import COMPLETE, Recorder, Sender
 from tests.support.turns import FLOODS, SIZE, TINY_CHUNKS, Turns, gives_way
 
 pytestmark = pytest.mark.usefixtures("busy_clock")
@@ -50,7 +45,7 @@ async def test_other_callbacks_run_between_the_pieces_of_a_reply(
             heard, _ = Sender(client, server.url).begin()
             heard.react = turns.note
             await heard.over()
-    assert (heard.words, heard.body) == (["head", "body", "end"], body), what
+    assert (heard.words, heard.body) == (COMPLETE, body), what
     assert len(turns.noted) >= MANY
 
 
@@ -77,19 +72,8 @@ async def test_the_end_of_tls_comes_behind_the_pieces(
             heard, _ = sender(client, server.url, ca_file=ca.file).begin()
             heard.react = turns.note
             await heard.over()
-    assert (heard.words, heard.body) == (["head", "body", "end"], body), what
+    assert (heard.words, heard.body) == (COMPLETE, body), what
     assert len(turns.noted) >= MANY
-
-
-class Begun:
-    """One request on a connection over a fake transport."""
-
-    def __init__(self, familiar: FamiliarHeads | None = None) -> None:
-        self.transport, self.owner, self.heard = FakeTransport(), Mock(), Recorder()
-        self.connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), self.owner, familiar or FamiliarHeads())
-        self.connection.connection_made(self.transport)
-        self.pending = PendingRequest(self.heard)
-        self.connection.start(self.pending, b"", b"", is_head=False)
 
 
 async def test_what_was_received_before_a_reset_is_heard_before_it() -> None:
@@ -120,7 +104,7 @@ async def test_a_connection_with_bytes_in_a_piece_behind_the_reply_is_closed_and
     begun = Begun()
     begun.connection.data_received(reply + OK * 200)
     await begun.heard.over()
-    assert begun.heard.words == ["head", "body", "end"]
+    assert begun.heard.words == COMPLETE
     begun.owner.freed.assert_not_called()
     assert not begun.transport.is_open
 
@@ -153,19 +137,14 @@ async def test_reading_goes_on_behind_the_pieces_unless_the_listener_wants_a_pau
 
 
 async def test_the_next_request_on_the_connection_is_read() -> None:
-    begun, heard = Begun(), Recorder()
-
-    def react(word: str) -> None:
-        if word == "end":
-            begun.connection.start(PendingRequest(heard), b"", b"", is_head=False)
-
-    begun.heard.react = react
+    begun, later = Begun(), list[Recorder]()
+    begun.heard.react = lambda word: later.append(begun.heard_again()) if word == "end" else None
     begun.connection.data_received(CHUNKED + TINY_CHUNKS + b"0\r\n\r\n")
     await begun.heard.over()
     assert await gives_way(lambda: False)
     assert begun.transport.is_read
     begun.connection.data_received(OK)
-    assert heard.body == b"ok"
+    assert later[0].body == b"ok"
 
 
 async def test_a_large_body_that_is_only_kept_is_not_cut() -> None:
@@ -176,4 +155,4 @@ async def test_a_large_body_that_is_only_kept_is_not_cut() -> None:
     begun.connection.data_received(json % (2 * SIZE) + b"y" * SIZE)
     begun.connection.data_received(b"z" * SIZE)
     assert begun.heard.parts == [b"y" * SIZE, b"z" * SIZE]
-    assert begun.heard.words == ["head", "body", "end"]
+    assert begun.heard.words == COMPLETE

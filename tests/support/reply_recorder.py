@@ -13,6 +13,8 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.http_client.request_head import RequestHead
 
 DEADLINE = 20.0
+COMPLETE = ["head", "body", "end"]
+"""What is heard of a whole reply with a body."""
 
 
 def raises_at(when: str) -> Callable[[str], None]:
