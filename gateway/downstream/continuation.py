@@ -49,7 +49,7 @@ class Continuation:
         self.router = router
 
     def serve(self, round_: Round) -> Awaitable[Response]:
-        """Serve a further round on a route; raises InvalidState or EraUnknown if its state does not open.
+        """Serve a further round on a route; raises InvalidState or NoHandshake if its state does not open.
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
@@ -133,7 +133,7 @@ class Continuation:
         return envelope
 
     def _opened(self, round_: Round) -> Envelope:
-        """Open the state of a round; raises InvalidState, or EraUnknown.
+        """Open the state of a round; raises InvalidState, or NoHandshake.
 
         If another replica seems to hold the call, that one checks the arguments: their digest would cost a tenth of
         what forwarding costs here. Before such a round is served here, `_check_arguments` does it. Params in the very

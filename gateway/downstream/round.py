@@ -14,7 +14,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import EraUnknown, InvalidState, NoHandshake
+from gateway.protocol.errors import InvalidState, NoHandshake, Unreachable
 from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
@@ -53,14 +53,18 @@ class Round(ClientCall, eq=False, kw_only=True):
         return max(0.0, came.leg_seconds - (world.monotonic() - self.started))
 
     def check_era(self, error: InvalidState) -> None:
-        """Raise EraUnknown if what this request brought may be a modern upstream's own.
+        """Raise NoHandshake if what this request brought may be a modern upstream's own.
 
         No probe was conclusive yet. A call without a state learns from the handshake what that means.
         """
         route, upstream = self.live.route, self.live.upstream
         era = upstream.era or upstream.stdio
         if error.is_foreign and route.era != "bridge" and era is not None and era.known is None:
-            raise EraUnknown(f"The upstream {route.upstream.name} of route {route.path}") from error
+            raise NoHandshake(
+                f"The upstream {route.upstream.name} of route {route.path} has not said yet whether it is modern, so "
+                "this requestState or taskId may be its own; nothing was run: send the same request again",
+                fix=Unreachable.fix,
+            ) from error
 
     def on(self, live: LiveRoute) -> "Round":
         """Return this round as another configuration of its route serves it."""

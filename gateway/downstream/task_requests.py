@@ -40,7 +40,7 @@ class TaskRequests:
         self._router = router
 
     async def serve(self, round_: Round) -> Response:
-        """Serve one request; raises UnknownTask for every handle that is not accepted, or EraUnknown."""
+        """Serve one request; raises UnknownTask for every handle that is not accepted, or NoHandshake."""
         with round_.weigh(is_continued=True) as weight:
             request = round_.request
             if not request.said.declared.tasks and not request.said.declared.legacy_tasks:

@@ -41,7 +41,9 @@ class GatewayError(Exception):
     fix = "look for this requestId in the gateway's log"
     """The operator's next step; it goes to the log. The message goes to the client."""
 
-    def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str, *, data: Mapping[str, Any] | None = None, fix: str = "") -> None:
+        """`fix` replaces that of the class, where more is known."""
+        self.fix = fix or self.fix
         self.message = clean(message)
         super().__init__(self.message)
         self.data = {"reason": self.reason, **(data or {})} if self.reason else data
@@ -275,27 +277,6 @@ class NoHandshake(Unreachable):
     """The upstream refuses `initialize`: it is not a legacy MCP server, or not any more."""
 
     fix = "check the path of upstream.url; `mrtr-gateway probe URL` shows which protocol the server speaks"
-
-
-class NoLegacySide(NoHandshake):
-    """The upstream refuses `initialize`, although its route has `era: bridge`."""
-
-    fix = (
-        "if the server is modern only, set era: auto on the route; otherwise check the path of upstream.url. "
-        "`mrtr-gateway probe URL` shows which protocols the server speaks"
-    )
-
-
-class EraUnknown(NoHandshake):
-    """A state or task is not the gateway's, and the upstream, whose it may be, has not said yet that it is modern."""
-
-    fix = Unreachable.fix
-
-    def __init__(self, where: str) -> None:
-        super().__init__(
-            f"{where} has not said yet whether it is modern, so this requestState or taskId may be its own; nothing "
-            "was run: send the same request again"
-        )
 
 
 class SessionLost(UpstreamError):

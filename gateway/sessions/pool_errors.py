@@ -3,7 +3,7 @@
 import math
 
 from gateway.config import Route
-from gateway.protocol.errors import Busy, CallLost, CannotAsk, NoHandshake, NoLegacySide, Unreachable
+from gateway.protocol.errors import Busy, CallLost, CannotAsk, NoHandshake, Unreachable
 from gateway.telemetry import SessionLimit
 
 
@@ -49,9 +49,11 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
     if isinstance(exc, ValueError | RecursionError):
         return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
     if isinstance(exc, NoHandshake) and route.era == "bridge":
-        return NoLegacySide(
+        return NoHandshake(
             f"{exc.message}. The route has era: bridge, which needs the legacy side of the server; if the server is "
-            "modern only, set era: auto"
+            "modern only, set era: auto",
+            fix="if the server is modern only, set era: auto on the route; otherwise check the path of upstream.url. "
+            "`mrtr-gateway probe URL` shows which protocols the server speaks",
         )
     return exc
 

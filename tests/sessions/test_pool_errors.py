@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Route, parse
-from gateway.protocol.errors import CallLost, NoHandshake, NoLegacySide, Unreachable
+from gateway.protocol.errors import CallLost, NoHandshake, Unreachable
 from gateway.sessions import pool_errors
 from tests.support.workbench import configuration
 
@@ -73,7 +73,7 @@ def test_a_failure_that_explains_itself_stays_as_it_is(failure: BaseException) -
 
 def test_a_refused_handshake_names_the_key_if_the_route_is_bridged() -> None:
     error = pool_errors.handshake_failed(NoHandshake("It refused"), route(route={"era": "bridge"}), 10)
-    assert isinstance(error, NoLegacySide)
+    assert isinstance(error, NoHandshake)
     assert error.message.startswith("It refused. The route has era: bridge")
     assert "set era: auto" in error.message
     assert "era: auto" in error.fix
