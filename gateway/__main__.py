@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
@@ -20,6 +19,7 @@ from gateway.children.child import not_here
 from gateway.config import (
     Config,
     ConfigError,
+    ConfigFile,
     Era,
     Level,
     Problem,
@@ -196,13 +196,13 @@ def _logged(config: Config, level: Level | None) -> Config:
 
 def _serve(options: argparse.Namespace) -> int:
     config = _logged(_given(options), options.log_level)
-    read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
+    file = None if options.config is None else ConfigFile(options.config, options.log_level)
     try:
         if config.workers > 1:
             supervisor = import_module("gateway.server.supervisor")  # its HTTP client is a seventh of all imports
-            code: int = event_loop.run(supervisor.supervise(config, read))
+            code: int = event_loop.run(supervisor.supervise(config, file))
             return code
-        event_loop.run(serve(config, read=read))
+        event_loop.run(serve(config, file=file))
     except OSError as exc:
         log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - for an operator, who needs no trace
         return 1

@@ -51,7 +51,7 @@ class ClusterView:
 
     async def _others(self) -> dict[str, Heard]:
         """Ask the other replicas, each for a second at most; concurrent callers share the answers."""
-        if self._asking is None:
+        if self._asking is None or self._asking.done():
             self._asking = self._source.tasks.start(self._ask_others(), "ask for statuses")
         _ = await asyncio.wait((self._asking,))  # a caller that is cancelled does not cancel the questions
         return self._heard
@@ -68,10 +68,7 @@ class ClusterView:
         return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()
 
     async def _ask_others(self) -> None:
-        try:
-            self._heard = await self._ask(sorted(self._members.other_hosts())[:_MOST_ASKED], _ANSWER_SECONDS)
-        finally:
-            self._asking = None
+        self._heard = await self._ask(sorted(self._members.other_hosts())[:_MOST_ASKED], _ANSWER_SECONDS)
 
     async def _ask(self, names: Iterable[str], seconds: float) -> dict[str, Heard]:
         names = list(names)

@@ -1,16 +1,24 @@
 """Reloads the configuration file on SIGHUP, completely or not at all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
-from gateway.config import Config, ConfigError, InForce, changes, contents, digest, refused
+from gateway.config import Config, ConfigError, ConfigFile, InForce, changes, contents, digest, refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
 
-Read = Callable[[], Config]
-"""Reads the file; raises ConfigError."""
+
+class Reloadable(Protocol):
+    """A process that can go on with another configuration."""
+
+    def apply(self, config: Config) -> None:
+        """Serve by this configuration; raises ConfigError, with nothing changed."""
+
+    def reloaded(self, *, applied: bool) -> None:
+        """A reload is over."""
 
 
 class Reload:
@@ -18,22 +26,20 @@ class Reload:
 
     def __init__(
         self,
-        read: Read | None,
+        file: ConfigFile | None,
         in_force: InForce[Config],
-        apply: Callable[[Config], None],
+        owner: Reloadable,
         tasks: Tasks,
-        count: Callable[[bool], None],
         **name: str,
     ) -> None:
-        """Give `read` None if the process has no file; `count` is called with each outcome, and `name` is logged."""
+        """Give `file` None if the process has no file; `name` is logged."""
         self.rejected: tuple[str, ...] | None = None
         """The problems of the file, if the last reload rejected it."""
-        self._read = read
+        self._file = file
         self._in_force = in_force
         self._contents = contents(in_force.value)
-        self._apply = apply
+        self._owner = owner
         self._tasks = tasks
-        self._count = count
         self._name = name
         self._begun, self._turn = asyncio.Event(), asyncio.Lock()
         self.is_closed = False
@@ -66,20 +72,20 @@ class Reload:
             try:
                 applied = await self._once()
             except Exception:
-                self._count(False)
+                self._owner.reloaded(applied=False)
                 raise
             if applied is not None:
-                self._count(applied)
+                self._owner.reloaded(applied=applied)
 
     async def _once(self) -> bool | None:
         """Read and apply the file; return whether it was applied, or None if the process is ending."""
-        if self._read is None:
+        if self._file is None:
             note = "SIGHUP reads the file of --config again, and this process has none: nothing changes"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
             return False
         try:
             # In a thread, because a long file would delay calls.
-            new = await asyncio.to_thread(self._read)
+            new = await asyncio.to_thread(self._file.load)
             files = await asyncio.to_thread(contents, new)
         except ConfigError as exc:
             return self._reject(exc.located)
@@ -89,7 +95,7 @@ class Reload:
         if stuck := refused(found):
             return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])
         try:
-            self._apply(new)
+            self._owner.apply(new)
         except ConfigError as exc:  # a file was removed since it was read
             return self._reject(exc.problems)
         changed = [*found]

@@ -3,7 +3,7 @@
 from gateway.config.advisories import cautions, notes
 from gateway.config.files import contents
 from gateway.config.in_force import InForce
-from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
+from gateway.config.load import ConfigFile, digest, for_command, for_upstream, load, parse, with_log_level
 from gateway.config.model.config import (
     Config,
     Debug,

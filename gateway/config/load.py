@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import inspect, structs
@@ -18,11 +19,20 @@ from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, Document, read
 from gateway.config.rules import broken_rules
 
 
-def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: Level | None = None) -> Config:
-    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used.
+class ConfigFile(NamedTuple):
+    """The file of a configuration, which a reload reads again."""
 
-    `log_level` replaces the file's `log.level`.
-    """
+    path: Path
+    log_level: Level | None = None
+    """Replaces the file's `log.level`."""
+
+    def load(self) -> Config:
+        """Return the configuration; raises ConfigError if it cannot be read or used."""
+        return with_log_level(load(self.path), self.log_level)
+
+
+def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_TEXT_CHARACTERS * 4 + 1).decode("utf-8")
@@ -30,7 +40,7 @@ def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: L
         raise ConfigError([Problem(str(path), f"cannot be read ({exc.strerror}); check --config")], str(path)) from exc
     except UnicodeDecodeError as exc:
         raise ConfigError([Problem(str(path), "is not UTF-8 text; save it as UTF-8")], str(path)) from exc
-    return with_log_level(parse(text, str(path), env), log_level)
+    return parse(text, str(path), env)
 
 
 def with_log_level(config: Config, level: Level | None) -> Config:

@@ -12,7 +12,7 @@ from typing import Final
 from gateway import __version__, world
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
-from gateway.admin.reload import Read, Reload
+from gateway.admin.reload import Reload
 from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
@@ -24,7 +24,7 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, InForce, cautions, contexts, digest, expiries
+from gateway.config import Config, ConfigFile, InForce, cautions, contexts, digest, expiries
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -77,13 +77,13 @@ class Gateway:
         self,
         config: Config,
         worker: Worker | None = None,
-        read: Read | None = None,
+        file: ConfigFile | None = None,
         traces: Traces | None = None,
         stream_times: StreamTimes = DEFAULT_TIMES,
         *,
         serves_host: bool = False,
     ) -> None:
-        """Give `worker` if this process is one of several that share `listen`; `read` reads the configuration again.
+        """Give `worker` if this process is one of several that share `listen`; `file` is what a reload reads.
 
         `serves_host`: the only client is the host that started this process (`wrap`), so one child serves everything.
         Raises ConfigError if a file that the configuration names cannot be used, and TracesUnavailable where `traces`
@@ -138,14 +138,7 @@ class Gateway:
         self.metrics.config_loaded()
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
-        self.reload = Reload(
-            read,
-            in_force,
-            self.apply,
-            self.tasks,
-            lambda applied: self.metrics.config_reloaded(applied=applied),
-            replica=self.members.own,
-        )
+        self.reload = Reload(file, in_force, self, self.tasks, replica=self.members.own)
         self._snapshot_source = SnapshotSource(
             in_force=in_force,
             reload=self.reload,
@@ -278,6 +271,10 @@ class Gateway:
         if tls.listener is not None or self.client_listener.is_secure:
             self.tasks.spawn(self.client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
+
+    def reloaded(self, *, applied: bool) -> None:
+        """See `Reloadable`."""
+        self.metrics.config_reloaded(applied=applied)
 
     def _show_settings(self, config: Config) -> None:
         self.metrics.show_certificates(expiries(config))

@@ -5,26 +5,27 @@ import gc
 import resource
 import signal
 
-from gateway.admin.reload import Read
 from gateway.cluster.worker import Worker
-from gateway.config import Config
+from gateway.config import Config, ConfigFile
 from gateway.runtime import idle_memory
 from gateway.server.drain import drain
 from gateway.server.process import Gateway
 
 
 async def serve(
-    config: Config, worker: Worker | None = None, read: Read | None = None, *, is_whole_process: bool = True
+    config: Config, worker: Worker | None = None, file: ConfigFile | None = None, *, is_whole_process: bool = True
 ) -> None:
     """Run until SIGTERM or SIGINT; a second signal ends at once, and so does one before the gateway is ready.
 
-    Raises OSError when an address is taken. `read` reads the configuration file again, for SIGHUP. If this is not
+    Raises OSError when an address is taken. `file` is read again on SIGHUP. If this is not
     all that the process does, what belongs to the whole process is left alone: its limits, its memory, its signals
     outside of the event loop.
     """
     if is_whole_process:
-        _raise_open_files()
-    gateway = Gateway(config, worker, read)
+        # Raise the soft limit of open files to the hard one: a held call takes two upstream connections.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gateway = Gateway(config, worker, file)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,12 +78,6 @@ def give_memory_back(gateway: Gateway) -> None:
     """From now on, keep freed memory while there is work, and give it back to the operating system afterwards."""
     idle_memory.keep_freed()
     gateway.tasks.spawn(idle_memory.give_back_when_quiet(gateway.lot), "idle memory")
-
-
-def _raise_open_files() -> None:
-    """Raise the soft limit of open files to the hard one: a held call takes two upstream connections."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tune_garbage_collection() -> None:

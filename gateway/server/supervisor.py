@@ -24,10 +24,10 @@ from multiprocessing import resource_tracker
 from typing import Final
 
 from gateway import __version__, world
-from gateway.admin.reload import Read, Reload
+from gateway.admin.reload import Reload
 from gateway.admin.workers_view import Overview, WorkerProcess
 from gateway.cluster.worker import Worker
-from gateway.config import Config, InForce, split_address
+from gateway.config import Config, ConfigFile, InForce, split_address
 from gateway.http.server.listener import UNIX, Listener
 from gateway.http.server.traffic import Traffic
 from gateway.runtime import event_loop
@@ -53,43 +53,43 @@ _PATH_BYTES: Final = 107
 _PR_SET_PDEATHSIG: Final = 1
 
 
-async def supervise(config: Config, read: Read | None = None) -> int:
+async def supervise(config: Config, file: ConfigFile | None = None) -> int:
     """Run config.workers processes until SIGTERM or SIGINT and return the exit code.
 
-    Raises OSError when an address is taken. `read` reads the configuration file again; each worker calls it too.
+    Raises OSError when an address is taken. On SIGHUP it reads `file` again, and so does each worker.
     """
     # The workers always share a key, for the messages among them.
     key = world.random_bytes(KEY_BYTES) if config.state.keys else ephemeral_key("these workers")
     with _private_directory(config.workers) as directory:
-        return await Supervisor(config, directory, key, read).run()
+        return await Supervisor(config, directory, key, file).run()
 
 
 class Supervisor:
     """The parent process of the workers."""
 
-    def __init__(self, config: Config, directory: str, key: bytes, read: Read | None) -> None:
+    def __init__(self, config: Config, directory: str, key: bytes, file: ConfigFile | None) -> None:
         self._in_force = InForce(config)
         """A worker starts with the newest configuration that was valid."""
-        self._read = read
+        self._file = file
         self._directory = directory
         self._key = key
         self._metrics = Metrics(__version__)
         self._tasks = Tasks(self._metrics)
         self._lives: dict[int, _Life] = {}
-        # The workers get the signal when the reload is done, so a worker that started meanwhile reloads too.
-        self._reload = Reload(
-            read,
-            self._in_force,
-            self._in_force.replace,
-            self._tasks,
-            lambda _: self._send(signal.SIGHUP),
-            process="supervisor",
-        )
+        self._reload = Reload(file, self._in_force, self, self._tasks, process="supervisor")
         self._overview = Overview(self._metrics, self._in_force, self._reload, self._lives)
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
         self._failed = False
         self._kill: asyncio.TimerHandle | None = None
+
+    def apply(self, config: Config) -> None:
+        """See `Reloadable`."""
+        self._in_force.replace(config)
+
+    def reloaded(self, *, applied: bool) -> None:  # noqa: ARG002  (each worker finds out for itself)
+        """See `Reloadable`: only now the workers get the signal, so a worker that started meanwhile reloads too."""
+        self._send(signal.SIGHUP)
 
     async def run(self) -> int:
         """Run until all workers have ended; return 0 if each was asked to end and ended without an error."""
@@ -143,7 +143,12 @@ class Supervisor:
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             began = loop.time()
-            life = self._start(number)
+            config = self._in_force.value
+            worker = Worker(number, config.workers, self._directory, self._key)
+            life = self._lives[number] = _Life(config, worker, self._file)
+            log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
+            if number not in self._overview.proven:
+                self._tasks.spawn(self._prove(number), "watch worker")
             code = await life.ended()
             self._overview.ended(self._lives.pop(number))
             seconds = round(loop.time() - began, 3)
@@ -164,15 +169,6 @@ class Supervisor:
                 async with asyncio.timeout(pause):
                     _ = await self._stopping.wait()
             pause = min(2 * pause, _LAST_PAUSE_SECONDS)
-
-    def _start(self, number: int) -> "_Life":
-        config = self._in_force.value
-        worker = Worker(number, config.workers, self._directory, self._key)
-        life = self._lives[number] = _Life(config, worker, self._read)
-        log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
-        if number not in self._overview.proven:
-            self._tasks.spawn(self._prove(number), "watch worker")
-        return life
 
     async def _prove(self, number: int) -> None:
         while number in self._lives and not await self._overview.is_ready(number):
@@ -203,10 +199,10 @@ class Supervisor:
 class _Life(WorkerProcess):
     """One process of a worker, from its start to its end."""
 
-    def __init__(self, config: Config, worker: Worker, read: Read | None) -> None:
+    def __init__(self, config: Config, worker: Worker, file: ConfigFile | None) -> None:
         super().__init__(worker.socket("admin"))
         # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
-        self._process = _SPAWN.Process(target=_work, args=(config, worker, read), daemon=True)
+        self._process = _SPAWN.Process(target=_work, args=(config, worker, file), daemon=True)
         with _blocked_signals():
             self._process.start()
         assert self._process.pid is not None
@@ -254,13 +250,13 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(config: Config, worker: Worker, read: Read | None) -> None:
+def _work(config: Config, worker: Worker, file: ConfigFile | None) -> None:
     """Run a worker in its own process."""
     _die_with_supervisor()
     os.setsid()
     configure_logging(config.log.level, config.log.format)
     try:
-        event_loop.run(_serve(config, worker, read))
+        event_loop.run(_serve(config, worker, file))
     except OSError as exc:
         log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - as for a process alone
         sys.exit(1)
@@ -275,9 +271,9 @@ def _die_with_supervisor() -> None:
         sys.exit(1)
 
 
-async def _serve(config: Config, worker: Worker, read: Read | None) -> None:
+async def _serve(config: Config, worker: Worker, file: ConfigFile | None) -> None:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(serve(config, worker, read))
+    serving = loop.create_task(serve(config, worker, file))
     # `serve` sets its handlers in its first step, which runs before this callback.
     loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
     await serving

@@ -3,6 +3,7 @@
 import asyncio
 from html import unescape
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -153,7 +154,7 @@ async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: F
             raise next_
         return parse(next_, "test", {})
 
-    stand = await begin(read=read)
+    stand = await begin(file=Mock(load=read))
     reload = stand.gateway.reload
     reload.ask()
     await eventually(lambda: reload.rejected)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -84,7 +85,7 @@ class Host:
         self.own = Metrics("1")
         self.processes: dict[int, WorkerProcess] = {}
         in_force = InForce(CONFIG)
-        self.reload = Reload(None, in_force, in_force.replace, Tasks(self.own), lambda _: None)
+        self.reload = Reload(None, in_force, Mock(), Tasks(self.own))
         self.overview = Overview(self.own, in_force, self.reload, self.processes)
         self.workers: list[FakeWorker] = []
 

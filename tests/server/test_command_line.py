@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gateway import __main__ as command
-from gateway.admin.reload import Read
-from gateway.config import Config, ConfigError, load
+from gateway.config import Config, ConfigError, ConfigFile
 from tests.parts.launch import REPOSITORY
 
 UPSTREAM = "http://127.0.0.1:9/mcp"
@@ -21,12 +20,12 @@ def written(path: Path, **sections: Any) -> Path:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Read | None]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, ConfigFile | None]]:
     """What `serve` would have run, with the levels that it set."""
-    found: list[tuple[Config, Read | None]] = []
+    found: list[tuple[Config, ConfigFile | None]] = []
 
-    async def serve(config: Config, worker: None = None, read: Read | None = None) -> None:
-        found.append((config, read))
+    async def serve(config: Config, worker: None = None, file: ConfigFile | None = None) -> None:
+        found.append((config, file))
 
     monkeypatch.setattr(command, "serve", serve)
     monkeypatch.setattr(command, "configure_logging", lambda level, _: levels.append(level))
@@ -39,17 +38,17 @@ levels: list[str] = []
 
 @pytest.mark.parametrize(("given", "level"), [((), "warning"), (("--log-level", "debug"), "debug")])
 def test_the_level_of_the_command_line_beats_that_of_the_file_also_after_a_reload(
-    tmp_path: Path, served: list[tuple[Config, Read | None]], given: tuple[str, ...], level: str
+    tmp_path: Path, served: list[tuple[Config, ConfigFile | None]], given: tuple[str, ...], level: str
 ) -> None:
     path = written(tmp_path / "gateway.yaml", log={"level": "warning"})
     assert command.main(["serve", "--config", str(path), *given]) == 0
-    ((config, read),) = served
+    ((config, file),) = served
     assert levels == [level]
     assert config.log.level == level
-    assert read is not None
-    assert read() == config, "a reload of the same file changes nothing"
+    assert file is not None
+    assert file.load() == config, "a reload of the same file changes nothing"
     _ = written(path, log={"level": "warning"}, traces=False, hold={"ttl_seconds": 7})
-    assert (read().log.level, read().hold.ttl_seconds) == (level, 7)
+    assert (file.load().log.level, file.load().hold.ttl_seconds) == (level, 7)
 
 
 @pytest.mark.parametrize("name", ["serve", "check", "wrap"])
@@ -63,7 +62,7 @@ def test_every_command_names_the_line_of_a_mistake(
     assert capsys.readouterr().err.startswith(f"{where}line 3: routes[0].path: ")
 
 
-def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, Read | None]]) -> None:
+def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, ConfigFile | None]]) -> None:
     assert command.main(["serve", "--upstream", UPSTREAM, "--log-level", "error"]) == 0
     assert levels == ["error"]
     assert served[0][0].log.level == "error"
@@ -106,7 +105,7 @@ def test_a_strict_check_fails_on_cautions_and_notes(
 def test_a_level_that_the_file_gets_wrong_stays_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "gateway.yaml", log={"level": "loud"})
     with pytest.raises(ConfigError, match="loud"):
-        load(path, {}, log_level="debug")
+        ConfigFile(path, "debug").load()
 
 
 def test_the_program_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ async def test_nothing_of_the_old_configuration_is_in_use_any_more(
 ) -> None:
     """Who keeps a section of it was forgotten by `Gateway.apply`."""
     new = reconfigured(upstream.url, **EVERY_SECTION)
-    stand = await begin(read=lambda: new, **EVERY_SECTION)
+    stand = await begin(file=Mock(load=lambda: new), **EVERY_SECTION)
     if warm:
         assert (await stand.client().call()).text
     old = stand.gateway.config
@@ -827,19 +827,29 @@ async def test_fifty_reloads_leave_nothing_behind(upstream: FakeUpstream, second
 
 
 class Files:
-    """Stands for the file: hands out what the test put there."""
+    """Stands for the file, which hands out what the test put there, and for the process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, has_file: bool = True) -> None:
         self.next: list[Config | Exception] = []
+        self.unusable: Config | None = None
         self.applied: list[Config] = []
         self.counted: list[bool] = []
         self.is_whole = threading.Event()
         self.is_whole.set()
         self.metrics = Metrics("0")
         self.tasks = Tasks(self.metrics)
-        self.reload = Reload(self.read, InForce(config), self.applied.append, self.tasks, self.counted.append)
+        file: Any = self if has_file else None
+        self.reload = Reload(file, InForce(config), self, self.tasks)
 
-    def read(self) -> Config:
+    def apply(self, config: Config) -> None:
+        if config is self.unusable:
+            raise ConfigError([Problem("tls.cert_file", "cannot be read")])
+        self.applied.append(config)
+
+    def reloaded(self, *, applied: bool) -> None:
+        self.counted.append(applied)
+
+    def load(self) -> Config:
         found = self.next.pop(0)
         _ = self.is_whole.wait(5)
         if isinstance(found, Exception):
@@ -920,10 +930,9 @@ async def test_a_drain_ignores_the_signal_even_while_the_file_is_read() -> None:
 
 
 async def test_without_a_file_nothing_changes() -> None:
-    files = Files(ONE)
-    reload = Reload(None, InForce(ONE), files.applied.append, files.tasks, files.counted.append)
-    reload.begin()
-    reload.ask()
+    files = Files(ONE, has_file=False)
+    files.reload.begin()
+    files.reload.ask()
     await files.done()
     assert (files.applied, files.counted) == ([], [False])
 
@@ -931,14 +940,7 @@ async def test_without_a_file_nothing_changes() -> None:
 async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() -> None:
     """A file that the configuration names was taken away between its reading and its use."""
     files = Files(ONE)
-
-    def apply(config: Config) -> None:
-        if config is TWO:
-            raise ConfigError([Problem("tls.cert_file", "cannot be read")])
-        files.applied.append(config)
-
-    files.reload = Reload(files.read, InForce(ONE), apply, files.tasks, files.counted.append)
-    files.next = [TWO, THREE]
+    files.next, files.unusable = [TWO, THREE], TWO
     files.reload.begin()
     files.reload.ask()
     files.reload.ask()

@@ -4,29 +4,28 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from gateway.admin.reload import Read
 from gateway.cluster.worker import Worker
-from gateway.config import Config
+from gateway.config import Config, ConfigFile
 from gateway.server import supervisor
 
 BROKEN = 1
 CODE = 3
 
 
-def one_cannot_listen(config: Config, worker: Worker, read: Read | None) -> None:
+def one_cannot_listen(config: Config, worker: Worker, file: ConfigFile | None) -> None:
     """Its socket is taken."""
     if worker.number == BROKEN:
         Path(worker.socket("peer").removeprefix("unix:")).mkdir()
-    supervisor._work(config, worker, read)
+    supervisor._work(config, worker, file)
 
 
-def one_crashes(config: Config, worker: Worker, read: Read | None) -> None:
+def one_crashes(config: Config, worker: Worker, file: ConfigFile | None) -> None:
     if worker.number == BROKEN:
         raise SystemExit(CODE)
-    supervisor._work(config, worker, read)
+    supervisor._work(config, worker, file)
 
 
-def one_crashes_and_the_other_hangs(_: Config, worker: Worker, __: Read | None) -> NoReturn:
+def one_crashes_and_the_other_hangs(_: Config, worker: Worker, __: ConfigFile | None) -> NoReturn:
     supervisor._die_with_supervisor()
     if worker.number == BROKEN:
         raise SystemExit(CODE)

@@ -10,9 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from gateway.admin.reload import Read
 from gateway.cluster.worker import Worker
-from gateway.config import parse
+from gateway.config import ConfigFile, parse
 from gateway.identity import principal
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
@@ -300,12 +299,12 @@ async def start(
     http: aiohttp.ClientSession,
     *,
     worker: Worker | None = None,
-    read: Read | None = None,
+    file: ConfigFile | None = None,
     traces: Traces | None = None,
     stream_times: StreamTimes = SHORT_TIMES,
     **sections: Any,
 ) -> Stand:
     config = parse(configuration(upstream_url, **sections), "test", {})
-    gateway = Gateway(config, worker, read, traces, stream_times)
+    gateway = Gateway(config, worker, file, traces, stream_times)
     await gateway.start()
     return Stand(gateway, http)
