@@ -220,6 +220,70 @@ def test_the_users_values_take_precedence_over_the_charts() -> None:
     assert objects["Deployment", "mrtr-gateway"]["spec"]["replicas"] == 2
 
 
+def test_what_a_cluster_asks_of_a_pod_can_be_set() -> None:
+    digest = "sha256:" + "0f" * 32
+    values = f"""
+        image: {{repository: registry.example.com/gateway, digest: "{digest}"}}
+        hosts: [mcp.example.com]
+        ingress: {{enabled: true, className: nginx, tls: [{{hosts: [mcp.example.com], secretName: mcp}}]}}
+        serviceAccount: {{create: true, annotations: {{role: gateway}}}}
+        podLabels: {{team: tools}}
+        priorityClassName: high
+        topologySpreadConstraints: [{{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}}]
+        networkPolicy: {{egress: [{{ports: [{{port: 443}}]}}]}}
+    """
+    objects = helm(values=values)
+    for (_, name), one in objects.items():
+        assert name in {"mrtr-gateway", "mrtr-gateway-peers"}
+        assert kubernetes_validate.validate(one, NEWEST, strict=True) == NEWEST
+    pod = pod_of(objects)
+    assert container_of(objects)["image"] == f"registry.example.com/gateway@{digest}"
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("mrtr-gateway", "high")
+    assert [each["topologyKey"] for each in pod["topologySpreadConstraints"]] == ["zone"]
+    assert labels_of(objects)["team"] == "tools"
+    assert "team" not in objects["Service", "mrtr-gateway"]["spec"]["selector"]
+    assert objects["ServiceAccount", "mrtr-gateway"]["metadata"]["annotations"] == {"role": "gateway"}
+    policy = objects["NetworkPolicy", "mrtr-gateway"]["spec"]
+    assert (policy["policyTypes"], policy["egress"]) == (["Ingress", "Egress"], [{"ports": [{"port": 443}]}])
+    ingress = objects["Ingress", "mrtr-gateway"]["spec"]
+    assert ingress["ingressClassName"] == "nginx"
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["backend"]["service"]) == (
+        "mcp.example.com",
+        {"name": "mrtr-gateway", "port": {"name": "http"}},
+    )
+    assert rule["host"] in gateway_of(objects).security.allowed_hosts
+
+
+def test_an_ingress_without_names_is_refused() -> None:
+    with pytest.raises(Refused, match=r"ingress\.enabled needs the names of the clients in hosts"):
+        helm(values="{ingress: {enabled: true}}")
+
+
+@pytest.mark.parametrize("name", ["routes.yaml", "tls.yaml"])
+def test_the_files_that_an_example_names_can_be_mounted(name: str, tmp_path: Path) -> None:
+    """The pods load the example with the files of the mounted volume; nothing else of theirs names a file."""
+    text = (REPOSITORY / "config" / name).read_text()
+    files = re.findall(r"^ +\w+_file: ((?!null)\S+)", text, re.MULTILINE)
+    assert files
+    config = yaml.safe_load(text)
+    for key in ("listen", "admin", "replica", "state"):
+        config.pop(key, None)
+    mounted = [
+        {"name": "files", "mountPath": f"/etc/mrtr-gateway-files/{folder}", "subPath": folder}
+        for folder in sorted({file.partition("/")[0] for file in files})
+    ]
+    moved = json.loads(re.sub(r'("\w+_file": ")(?!/)', r"\1/etc/mrtr-gateway-files/", json.dumps(config)))
+    volume = {"name": "files", "secret": {"secretName": "files"}}
+    objects = helm(values=json.dumps({"config": moved, "extraVolumes": [volume], "extraVolumeMounts": mounted}))
+    assert volume in pod_of(objects)["volumes"]
+    folders = [mount["mountPath"] for mount in container_of(objects)["volumeMounts"]]
+    named = re.findall(r"_file: (\S+)", objects["ConfigMap", "mrtr-gateway"]["data"]["gateway.yaml"])
+    assert len(named) == len(files) + 1  # the keys
+    assert [file for file in named if not any(file.startswith(f"{folder}/") for folder in folders)] == []
+
+
 def test_a_change_of_the_configuration_rolls_the_pods() -> None:
     def stamp(drain: int) -> str:
         objects = helm(values=f"{{config: {{hold: {{drain_seconds: {drain}}}}}}}")
@@ -311,6 +375,15 @@ def test_only_replicas_reach_the_peer_port(folder: str) -> None:
     assert allowed[admin] is not None
     (name,) = (name for (kind, name) in objects if kind == "Deployment")
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels_of(objects, name).items()
+
+
+@pytest.mark.parametrize("what", ["base", "example", "sidecar", "chart"])
+def test_nodes_are_drained_one_pod_at_a_time(what: str) -> None:
+    objects = built(what)
+    ((_, budget),) = ((key, one) for key, one in objects.items() if key[0] == "PodDisruptionBudget")
+    (name,) = (name for (kind, name) in objects if kind == "Deployment")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels_of(objects, name).items()
 
 
 @pytest.mark.parametrize("folder", ["base", "example"])

@@ -245,3 +245,26 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert sentence
     demo, test = blocks(REPOSITORY / "README.md")[0].text.splitlines()
     assert (demo.split()[:2], test.split()[:2]) == (["make", "demo"], ["make", "test"])
+
+
+def test_the_memory_of_a_held_call_is_the_same_on_every_page() -> None:
+    """The calculator of docs/monitoring.md is the source of what to plan with, the benchmarks of what was measured."""
+    deploy = REPOSITORY / "deploy"
+    text = {path: path.read_text() for path in (*PAGES, *deploy.rglob("*.yaml"), *deploy.rglob("*.json"))}
+    (planned,) = re.findall(r"H x (\d+) KiB", text[REPOSITORY / "docs" / "monitoring.md"])
+    (measured,) = re.findall(r"([\d.]+) KiB a call", (REPOSITORY / "bench" / "README.md").read_text())
+    said = {
+        (path.relative_to(REPOSITORY), number)
+        for path, page in text.items()
+        for number in re.findall(
+            r"([\d.]+) KiB (?:per held call|for each call that may wait|and two descriptors per call)", page
+        )
+        + re.findall(r"two file descriptors and about ([\d.]+) KiB", page)
+    }
+    assert len(said) >= 4
+    assert {number for _, number in said} == {planned}, said
+    assert re.findall(r"memory per held call \| ([\d.]+) KiB", text[REPOSITORY / "docs" / "monitoring.md"]) == [
+        measured
+    ]
+    whole = {found for page in text.values() for found in re.findall(r"10,000 held calls \S+ are (\d+) MiB", page)}
+    assert whole == {str(10 * int(planned))}

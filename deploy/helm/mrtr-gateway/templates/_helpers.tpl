@@ -15,6 +15,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{/* The name of the pods' service account; empty for the namespace's default. */}}
+{{- define "mrtr-gateway.serviceAccount" -}}
+{{- with .Values.serviceAccount }}{{ .name | default (ternary (include "mrtr-gateway.name" $) "" .create) }}{{ end }}
+{{- end }}
+
 {{/* The whole configuration: the user's values override the chart's. */}}
 {{- define "mrtr-gateway.config" -}}
 {{- $name := include "mrtr-gateway.name" . }}
