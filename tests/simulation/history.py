@@ -406,7 +406,7 @@ def _gateway_of(process: Process) -> Gateway | None:
     if handler is None:
         return None
     reload: Any = handler[0].__self__  # type: ignore[attr-defined]
-    gateway = reload._apply.__self__
+    gateway = reload._owner
     assert isinstance(gateway, Gateway)
     return gateway
 
