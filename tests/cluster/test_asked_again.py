@@ -26,6 +26,7 @@ from tests.support.replicas import (
     in_time,
     later,
     opened,
+    reseal,
     resealed,
     steps,
 )
@@ -79,7 +80,7 @@ async def test_the_state_of_a_call_that_is_asked_again_has_all_that_the_older_on
     upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
     _ = await one.client().post("tools/list")
     asked = await one.client().answer(await one.client().call())
-    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, sheds=3)
+    reseal(asked, sheds=3)
     before = opened(asked.state)
     await cluster.crash(one)
     again = await ask_again(two, asked)
@@ -278,7 +279,7 @@ async def test_a_call_that_a_silent_owner_may_hold_is_left_to_it_when_its_client
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
     asked = await one.client().call()
     exchange = await exchange_failing_over_to(two, "gw-2")
-    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, exchange=exchange)
+    reseal(asked, exchange=exchange)
     async with asyncio.timeout(DEADLINE):
         while (again := await two.client().call(state=asked.state, answers={})).status == STALLED[0]:
             pass  # on a busy machine the witness needs longer than a replica waits for it
@@ -310,7 +311,7 @@ async def test_the_error_of_a_lost_call_says_why_it_is_lost(
     one, two = await cluster.begin("gw-1", "gw-2", **sections)
     asked = await one.client().call()
     changes, words = WORDS[why]
-    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, **changes)
+    reseal(asked, **changes)
     await cluster.crash(one)
     reply = await two.client().answer(asked)
     assert reply.outcome == (200, -32603, "owner_lost")

@@ -12,7 +12,7 @@ from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import raw_connection
-from tests.support.replicas import Cluster, asked_peers, opened, order, resealed, retry_params, steps
+from tests.support.replicas import Cluster, asked_peers, opened, order, reseal, retry_params, steps
 from tests.support.workbench import ACCEPT, Reply, Stand, eventually
 
 
@@ -43,7 +43,7 @@ async def continued_elsewhere(one: Stand, two: Stand, upstream: FakeUpstream) ->
         asked = await cool(one, upstream)
         if (await order(two, opened(asked.state).exchange))[0] == "gw-2":
             break
-    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, owner="gw-3")
+    reseal(asked, owner="gw-3")
     again = await two.client().answer(asked)
     assert again.questions
     return asked, again
@@ -89,7 +89,7 @@ async def test_a_call_that_is_cold_here_is_not_looked_for_elsewhere(upstream: Fa
     store = FakeStore(upstream)
     (one,) = await cluster.begin("gw-1", fakes={"gw-3": f"127.0.0.1:{free_port()}"}, hold=SOON)
     asked = await cool(one, upstream)
-    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, owner="gw-3")
+    reseal(asked, owner="gw-3")
     body = one.client().build("tools/call", retry_params(asked))[1]
     other = asked.state[:-6] + ("A" if asked.state[-6] != "A" else "B") + asked.state[-5:]
     forged = body.replace(asked.state.encode(), other.encode())

@@ -57,9 +57,7 @@ async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
 
 
 async def test_a_dead_owners_call_is_lost_if_it_may_not_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     await cluster.crash(one)
     reply = await two.client().answer(asked)
     assert reply.outcome == (200, -32603, "owner_lost")
@@ -181,9 +179,7 @@ async def test_the_next_round_of_a_call_taken_over_is_reached_through_other_repl
 
 
 async def test_an_owner_that_restarted_no_longer_holds_its_calls(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **TWICE)
     await cluster.crash(one)
     again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
     reply = await two.client().answer(asked)
@@ -195,12 +191,8 @@ async def test_an_owner_that_restarted_no_longer_holds_its_calls(upstream: FakeU
     assert steps(again).get("replayed", 0) + steps(two).get("replayed", 0) == 1
 
 
-async def test_a_restarted_owner_that_gets_the_retry_itself_runs_the_call_again(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    (one,) = await cluster.begin("gw-1", **TWICE)
-    upstream.tool(ask)
-    asked = await one.client().call()
+async def test_a_restarted_owner_that_gets_the_retry_itself_runs_the_call_again(cluster: Cluster) -> None:
+    asked, (one,) = await cluster.asked("gw-1", **TWICE)
     await cluster.crash(one)
     again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
     assert json.loads((await again.client().answer(asked)).text) == ACCEPT
@@ -276,9 +268,7 @@ async def test_a_stream_begun_on_this_replica_continues_with_the_candidates_repl
     assert second.asked[0].peer_request.to == "gw-3"
 
 
-async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(cluster: Cluster) -> None:
     async def script(asked: Asked) -> None:
         peer_request = await asked.take()
         if peer_request.kind == "owner":
@@ -286,7 +276,7 @@ async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(
         else:
             await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
 
-    one, peer = await facing(cluster, upstream, script, mortal=True)
+    one, peer = await facing(cluster, script, mortal=True)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-2"))
     assert reply.error["message"] == "heir"
     assert peer.kinds == ["owner", "heir"], "the process that has its name now is the first candidate"
@@ -383,9 +373,7 @@ async def test_a_call_that_kills_a_candidate_fails_over_to_the_next_one(
 
 
 async def test_a_takeover_with_wrong_answers_leaves_nothing_behind(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **TWICE)
     await cluster.crash(one)
     before = len(upstream.seen)
     for wrong in ({"action": "shrug"}, "text", None):
@@ -397,10 +385,8 @@ async def test_a_takeover_with_wrong_answers_leaves_nothing_behind(upstream: Fak
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT
 
 
-async def test_a_replica_at_its_cap_takes_no_call_over(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", hold={"max_calls": 1}, **TWICE)
-    upstream.tool(ask)
-    asked = await one.client().call()
+async def test_a_replica_at_its_cap_takes_no_call_over(cluster: Cluster) -> None:
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", hold={"max_calls": 1}, **TWICE)
     await cluster.crash(one)
     own = await two.client().call()
     full = await two.client().answer(asked)

@@ -12,7 +12,6 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import (
     TWICE,
     Cluster,
-    ask,
     opened,
 )
 from tests.support.workbench import ACCEPT, Reply, Stand
@@ -79,11 +78,9 @@ async def test_a_round_without_the_text_of_its_questions_is_taken_over_only_with
 
 
 async def test_a_failure_while_a_call_is_restored_frees_its_place(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = await cluster.begin("gw-1", route={"continuation": "replay"})
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one,) = await cluster.asked("gw-1", route={"continuation": "replay"})
     for broken in ("handle", "restore"):
         with monkeypatch.context() as patched:
             # No known request gets here any more. The test keeps the next bug from occupying a place for ever.

@@ -101,9 +101,7 @@ async def test_a_parted_owner_without_others_tells_its_client_to_come_again(
 async def test_a_call_that_a_parted_owner_had_to_cancel_ends_with_the_true_error(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    upstream.tool(ask)
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
     await part(one)
     _ = await upstream.saw(mcp.CANCELLED)
     reply = await two.client().answer(asked)
@@ -114,9 +112,7 @@ async def test_a_call_that_a_parted_owner_had_to_cancel_ends_with_the_true_error
 async def test_a_call_that_may_run_twice_runs_again_after_its_owner_parted(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    upstream.tool(ask)
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK, **TWICE)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK, **TWICE)
     await part(one)
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT
     assert (steps(two), len(upstream.of("tools/call"))) == ({"replayed": 1}, 2)

@@ -27,9 +27,7 @@ from tests.support.workbench import ACCEPT, Reply
 
 
 async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     challenge = 'Bearer resource_metadata="https://as.example/é"'
 
     upstream.once("answer", lambda turn: turn.reply(401, {"error": "expired"}, {"WWW-Authenticate": challenge}))
@@ -60,14 +58,12 @@ async def test_the_owner_looks_for_itself_whether_a_credential_came_once(
     assert (await client.answer(asked)).text
 
 
-async def test_headers_and_the_clients_address_reach_the_other_replica_unchanged(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_headers_and_the_clients_address_reach_the_other_replica_unchanged(cluster: Cluster) -> None:
     async def script(asked: Asked) -> None:
         await asked.take()
         await asked.reply(b"{}")
 
-    one, peer = await facing(cluster, upstream, script)
+    one, peer = await facing(cluster, script)
     asked = await orphan(one, "gw-2")
     headers, body = one.client().build("tools/call", retry_params(asked))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -86,12 +82,8 @@ async def test_headers_and_the_clients_address_reach_the_other_replica_unchanged
 
 
 @pytest.mark.parametrize("limit", [100_000, 4_194_304])
-async def test_a_body_up_to_the_limit_is_forwarded_and_a_larger_one_is_refused(
-    upstream: FakeUpstream, cluster: Cluster, limit: int
-) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", limits={"body_bytes": limit})
-    upstream.tool(ask)
-    asked = await one.client().call()
+async def test_a_body_up_to_the_limit_is_forwarded_and_a_larger_one_is_refused(cluster: Cluster, limit: int) -> None:
+    asked, (_, two) = await cluster.asked("gw-1", "gw-2", limits={"body_bytes": limit})
     client = two.client()
     pad = {f"X-Pad-{number}": "p" * 8000 for number in range(3)}
     headers, body = client.build("tools/call", retry_params(asked), headers=pad)
@@ -154,7 +146,7 @@ async def test_an_owner_that_refuses_the_request_counts_as_alive(
         await asked.refuse(status)
         await asked.silence()
 
-    one, _ = await facing(cluster, upstream, script, **TWICE)
+    one, _ = await facing(cluster, script, **TWICE)
     asked = await orphan(one, "gw-2")
     for _ in range(2):
         reply = await one.client().answer(asked)

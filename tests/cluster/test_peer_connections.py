@@ -40,9 +40,9 @@ from tests.support.workbench import ACCEPT
 
 @pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
 async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
-    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+    cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
-    one, peer = await facing(cluster, upstream, script, mortal=True, **TWICE)
+    one, peer = await facing(cluster, script, mortal=True, **TWICE)
     asked = await orphan(one, "gw-2", "gw-1")
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
     assert asked_peers(one) == {"dead": 1}
@@ -51,10 +51,10 @@ async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
 
 @pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
 async def test_a_peer_that_accepts_and_closes_connections_is_alive(
-    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+    cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
     """A replica at its limit of connections does this."""
-    one, peer = await facing(cluster, upstream, script, **TWICE)
+    one, peer = await facing(cluster, script, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
     assert reply.outcome == (503, -32603, "owner_stalled")
     assert "limits.connections" in reply.error["message"]

@@ -46,9 +46,7 @@ async def test_the_owner_refuses_other_arguments_than_those_of_the_call(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     """The replica that forwards a retry does not compare them: it would do half of the owner's work."""
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     answers = dict.fromkeys(asked.questions, ACCEPT)
     other = await two.client().call(arguments={"count": 2}, state=asked.state, answers=answers)
     assert other.outcome == INVALID

@@ -31,11 +31,13 @@ from tests.support.replicas import (
     Gate,
     ask,
     asked_peers,
+    frames_for,
     frames_of,
     in_time,
     orphan,
     peer_request_for,
     retry_params,
+    seal,
     steps,
 )
 from tests.support.workbench import Reply, Stand, eventually
@@ -87,9 +89,7 @@ async def test_a_request_that_no_replica_sealed_is_refused_without_a_reason(
 
 
 async def test_a_replayed_request_is_refused(upstream: FakeUpstream, cluster: Cluster) -> None:
-    (one,) = await cluster.begin("gw-1")
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one,) = await cluster.asked("gw-1")
     headers, body = one.client().build("tools/call", retry_params(asked))
     raw = tuple((name.encode(), value.encode()) for name, value in headers.items())
     request = sealed(headers=raw, body=body)
@@ -143,9 +143,7 @@ async def test_a_request_for_a_third_replica_is_not_forwarded(
         raise AssertionError("it was asked")
 
     third = await cluster.fake(FakePeer(never))
-    one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address})
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", fakes={"gw-3": third.address})
     client = two.client()
     for to in ("gw-1", "gw-3", "gw-3#1", "gw-9", "", third.address):
         peer_request = peer_request_for(to, kind, asked, client)
@@ -208,7 +206,7 @@ async def whole(raw: RawConnection, peer_request: PeerRequest) -> list[Frame]:
     head = await raw.until(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
-    return Frames(RING, peer_request.nonce, 1 << 24).feed(await raw.exactly(length))
+    return frames_for(peer_request).feed(await raw.exactly(length))
 
 
 async def streamed(raw: RawConnection, frames: Frames) -> list[Frame]:
@@ -225,7 +223,7 @@ async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: Fak
         for _ in range(3):
             asked = await one.client().call()
             peer_request = peer_request_for("gw-1", "owner", asked, one.client())
-            body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
+            body = seal(peer_request)
             await ask_to_send(raw, body)
             await raw.send(body)
             (frame,) = await whole(raw, peer_request)
@@ -250,7 +248,7 @@ async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> P
     """Begin a retry of a held call, which the tool lets wait."""
     asked = asked or await stand.client().call()
     peer_request = peer_request_for("gw-1", "owner", asked, stand.client())
-    body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
+    body = seal(peer_request)
     await ask_to_send(raw, body)
     await raw.send(body)
     return peer_request
@@ -293,7 +291,7 @@ async def test_a_reply_keeps_the_keys_of_its_request(
         one.gateway.apply(replace(config, state=replace(state, keys=("ab" * 32, *state.keys))))
         gate.go.set()
         if is_late:
-            assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
+            assert (await streamed(raw, frames_for(peer_request)))[-1] == End("complete")
         else:
             assert len(await whole(raw, peer_request)) == 1
 
@@ -310,7 +308,7 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(
         assert b"chunked" in await raw.until(b"\r\n\r\n")
         assert len(one.gateway.downstream.legs.relayed) == 1
         gate.go.set()
-        frames = Frames(RING, peer_request.nonce, 1 << 24)
+        frames = frames_for(peer_request)
         head, _, end = await streamed(raw, frames)
         assert (head, end) == (Head(200, (), streamed=False), End("complete"))
     assert steps(one) == {"held": 1}

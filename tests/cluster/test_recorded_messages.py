@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import aiohttp
+from msgspec.structs import replace
 
-from gateway.config import InForce
-from gateway.seal.keyring import Keyring, Keys
-from gateway.seal.peer_messages import End, Frames, Gone, PeerRequest, PeerSealer
+from gateway.seal.peer_messages import End, Gone, PeerRequest
 from tests.cluster.test_worker import workers
-from tests.support.fake_peer import KEY
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import Cluster, ask, frames_of, peer_request_for
+from tests.support.replicas import Cluster, ask, frames_of, frames_of_worker, peer_request_for, seal
 from tests.support.workbench import Stand
 
 
@@ -18,15 +16,11 @@ def new_call(to: str, stand: Stand) -> PeerRequest:
     """The message with which a replica that drains has another one begin a call."""
     headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {}})
     raw = tuple((name.encode(), value.encode()) for name, value in headers.items())
-    empty = peer_request_for(to, "new")
-    return PeerRequest(
-        kind="new", to=to, issued=empty.issued, nonce=empty.nonce, path="/mcp", headers=raw, remote="::1", body=body
-    )
+    return replace(peer_request_for(to, "new"), headers=raw, body=body)
 
 
 async def status(cluster: Cluster, name: str, message: PeerRequest) -> int:
-    sealed = PeerSealer(InForce(Keys((KEY,)))).seal(message)
-    async with cluster.http.post(f"http://{cluster.peers[name]}/peer", data=sealed) as response:
+    async with cluster.http.post(f"http://{cluster.peers[name]}/peer", data=seal(message)) as response:
         return response.status
 
 
@@ -50,11 +44,10 @@ async def test_one_worker_of_its_host_serves_it(upstream: FakeUpstream, cluster:
 
 
 async def status_of_any(cluster: Cluster, message: PeerRequest) -> int:
-    sealed = PeerSealer(InForce(Keys((KEY,)))).seal(message)
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         try:
-            async with http.post(f"http://{cluster.peers['gw-2']}/peer", data=sealed) as response:
+            async with http.post(f"http://{cluster.peers['gw-2']}/peer", data=seal(message)) as response:
                 _ = await response.read()
                 return response.status
         except aiohttp.ClientError:
@@ -70,16 +63,7 @@ async def test_a_message_for_one_worker_runs_there_alone(
         assert await status_of_any(cluster, message) in (200, 403)
     assert len(upstream.of("tools/call")) == 1
     unread = new_call("gw-2#1", first)
-    ring = Keyring((KEY,), "peer")
-    connector, sealed = (
-        aiohttp.UnixConnector(str(tmp_path / "peer-0.sock")),
-        PeerSealer(InForce(Keys((KEY,)))).seal(unread),
-    )
-    async with (
-        aiohttp.ClientSession(connector=connector) as http,
-        http.post("http://peer/peer", data=sealed) as response,
-    ):
-        assert Frames(ring, unread.nonce, 1 << 20).feed(await response.read()) == [Gone("gw-2")]
+    assert await frames_of_worker(tmp_path / "peer-0.sock", unread) == [Gone("gw-2")]
     assert len(upstream.of("tools/call")) == 1
 
 

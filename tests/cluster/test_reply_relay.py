@@ -88,9 +88,7 @@ async def test_keep_alives_of_a_silent_call_are_relayed(upstream: FakeUpstream, 
 @pytest.mark.parametrize(
     ("status", "headers"), [(429, {"Retry-After": "7"}), (401, {"WWW-Authenticate": "X"}), (200, {})]
 )
-async def test_every_reply_of_a_replica_is_relayed(
-    upstream: FakeUpstream, cluster: Cluster, status: int, headers: dict[str, str]
-) -> None:
+async def test_every_reply_of_a_replica_is_relayed(cluster: Cluster, status: int, headers: dict[str, str]) -> None:
     result = {"resultType": "complete", **text("é")}
     body = json.dumps({"jsonrpc": "2.0", "id": "c2", "result": result}, ensure_ascii=False).encode()
 
@@ -98,7 +96,7 @@ async def test_every_reply_of_a_replica_is_relayed(
         await asked.take()
         await asked.reply(body, status, headers)
 
-    one, peer = await facing(cluster, upstream, script)
+    one, peer = await facing(cluster, script)
     asked = await orphan(one, "gw-2")
     client = one.client()
     sent, retry = client.build("tools/call", retry_params(asked))
@@ -136,11 +134,11 @@ async def test_a_large_result_is_relayed_completely(upstream: FakeUpstream, clus
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_an_owner_that_stops_during_its_reply_is_stalled_and_the_stream_ends_with_an_error(
-    upstream: FakeUpstream, cluster: Cluster, *, streamed: bool
+    cluster: Cluster, *, streamed: bool
 ) -> None:
     times, said = {"keepalive_seconds": 0.1}, [Data(event(progress(1)))] if streamed else []
     script = breaks_off(Head(200, (), streamed=streamed), *said)
-    one, peer = await facing(cluster, upstream, script, timeouts=times, **TWICE)
+    one, peer = await facing(cluster, script, timeouts=times, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.status == (200 if streamed else 503)
     assert reply.is_stream is streamed
@@ -214,10 +212,8 @@ BROKEN: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN)
-async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
-    upstream: FakeUpstream, cluster: Cluster, script: Script
-) -> None:
-    one, peer = await facing(cluster, upstream, script, mortal=True, **TWICE)
+async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(cluster: Cluster, script: Script) -> None:
+    one, peer = await facing(cluster, script, mortal=True, **TWICE)
     asked = await orphan(one, "gw-2", "gw-1")
     reply = await one.client().answer(asked)
     assert json.loads(reply.text) == ACCEPT
@@ -229,22 +225,20 @@ async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
 
 @pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN)
 async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
-    upstream: FakeUpstream, cluster: Cluster, script: Script
+    cluster: Cluster, script: Script
 ) -> None:
     """It is asked once more, in case only the connection died; then the client is told to retry."""
-    one, peer = await facing(cluster, upstream, script, **TWICE)
+    one, peer = await facing(cluster, script, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
     assert reply.outcome == (503, -32603, "owner_stalled")
     assert steps(one) == {}
     assert len(peer.asked) == 2
 
 
-async def test_a_reply_with_an_outcome_of_another_version_is_complete(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_reply_with_an_outcome_of_another_version_is_complete(cluster: Cluster) -> None:
     body = b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"no"}}'
     frames = Head(503, (), streamed=False), Data(body[:20]), Data(body[20:]), End("splendid")
-    one, _ = await facing(cluster, upstream, tells(*frames))
+    one, _ = await facing(cluster, tells(*frames))
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert (reply.status, reply.error["message"]) == (503, "no")
     assert operations(one, "error") == 1

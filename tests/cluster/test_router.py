@@ -32,9 +32,7 @@ from tests.support.workbench import ACCEPT, Client, eventually, jwt
 async def test_a_retry_that_reaches_another_replica_is_served_by_the_owner(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     direct = await one.client().call()
     reply = await two.client().answer(asked)
     assert json.loads(reply.text) == ACCEPT

@@ -203,9 +203,7 @@ async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
 async def test_a_candidate_that_reaches_a_silent_owner_leaves_the_call_to_it(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
-    upstream.tool(ask)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **TWICE)
     frames = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
     assert "accept" in repr(frames)
     assert is_unharmed(upstream)
@@ -289,8 +287,8 @@ async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 
 
-async def test_another_replica_at_the_owners_address_proves_nothing(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, _ = await facing(cluster, upstream, tells(Gone("gw-7")), **TWICE)
+async def test_another_replica_at_the_owners_address_proves_nothing(cluster: Cluster) -> None:
+    one, _ = await facing(cluster, tells(Gone("gw-7")), **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == STALLED
     assert "gw-7" in reply.error["message"]
@@ -404,10 +402,8 @@ def replaced(peer_request: PeerRequest, about: str, detail: bytes = b"") -> Peer
     return replace(peer_request, path=about, body=detail)
 
 
-async def test_a_replica_tells_whether_it_continued_an_exchange(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, _ = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
+async def test_a_replica_tells_whether_it_continued_an_exchange(cluster: Cluster) -> None:
+    asked, (one, _) = await cluster.asked("gw-1", "gw-2")
     exchange = only(one).id
 
     async def told(about: str, round_: int) -> Any:

@@ -5,15 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from gateway.cluster.worker import Worker
-from gateway.config import InForce
-from gateway.seal.keyring import Keyring, Keys
-from gateway.seal.peer_messages import End, Frames, Gone, PeerSealer
+from gateway.seal.peer_messages import End, Gone
 from tests.parts.launch import free_port
-from tests.support.fake_peer import KEY
-from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import (
     TWICE,
     Cluster,
@@ -22,6 +17,7 @@ from tests.support.replicas import (
     asked_peers,
     exchange_failing_over_to,
     frames_of,
+    frames_of_worker,
     in_time,
     later,
     order,
@@ -67,14 +63,7 @@ async def test_a_worker_forwards_requests_of_other_hosts_but_not_of_its_own(
     upstream.tool(ask)
     asked = await orphan(other, "gw-2#0")
     peer_request = peer_request_for("gw-2#0", "owner", asked, other.client())
-    connector = aiohttp.UnixConnector(str(tmp_path / "peer-1.sock"))
-    async with aiohttp.ClientSession(connector=connector) as http:
-        ring = Keyring((KEY,), "peer")
-        async with (
-            asyncio.timeout(DEADLINE),
-            http.post("http://peer/peer", data=PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)) as response,
-        ):
-            found = Frames(ring, peer_request.nonce, 1 << 20).feed(await response.read())
+    found = await frames_of_worker(tmp_path / "peer-1.sock", peer_request)
     assert found == [Gone("gw-2")]
     assert [asked_peers(each) for each in own] == [{}, {}]
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -78,6 +79,21 @@ def resealed(state: str, **changes: Any) -> str:
     return Keyring((KEY,), "state").seal(msgspec.msgpack.encode(envelope))
 
 
+def reseal(asked: Reply, **changes: Any) -> None:
+    """Have the state of a round be one with these changes."""
+    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, **changes)
+
+
+def seal(peer_request: PeerRequest) -> bytes:
+    """A message as any replica seals it."""
+    return PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
+
+
+def frames_for(peer_request: PeerRequest) -> Frames:
+    """Opens the frames of the reply to a message."""
+    return Frames(Keyring((KEY,), "peer"), peer_request.nonce, 1 << 24)
+
+
 def sample(stand: Stand, name: str, **labels: str) -> float:
     return stand.gateway.metrics.series.registry.get_sample_value(name, labels) or 0.0
 
@@ -133,7 +149,7 @@ class Cluster:
     """The replicas of one service: gw-1, gw-2, ..."""
 
     def __init__(self, upstream: FakeUpstream, http: aiohttp.ClientSession) -> None:
-        self._upstream = upstream
+        self.upstream = upstream
         self.http = http
         self.peers: dict[str, Address] = {}
         self.stands: dict[str, Stand] = {}
@@ -146,10 +162,16 @@ class Cluster:
         self.peers = {**ports, **(fakes or {})}
         return [await self.start(name, ports[name], **sections) for name in names]
 
+    async def asked(self, *names: str, **options: Any) -> tuple[Reply, list[Stand]]:
+        """Start replicas before a tool that asks once; a call of the first one waits for its client."""
+        self.upstream.tool(ask)
+        stands = await self.begin(*names, **options)
+        return await stands[0].client().call(), stands
+
     async def start(self, name: str, door: Address, worker: Worker | None = None, **sections: Any) -> Stand:
         replica = {"id": name, "listen": door, "peers": self.peers, **sections.pop("replica", {})}
         sections = {**sections, "timeouts": {**SECONDS, **sections.get("timeouts", {})}, "replica": replica}
-        stand = await workbench.start(self._upstream.url, self.http, worker=worker, **sections)
+        stand = await workbench.start(self.upstream.url, self.http, worker=worker, **sections)
         self.stands[name if worker is None else f"{name}#{worker.number}"] = stand
         return stand
 
@@ -194,17 +216,12 @@ async def orphan(stand: Stand, owner: str, *candidates: str, **changes: Any) -> 
 
 
 async def facing(
-    cluster: "Cluster",
-    upstream: FakeUpstream,
-    script: Callable[[Asked], Any],
-    *,
-    mortal: bool = False,
-    **sections: Any,
+    cluster: "Cluster", script: Callable[[Asked], Any], *, mortal: bool = False, **sections: Any
 ) -> tuple[Stand, FakePeer]:
     """A replica whose only peer is a FAKE one that serves requests as `script` does; the tool asks one question."""
     peer = await cluster.fake(FakePeer(script, mortal=mortal))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **sections)
-    upstream.tool(ask)
+    cluster.upstream.tool(ask)
     return one, peer
 
 
@@ -217,13 +234,22 @@ async def frames_of(
     cluster: Cluster, name: str, peer_request: PeerRequest, *, close: bool = False
 ) -> list[messages.Frame]:
     """The frames with which a replica answers another one."""
-    keys = InForce(Keys((KEY,)))
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}
-    sealed = PeerSealer(keys).seal(peer_request)
-    async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed, headers=headers) as response:
+    async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=seal(peer_request), headers=headers) as response:
         assert response.status == 200
-        return Frames(Keyring((KEY,), "peer"), peer_request.nonce, 1 << 24).feed(await response.read())
+        return frames_for(peer_request).feed(await response.read())
+
+
+async def frames_of_worker(socket: Path, peer_request: PeerRequest) -> list[messages.Frame]:
+    """The frames with which the worker at a socket answers another one of its host."""
+    connector = aiohttp.UnixConnector(str(socket))
+    async with (
+        asyncio.timeout(DEADLINE),
+        aiohttp.ClientSession(connector=connector) as http,
+        http.post("http://peer/peer", data=seal(peer_request)) as response,
+    ):
+        return frames_for(peer_request).feed(await response.read())
 
 
 def peer_request_for(
