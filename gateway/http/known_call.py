@@ -69,11 +69,11 @@ class KnownCall(msgspec.Struct, frozen=True):
 
 def known_call(body: bytes, request: Request) -> KnownCall | None:
     """The form of a body that was read and checked; None if it is no plain call, or differs each time."""
-    said, params = request.said, request.params
+    said, params = request.said, dict(request.params.items())
     is_plain = request.request_state is None and request.input_responses is None and request.task is None
     if not (is_plain and said.is_shared and request.method == mcp.TOOLS_CALL and len(body) <= _LARGEST):
         return None
-    if set(params) != {"name", "arguments"} or _PLAIN_ID.fullmatch(request.id) is None:
+    if params.keys() != {"name", "arguments"} or _PLAIN_ID.fullmatch(request.id) is None:
         return None
     call = decode_usual(body)
     id_, arguments = bytes(call.id), bytes(call.params.arguments)

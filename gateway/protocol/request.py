@@ -7,7 +7,7 @@ Sources: specification 2026-07-28 basic/index (`_meta`), basic/transports/stream
 Validation), server/utilities/logging.
 """
 
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import ItemsView
 from typing import Final, Literal
 
 import msgspec
@@ -69,30 +69,13 @@ class TextParams(msgspec.Struct, frozen=True, gc=False):
 
     text: bytes
 
-    def keys(self) -> KeysView[str]:
-        """As of `Fields`, like the other methods: each one opens the text anew."""
-        return jsonrpc.fields(self.text).keys()
-
-    def values(self) -> ValuesView[Raw]:
-        """All values."""
-        return jsonrpc.fields(self.text).values()
-
     def items(self) -> ItemsView[str, Raw]:
-        """All keys with their values."""
+        """As of `Fields`, like `get`: each one opens the text anew."""
         return jsonrpc.fields(self.text).items()
 
     def get(self, key: str) -> Raw | None:
         """One value, if it is there."""
         return jsonrpc.fields(self.text).get(key)
-
-    def __getitem__(self, key: str) -> Raw:
-        return jsonrpc.fields(self.text)[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(jsonrpc.fields(self.text))
-
-    def __contains__(self, key: str) -> bool:
-        return key in jsonrpc.fields(self.text)
 
 
 Params = jsonrpc.Fields | TextParams

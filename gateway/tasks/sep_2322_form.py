@@ -21,8 +21,8 @@ def task_id(request: Request) -> str:
     """
     related = request.said.user_meta.get(mcp.META_RELATED_TASK)
     for place in (request.params, jsonrpc.members(request.task), jsonrpc.members(related)):
-        if "taskId" in place:
-            found = jsonrpc.text(place["taskId"])
+        if (raw := place.get("taskId")) is not None:
+            found = jsonrpc.text(raw)
             if found is None:
                 raise UnknownTask
             return found

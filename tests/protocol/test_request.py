@@ -122,11 +122,7 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     for name in ("version", "user_meta", "declared", "log_level", "progress_token"):
         assert getattr(held.said, name) == getattr(whole.said, name)
     assert list(held.params.items()) == list(whole.params.items())
-    assert [held.params[key] for key in held.params] == list(held.params.values())
-    assert held.params.keys() == whole.params.keys()
-    assert [held.params.get(key) for key in ("name", "x")] == [held.params["name"], None]
-    assert "name" in held.params
-    assert "x" not in held.params
+    assert [held.params.get(key) for key in ("name", "x")] == [whole.params.get("name"), None]
     assert held.params_size >= whole.params_size
     assert held.held() == held, "it is held again in each round"
     assert (held.said.capabilities, held.said.client_info) == (jsonrpc.EMPTY, UNKNOWN_CLIENT)

@@ -34,7 +34,7 @@ _read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = N
 
 def only_page(params: Params, listed: ToolList) -> dict[str, Tool] | None:
     """The tools of a tools/list that was complete in one page; None if it was not, or if it is malformed."""
-    return listed.tools if listed.is_last and "cursor" not in params else None
+    return listed.tools if listed.is_last and params.get("cursor") is None else None
 
 
 def task_support(group: Group[Session], tool: Tool) -> str:
