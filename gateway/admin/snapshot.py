@@ -82,10 +82,7 @@ def take_snapshot(source: SnapshotSource) -> Status:
     """Return the status of one process."""
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.table)
-    routes = [
-        _route(live, (held[path], tasks[path]), source.metrics, source.routes.children(path))
-        for path, live in source.routes.live.items()
-    ]
+    routes = [_route(live, held[path], tasks[path], source.metrics) for path, live in source.routes.live.items()]
     peers = known_peers(source.members)
     own = _process(source)
     status = Status(
@@ -128,8 +125,7 @@ def show_load(source: SnapshotSource) -> None:
             metrics.children_limit[path,].set(upstream.max_children)
 
 
-def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, children: int) -> RouteStatus:
-    held, tasks = held_and_tasks
+def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
     last = max(live.upstream.health.answered, pool.served)
     last_ok = world.monotonic() - last if last > float("-inf") else None
@@ -148,7 +144,7 @@ def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, c
         sessions=metrics.sessions(route.path),
         sessions_limit=pool.most,
         waiting=pool.waiting,
-        children=children if by_command else None,
+        children=int(metrics.children[route.path,].value) if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
         subscriptions=len(live.upstream.subscriptions),
         mirrored=int(metrics.mirrored_calls[route.path,].value),

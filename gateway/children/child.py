@@ -29,6 +29,7 @@ from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger, secret_arguments
+from gateway.telemetry.upstream_health import UpstreamHealth
 
 log = get_logger()
 
@@ -76,10 +77,7 @@ def given_secrets(upstream: Upstream) -> list[str]:
 class Child(asyncio.BaseProtocol):
     """A reaper, its server, and all processes that the server starts; the protocol of the pipe to that one."""
 
-    def __init__(
-        self, upstream: Upstream, route: str, client: Client, tasks: Tasks, malformed: Callable[[], None]
-    ) -> None:
-        """`malformed` is called for every line that is not JSON-RPC: some servers print logs on stdout."""
+    def __init__(self, upstream: Upstream, route: str, client: Client, tasks: Tasks, health: UpstreamHealth) -> None:
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
@@ -93,7 +91,7 @@ class Child(asyncio.BaseProtocol):
         self.asked = False
         """Whether the gateway asked it to end."""
         self.created = world.monotonic()
-        self.malformed = malformed
+        self.health = health
         self._upstream = upstream
         self.route = route
         self._client = client
@@ -421,7 +419,7 @@ class _Output(PieceReader):
                 try:
                     child.hear(line, _opened(line))
                 except ValueError:
-                    child.malformed()
+                    child.health.malformed()
 
     def finish(self) -> None:
         self.closed = True

@@ -7,7 +7,7 @@ children die at once, the pauses between starts grow.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -17,6 +17,7 @@ from gateway.config import Route, Upstream
 from gateway.http.upstream_client import Client
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
+from gateway.telemetry.upstream_health import UpstreamHealth
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LAST_PAUSE_SECONDS: Final = 30.0
@@ -35,16 +36,15 @@ class ChildLauncher:
         route: Route,
         client: Client,
         tasks: Tasks,
-        started: Callable[[Child], None],
-        malformed: Callable[[], None],
+        health: UpstreamHealth,
+        children: dict[Child, None],
     ) -> None:
-        """`client` has the present limits and timeouts. `started` is called with each child that was started.
-
-        `malformed` is as in `Child`.
-        """
-        self._malformed = malformed
+        """`client` has the present limits and timeouts. `children` gets those that run, beside others."""
         self.client = client
-        self._started = started
+        self._health = health
+        self._children = children
+        self.newest: Child | None = None
+        """The one that was started last, even if it has ended."""
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self._path = route.path
         self._upstream: Upstream = route.upstream
@@ -141,7 +141,7 @@ class ChildLauncher:
             if len(self._prestarted) >= enough:
                 self._slots.release()
                 return None
-            child = Child(self._upstream, self._path, self.client, self._tasks, self._malformed)
+            child = Child(self._upstream, self._path, self.client, self._tasks, self._health)
             child.over.add_done_callback(lambda _: self._over(child))
             if self._failures:
                 self._trial = child
@@ -156,8 +156,10 @@ class ChildLauncher:
         except BaseException:
             self._slots.release()
             raise
-        child.gone.add_done_callback(self._gone)
-        self._started(child)
+        self.newest = child
+        self._children[child] = None
+        self._health.child_started()
+        child.gone.add_done_callback(lambda _: self._gone(child))
         return child
 
     def _over(self, child: Child) -> None:
@@ -172,7 +174,9 @@ class ChildLauncher:
         self._last_reason = child.over.result()
         self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
 
-    def _gone(self, _: object) -> None:
+    def _gone(self, child: Child) -> None:
+        del self._children[child]
+        self._health.child_ended(child.over.result(), asked=child.asked)
         self._slots.release()
         self._changed.set()
 

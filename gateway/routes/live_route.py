@@ -16,7 +16,6 @@ from gateway.exchange.machine import Policy
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.routes.deadlines import Deadlines
-from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
@@ -25,6 +24,7 @@ from gateway.seal.request_state import Envelope
 from gateway.seal.sep_1655_items import Item
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics, Traces
+from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes

@@ -17,10 +17,10 @@ from gateway.http.upstream_url import Endpoint
 from gateway.protocol import mcp
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
-from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.shared_child import ChildHolder
 from gateway.upstream.children.stdio_era import StdioEra
@@ -50,7 +50,7 @@ class RouteTable:
         self._client = client
         self._shares_children = shares_children
         self._errors = errors
-        self._children: dict[Child, None] = {}
+        self._children = dict[Child, None]()
         """The children of all upstreams, including upstreams that a reload removed."""
         self._is_prestarting = False
         self.rebuild(config, tls)
@@ -112,50 +112,26 @@ class RouteTable:
         metrics, tasks, route = self.process.metrics, self.process.tasks, first.route
         settings, bounds = InForce(first), InForce(bound)
         client = self._client.sibling(bounds)
-        health = UpstreamHealth(route.path, self._errors, is_command=route.upstream.command is not None)
+        health = UpstreamHealth(route.path, metrics, self._errors, is_command=route.upstream.command is not None)
         if endpoint is None:
-            pool, stdio = self._pool_of_children(settings, client, health)
+            launcher = ChildLauncher(route, client, tasks, health, self._children)
+            modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
+            stdio = StdioEra(launcher, modern, tasks, metrics, route.path)
+            connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
+            pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, None, health, {}, stdio, {})
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
-        era = EraProbe(upstream, metrics, health.ok)
+        era = EraProbe(upstream, metrics, health)
         if route.upstream.transport == "sse":
             era.note_transport(speaks_sse=True)
         pool = Pool(settings, connector(route.upstream.transport, upstream, era), metrics, tasks)
         return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {})
-
-    def _pool_of_children(
-        self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth
-    ) -> tuple[Pool, StdioEra]:
-        metrics, tasks, route = self.process.metrics, self.process.tasks, settings.value.route
-
-        def gone(child: Child) -> None:
-            _ = self._children.pop(child, None)
-            metrics.child_ended(route.path, asked=child.asked)
-            if not child.asked:
-                health.child_ended(child.over.result())
-
-        def started(child: Child) -> None:
-            self._children[child] = None
-            metrics.children[route.path,].inc()
-            child.gone.add_done_callback(lambda _: gone(child))
-
-        malformed = metrics.upstream_failures[route.path, "malformed"].inc
-        launcher = ChildLauncher(route, client, tasks, started, malformed)
-        modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
-        era = StdioEra(launcher, modern, tasks, metrics, route.path)
-        connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
-
-        return Pool(settings, connect, metrics, tasks), era
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""
         arrivals = [live.upstream.client.arriving for live in self.live.values()]
         used, limit = (sum(values) for values in ([t.used for t in arrivals], [t.limit for t in arrivals]))
         return BudgetStatus(used, limit, 0)
-
-    def children(self, path: str) -> int:
-        """Count the processes of a route's command, including those from before a reload."""
-        return sum(child.route == path for child in self._children)
 
     async def end_children(self) -> None:
         """Kill the remaining children, and wait until their processes have ended."""

@@ -530,7 +530,7 @@ def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tupl
                 heard.append(None)
                 turns.note()
 
-            child = Child(Upstream(command=command), "/mcp", fake_client(), tasks, malformed)
+            child = Child(Upstream(command=command), "/mcp", fake_client(), tasks, Mock(malformed=malformed))
             child.hear_with(Mock())
             await child.start()
             async with asyncio.timeout(20):

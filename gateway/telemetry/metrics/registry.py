@@ -278,11 +278,6 @@ class Metrics:
         """Return a route's sessions by state."""
         return {state.value: int(self._sessions[route, state].value) for state in SessionState}
 
-    def child_ended(self, route: str, *, asked: bool) -> None:
-        """Remove a child whose processes have all ended; a child that was not asked to end has failed."""
-        self.children[route,].inc(-1)
-        self.children_ended[route, "asked" if asked else "unasked"].inc()
-
     def config_loaded(self, *, applied: bool = True) -> None:
         """Show the load of the configuration, and its time, where clients are served."""
         self._load_ok[()].set(applied)

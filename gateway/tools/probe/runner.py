@@ -13,6 +13,8 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Refused, clean
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.tools.probe.report.features import features, unknown
 from gateway.tools.probe.report.findings import ProbedServer, worst
 from gateway.tools.probe.report.suggested_config import snippet
@@ -285,15 +287,16 @@ async def _examine_child(exam: ProbeContext) -> None:
             "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
         )
     exam.ok("program", route.upstream.name)
-    children, noise = list[Child](), list[None]()
-    launcher = ChildLauncher(route, exam.client, exam.tasks, children.append, lambda: noise.append(None))
+    metrics, children = Metrics(), dict[Child, None]()
+    health = UpstreamHealth(route.path, metrics, RecentErrors(), is_command=True)
+    launcher = ChildLauncher(route, exam.client, exam.tasks, health, children)
     try:
         async with session(exam, lambda: StdioChannel(launcher), mcp.LEGACY) as opened:
             _introduce(exam, opened)
             exam.ok("versions", opened.shaken.version)
             await sessions.list_tools(exam, opened)
     except _OPENING as exc:
-        lines = " / ".join(children[-1].stderr_log.last) if children else ""
+        lines = " / ".join(launcher.newest.stderr_log.last) if launcher.newest is not None else ""
         said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
         late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
         what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
@@ -307,10 +310,10 @@ async def _examine_child(exam: ProbeContext) -> None:
     finally:
         launcher.stop_prestarting()
         await end_children(children)
-    if noise:
+    if noise := int(metrics.upstream_failures[route.path, "malformed"].value):
         exam.warn(
             "stdout",
-            f"{len(noise)} lines that are not JSON-RPC",
+            f"{noise} lines that are not JSON-RPC",
             "They are ignored, but a line that happens to look like a message would not be.",
             "Make the server log to stderr.",
         )

@@ -10,7 +10,6 @@ handshake shows that the upstream takes its credentials but is not legacy waits 
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from gateway import world
@@ -19,6 +18,7 @@ from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
+from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
@@ -78,9 +78,8 @@ class _Probe:
 class EraProbe:
     """The era of one upstream, and its transport, as the last handshake found it."""
 
-    def __init__(self, upstream: HttpUpstream, metrics: Metrics, answered: Callable[[], None]) -> None:
-        """`answered` is called after every conclusive probe."""
-        self._answered = answered
+    def __init__(self, upstream: HttpUpstream, metrics: Metrics, health: UpstreamHealth) -> None:
+        self._health = health
         self._upstream, self.endpoint = upstream, upstream.endpoint
         self._metrics = metrics
         self.known: bool | None = None
@@ -156,7 +155,7 @@ class EraProbe:
         self._metrics.era_probes[self.endpoint.route, name].inc()
         if found is not None:
             self.known, self._found = found, world.monotonic()
-            self._answered()
+            self._health.ok()
             log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
 
 

@@ -1,4 +1,4 @@
-"""Judges the health of an upstream by the traffic of its route."""
+"""Judges the health of an upstream by the traffic of its route, and counts its child processes."""
 
 from typing import Final
 
@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.protocol.errors import GatewayError, Unreachable
+from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.process_status import Failure
 from gateway.telemetry.recent_errors import RecentErrors
 
@@ -22,11 +23,12 @@ _CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr 
 class UpstreamHealth:
     """The health of one route's upstream."""
 
-    def __init__(self, route: str, errors: RecentErrors, *, is_command: bool) -> None:
+    def __init__(self, route: str, metrics: Metrics, errors: RecentErrors, *, is_command: bool) -> None:
         self.answered = float("-inf")
         """Monotonic time of the last answer outside a session: to a probe, or to a request that was passed through."""
         self._route = route
         self._is_command = is_command
+        self._metrics = metrics
         self._errors = errors
         self._failed = float("-inf")
         self._failure: Failure | None = None
@@ -43,9 +45,20 @@ class UpstreamHealth:
             self._failed = noted.last
             self._failure = Failure(kind=noted.kind, cause=noted.text, fix=noted.fix, seconds_ago=0)
 
-    def child_ended(self, how: str) -> None:
-        """Record that a child ended unexpectedly."""
-        self._errors.say("child_ended", f"A child of route {self._route} {how}", _CHILD_FIX, self._route)
+    def malformed(self) -> None:
+        """A child has written a line that is not JSON-RPC: some servers print logs on stdout."""
+        self._metrics.upstream_failures[self._route, "malformed"].inc()
+
+    def child_started(self) -> None:
+        """A child has begun."""
+        self._metrics.children[self._route,].inc()
+
+    def child_ended(self, how: str, *, asked: bool) -> None:
+        """All processes of a child have ended; one that was not asked to end has failed."""
+        self._metrics.children[self._route,].inc(-1)
+        self._metrics.children_ended[self._route, "asked" if asked else "unasked"].inc()
+        if not asked:
+            self._errors.say("child_ended", f"A child of route {self._route} {how}", _CHILD_FIX, self._route)
 
     @property
     def failure(self) -> Failure | None:

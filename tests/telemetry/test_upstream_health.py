@@ -7,8 +7,9 @@ import pytest
 from gateway.bridge import outgoing_messages
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
-from gateway.routes.upstream_health import UpstreamHealth
+from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.upstream_health import UpstreamHealth
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
 from tests.support.status import ask, fetch, told
@@ -124,7 +125,7 @@ async def test_an_old_clients_traffic_counts(upstream: FakeUpstream, begin: Star
 
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
-    known = UpstreamHealth("/mcp", RecentErrors(), is_command=False)
+    known = UpstreamHealth("/mcp", Metrics(), RecentErrors(), is_command=False)
     known.note(CallLost("gone", data={"reason": "owner_lost"}))
     assert known.failure is None
     known.note(CallLost("gone"))
@@ -133,8 +134,9 @@ def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
 
 def test_a_child_that_ended_is_told_and_no_failure_of_its_route() -> None:
     errors = RecentErrors()
-    health = UpstreamHealth("/mcp", errors, is_command=True)
-    health.child_ended("ended (exit code 1)")
+    health = UpstreamHealth("/mcp", Metrics(), errors, is_command=True)
+    health.child_ended("was asked to end", asked=True)
+    health.child_ended("ended (exit code 1)", asked=False)
     (error,) = errors.told()
     assert (error.kind, error.route) == ("child_ended", "/mcp")
     assert health.failure is None
