@@ -22,9 +22,7 @@ async def serve(
     outside of the event loop.
     """
     if is_whole_process:
-        # Raise the soft limit of open files to the hard one: a held call takes two upstream connections.
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _raise_open_files()
     gateway = Gateway(config, worker, file)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -78,6 +76,12 @@ def give_memory_back(gateway: Gateway) -> None:
     """From now on, keep freed memory while there is work, and give it back to the operating system afterwards."""
     idle_memory.keep_freed()
     gateway.tasks.spawn(idle_memory.give_back_when_quiet(gateway.lot), "idle memory")
+
+
+def _raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: a held call takes two upstream connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tune_garbage_collection() -> None:
