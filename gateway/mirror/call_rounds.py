@@ -1,4 +1,4 @@
-"""The link of one mirrored call: it calls the server again with the answers of each round.
+"""The rounds of one mirrored call: what is sent in each one, and what the server's response means.
 
 A modern server keeps nothing between rounds: `inputResponses` and `requestState` bring everything back. So a call can
 be continued by whoever knows its request and the round that it is in. It has at most one request in flight upstream,
@@ -12,10 +12,8 @@ Sources: specification 2026-07-28 basic/patterns/mrtr; modelcontextprotocol/ext-
 specification/2026-07-28/tasks.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -26,31 +24,26 @@ from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
 from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed, Question
-from gateway.http.incoming import Incoming
-from gateway.mirror.call_report import CallReport, with_trace
+from gateway.mirror.call_report import with_trace
 from gateway.mirror.client_requests import Profile, Request
-from gateway.mirror.server_client import ModernRequest, ServerClient, ask
+from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
 from gateway.protocol import jsonrpc, mcp, param_headers
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.protocol.errors import CallLost, InvalidParams
 from gateway.protocol.tool_list import Tool
 from gateway.routes.live_route import LiveRoute
-from gateway.runtime.tasks import telling
-from gateway.sessions.call import Listener
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
 _MAX_KEY_BYTES: Final = 1_000
 """The id of a nested request carries the key of its question."""
-_AT_ONCE: Final = 0.0
+AT_ONCE: Final = 0.0
 _POLL_SECONDS: Final = 1.0
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 """The bounds of the pause that a server may ask for between two polls."""
-_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
-"""The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
-_NO_TOOL: Final = Tool()
+NO_TOOL: Final = Tool()
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -81,42 +74,24 @@ class CallServer(msgspec.Struct, frozen=True, eq=False):
 
 
 class Rounds:
-    """The rounds of one request."""
+    """The rounds of one request; they are sent by `MirroredCall`."""
 
-    def __init__(  # noqa: PLR0913  (what one call consists of)
-        self,
-        upstream: CallServer,
-        listener: Listener,
-        exchange: str,
-        request: Request,
-        profile: Profile,
-        headers: Headers,
-        progress: Progress,
-        log_level: str | None,
-        incoming: Incoming | None,
+    def __init__(
+        self, upstream: CallServer, exchange: str, request: Request, profile: Profile, progress: Progress
     ) -> None:
-        """`exchange` names the call. `incoming` is the client's request, if the call is reported."""
+        """`exchange` names the call."""
         self.request, self.profile, self.progress = request, profile, progress
-        self.log_level = log_level
-        """What the client wants to hear from the next round on."""
-        self.headers = headers
-        """The newest ones of the client."""
         self.answers: dict[str, bytes] = {}
         """What the client has answered in this round."""
         self.live_task = progress.task
         """The upstream's id of the task, until the server says that it is over."""
-        self.report = CallReport(upstream.live, request, profile.version, incoming)
-        self._upstream, self._listener, self._exchange = upstream, listener, exchange
-        self._is_released = self._is_relisted = self._needs_tasks = False
-        """Whether nothing more is said, and what the server refused the call for: the headers, or missing tasks."""
+        self.began = world.monotonic()
+        """When this process heard of the task."""
+        self._upstream, self._exchange = upstream, exchange
+        self._is_relisted = self._needs_tasks = False
+        """What the server refused the call for: the headers, or missing tasks."""
         self._taken: set[str] = set()
         """The keys of the task's questions whose answers the server has taken."""
-        self._failures = 0
-        """How many requests about the task have failed in a row."""
-        self._began = world.monotonic()
-        """When this process heard of the task."""
-        self._work: asyncio.Task[None] | None = None
-        """Runs rounds, unless the client has to answer."""
 
     @property
     def aim(self) -> tuple[str, str]:
@@ -133,54 +108,11 @@ class Rounds:
 
     # -- to the upstream ----------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Run rounds from the present one on, until the client has to answer."""
-        self._work = self._upstream.live.process.tasks.start(self._run(), "mirrored call")
-
-    async def _run(self) -> None:
-        with telling(self._broke):
-            pause: float | None = _AT_ONCE
-            while pause is not None:
-                if pause:
-                    await asyncio.sleep(pause)
-                pause = await self._round()
-
-    async def _round(self) -> float | None:
-        """Send the request that is due; return the pause before the next one, unless the client is to answer first.
-
-        Raises GatewayError.
-        """
-        (method, target), upstream = self.aim, self._upstream
-        tool = _NO_TOOL
-        if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
-            tool = await upstream.catalog.tool(upstream.caller, upstream.server, self.profile, self.headers, target)
-        limit = upstream.live.config.tasks.ttl_seconds
-        if self.live_task is not None and world.monotonic() > self._began + limit:
-            raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
-        pause: float | None = None
-
-        def hear(data: bytes) -> None:
-            nonlocal pause
-            pause = self._hear(data)
-
-        trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
-        sending = upstream.server.send(self.outgoing(trace, tool), hear)
-        try:
-            await sending
-        except ValueError as exc:
-            raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
-        except GatewayError as exc:
-            return self._tried_again(exc)
-        return pause
-
-    def _sending(self) -> Headers:
-        """Say that the server may run the call from here on; returns the trace context."""
-        self._listener.hear(on.Sent())
-        return self.report.sending()
-
-    def outgoing(self, trace: Headers = NO_HEADERS, tool: Tool = _NO_TOOL) -> ModernRequest:
+    def outgoing(
+        self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS, tool: Tool = NO_TOOL
+    ) -> ModernRequest:
         """The request of the present round, with a trace context in place of the client's; raises InvalidParams."""
-        (method, target), is_task, headers = self.aim, self.progress.task is not None, self.headers
+        (method, target), is_task = self.aim, self.progress.task is not None
         profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
         added: dict[str, bytes | Raw] = {}
         if self.answers:
@@ -204,17 +136,14 @@ class Rounds:
                 headers,
                 target=target,
                 param_headers=repeated,
-                log_level=self.log_level,
+                log_level=log_level,
                 added=added,
             )
         except ValueError as exc:
             raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 
-    def deliver(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]], *, is_whole: bool) -> None:
-        """Keep the client's answers; `is_whole` if they are the last ones of the round, which goes upstream then.
-
-        One without which the server cannot go on ends the call.
-        """
+    def take(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]]) -> Ending | None:
+        """Keep the client's answers; returns how the call ends if the server cannot go on without one of them."""
         for question, answer in answers:
             if isinstance(answer, jsonrpc.Error):
                 words = f"The client refused {question.method}: {answer.message or answer.code}"
@@ -223,63 +152,14 @@ class Rounds:
             else:
                 self.answers[question.key] = bytes(answer)
                 continue
-            self._listener.hear(failed(self.request.method, words))
-            return
-        if is_whole:
-            self.start()
+            return failed(self.request.method, words)
+        return None
 
-    def cancel(self) -> None:
-        """Give the call up."""
-        self.release()
-        if self._work is not None and self._work is not asyncio.current_task():
-            _ = self._work.cancel()
-
-    def release(self) -> None:
-        """Say nothing more. A task that is not over ends with its call."""
-        self._is_released = True
-        task, self.live_task = self.live_task, None
-        if task is not None:
-            self._upstream.live.process.tasks.spawn(self._cancel_task(task), "send upstream")
-
-    async def _cancel_task(self, task: str) -> None:
-        """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
-        params, profile = _task_params(task), self.profile.with_tasks
-        request = ModernRequest.new(mcp.TASKS_CANCEL, params, profile, self.headers, target=task)
-        with suppress(GatewayError):
-            _ = await ask(self._upstream.server, request)
-
-    def _broke(self, error: GatewayError) -> None:
-        if not self._is_released:
-            self._listener.hear(on.Broke(error))
-
-    def _tried_again(self, error: GatewayError) -> float | None:
-        """The pause before the next try after a request that failed, if the server works on a task; else it fails."""
-        if isinstance(error, Unreachable) and self.progress.round:
-            error = CallLost(f"{error.message}; the rounds before may have had effects")
-        if self.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
-            self._broke(error)
-            return None
-        # The server works on the task all the same, and takes answers that it has taken already.
-        self._failures += 1
-        return _PAUSES[self._failures - 1]
+    def cancellation(self, task: str, headers: Headers) -> ModernRequest:
+        """The request that ends a task for which nobody waits."""
+        return ModernRequest.new(mcp.TASKS_CANCEL, _task_params(task), self.profile.with_tasks, headers, target=task)
 
     # -- from the upstream --------------------------------------------------------------------------------------
-
-    def _hear(self, data: bytes) -> float | None:
-        """Take a message of the server; return as `_round`."""
-        if self._is_released:
-            return None
-        try:
-            said = self.received(data)
-        except CallLost as exc:
-            return self._tried_again(exc)
-        if said is None:
-            return None
-        self._failures = 0
-        if isinstance(said, float):
-            return said
-        self._listener.hear(said)
-        return None
 
     def received(self, data: bytes) -> on.Event | float | None:
         """Take a message of the upstream; None if it concerns nobody.
@@ -305,7 +185,7 @@ class Rounds:
                 return self._updated(opened)
             self._taken |= self.answers.keys()  # the server has them
             self.answers = {}
-            return _AT_ONCE
+            return AT_ONCE
         match jsonrpc.text(opened.get("resultType")):
             case "input_required":
                 state = opened.get("requestState")
@@ -319,8 +199,7 @@ class Rounds:
                 if not task_id:
                     raise ValueError("a CreateTaskResult needs `taskId`")
                 self.progress = Progress(self.progress.round, task=task_id)
-                self.live_task, self.answers, self._began = task_id, {}, world.monotonic()
-                _ = self._sending()
+                self.live_task, self.answers, self.began = task_id, {}, world.monotonic()
                 return _pause(opened)
             case _:
                 return self._ended(result)
@@ -339,12 +218,12 @@ class Rounds:
             if error.code == mcp.HEADER_MISMATCH and not self._is_relisted:
                 self._is_relisted = True
                 self._upstream.catalog.forget(self._upstream.caller)
-                return _AT_ONCE
+                return AT_ONCE
             required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
             needs = error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
             if needs and not self._needs_tasks and self._upstream.live.route.tasks.undeclared == "drive":
                 self._needs_tasks = True
-                return _AT_ONCE
+                return AT_ONCE
         return legacy_error(self.request.method, error)
 
     def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> on.Asked | float:
@@ -358,7 +237,7 @@ class Rounds:
         self.progress = progress
         self.answers = {}
         questions = tuple([self._question(key, raw) for key, raw in asked.items()])
-        return on.Asked(questions) if questions else _AT_ONCE
+        return on.Asked(questions) if questions else AT_ONCE
 
     def _updated(self, found: jsonrpc.Fields) -> on.Event | float:
         """Take what `tasks/get` says."""

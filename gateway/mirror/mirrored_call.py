@@ -1,11 +1,14 @@
 """The exchange of a legacy client before a modern server: nested requests on one side, further calls on the other."""
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.engine.engine import Engine
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
@@ -14,15 +17,20 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Exchange, Policy
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
-from gateway.mirror.call_rounds import CallServer, Progress, Rounds
+from gateway.mirror.call_report import CallReport
+from gateway.mirror.call_rounds import AT_ONCE, NO_TOOL, CallServer, Progress, Rounds
 from gateway.mirror.client_requests import Profile, Request
-from gateway.protocol import jsonrpc
-from gateway.protocol.errors import GatewayError
+from gateway.mirror.server_client import ModernRequest, ask
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Ending, Outcome
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import NO_HEADERS, Headers
 
 _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
+_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
+"""The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 
 
 class MirroredCall(Engine):
@@ -44,27 +52,21 @@ class MirroredCall(Engine):
         progress: Progress = Progress(),  # noqa: B008  (frozen)
         incoming: Incoming | None = None,
     ) -> None:
-        """See `Rounds`."""
+        """`exchange` names the call. `incoming` is the client's request, if the call is reported."""
         super().__init__(upstream.live, Exchange(profile.declared, policy))
-        self._rounds = Rounds(upstream, self, exchange, request, profile, headers, progress, log_level, incoming)
-        self.report = self._rounds.report
-
-    @property
-    def request_id(self) -> str:
-        """See `Listener`."""
-        return self.report.request_id
-
-    def hear(self, event: on.Event) -> None:
-        """Take one event of the server's side."""
-        match event:
-            case on.Sent():
-                self._move()
-            case on.Notified(message=message):
-                legs: tuple[Any, ...] = self._exchange.legs if self.streams else ()
-                for leg in legs:
-                    leg.notify(message)
-            case _:
-                self._feed(event)
+        self.headers = headers
+        """The newest ones of the client."""
+        self.report = CallReport(upstream.live, request, profile.version, incoming)
+        self._upstream = upstream
+        self._rounds = Rounds(upstream, exchange, request, profile, progress)
+        self._log_level = log_level
+        """What the client wants to hear from the next round on."""
+        self._work: asyncio.Task[None] | None = None
+        """Runs rounds, unless the client has to answer."""
+        self._failures = 0
+        """How many requests about the task have failed in a row."""
+        self._is_released = False
+        """Whether nothing more of the server's side is heard."""
 
     # -- from the client's side -----------------------------------------------------------------------------------
 
@@ -75,12 +77,12 @@ class MirroredCall(Engine):
 
     def respond(self, key: str, answer: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Take the answer to a question; the last one of a round goes upstream with its own headers."""
-        self._rounds.headers = headers
+        self.headers = headers
         self._feed(on.Responded(key, answer))
 
     def want_level(self, level: str) -> None:
         """The client wants the log messages of another level from the next round on."""
-        self._rounds.log_level = level
+        self._log_level = level
 
     def cancel(self) -> None:
         """Give the call up, because its client wants it no longer."""
@@ -100,7 +102,9 @@ class MirroredCall(Engine):
 
     def _drop(self, reason: str = "") -> None:  # noqa: ARG002  (a modern server gets no reason)
         """See `Engine`."""
-        self._rounds.cancel()
+        self._release()
+        if self._work is not None and self._work is not asyncio.current_task():
+            _ = self._work.cancel()
         self._over(Ending(Outcome.CANCELLED))
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
@@ -132,14 +136,122 @@ class MirroredCall(Engine):
     def _move(self) -> None:
         """The place has moved at which the client could come back to its stream."""
 
+    # -- the server's side ----------------------------------------------------------------------------------------
+
+    def _run_rounds(self) -> None:
+        """Run rounds from the present one on, until the client has to answer."""
+        self._work = self.live.process.tasks.start(self._run(), "mirrored call")
+
+    async def _run(self) -> None:
+        with telling(self._broke):
+            pause: float | None = AT_ONCE
+            while pause is not None:
+                if pause:
+                    await asyncio.sleep(pause)
+                pause = await self._round()
+
+    async def _round(self) -> float | None:
+        """Send the request that is due; return the pause before the next one, unless the client is to answer first.
+
+        Raises GatewayError.
+        """
+        rounds, upstream = self._rounds, self._upstream
+        (method, target), tool = rounds.aim, NO_TOOL
+        if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
+            tool = await upstream.catalog.tool(upstream.caller, upstream.server, rounds.profile, self.headers, target)
+        limit = self.live.config.tasks.ttl_seconds
+        if rounds.live_task is not None and world.monotonic() > rounds.began + limit:
+            raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
+        trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
+        pause: float | None = None  # of this round alone: the next one may begin before this one has ended
+
+        def hear(data: bytes) -> None:
+            nonlocal pause
+            pause = self._hear(data)
+
+        sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), hear)
+        try:
+            await sending
+        except ValueError as exc:
+            raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+        except GatewayError as exc:
+            return self._tried_again(exc)
+        return pause
+
+    def _sending(self) -> Headers:
+        """The server may run the call from here on; returns the trace context."""
+        self._move()
+        return self.report.sending()
+
+    def _hear(self, data: bytes) -> float | None:
+        """Take a message of the server; returns as `_round`, and raises ValueError for a malformed one."""
+        if self._is_released:
+            return None
+        rounds, before = self._rounds, self._rounds.live_task
+        try:
+            said = rounds.received(data)
+        except CallLost as exc:
+            return self._tried_again(exc)
+        if said is None:
+            return None
+        self._failures = 0
+        if before is None and rounds.live_task is not None:
+            _ = self._sending()  # the call has become a task
+        match said:
+            case float():
+                return said
+            case on.Notified(message=message):
+                legs: tuple[Any, ...] = self._exchange.legs if self.streams else ()
+                for leg in legs:
+                    leg.notify(message)
+            case _:
+                self._feed(said)
+        return None
+
+    def _tried_again(self, error: GatewayError) -> float | None:
+        """The pause before the next try after a request that failed, if the server works on a task; else it fails."""
+        if isinstance(error, Unreachable) and self._rounds.progress.round:
+            error = CallLost(f"{error.message}; the rounds before may have had effects")
+        if self._rounds.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
+            self._broke(error)
+            return None
+        # The server works on the task all the same, and takes answers that it has taken already.
+        self._failures += 1
+        return _PAUSES[self._failures - 1]
+
+    def _broke(self, error: GatewayError) -> None:
+        if not self._is_released:
+            self._feed(on.Broke(error))
+
+    def _deliver(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]]) -> None:
+        """Take answers of the client; the last ones of a round go upstream with all others."""
+        ending = self._rounds.take(answers)
+        if ending is not None:
+            self._feed(ending)
+        elif not self._exchange.questions:
+            self._run_rounds()
+
+    def _release(self) -> None:
+        """Hear nothing more of the server's side. A task that is not over ends with its call."""
+        self._is_released = True
+        rounds, task = self._rounds, self._rounds.live_task
+        if task is not None:
+            rounds.live_task = None
+            self.live.process.tasks.spawn(self._cancel_task(rounds.cancellation(task, self.headers)), "send upstream")
+
+    async def _cancel_task(self, request: ModernRequest) -> None:
+        """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
+        with suppress(GatewayError):
+            _ = await ask(self._upstream.server, request)
+
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.CancelCall: lambda self, it: self._drop(it.reason),
         do.Close: lambda self, it: self._finish(it.legs, _LET_GO),
         do.Count: lambda self, it: self.report.count(it),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.Put: lambda self, it: self._put(it.questions),
-        do.ReleaseSession: lambda self, _: self._rounds.release(),
+        do.ReleaseSession: lambda self, _: self._release(),
         do.Reply: lambda self, it: self._answer(it.legs, jsonrpc.result(self._rounds.request.id, it.result)),
-        do.SendAnswers: lambda self, it: self._rounds.deliver(it.answers, is_whole=not self._exchange.questions),
-        do.SendCall: lambda self, _: self._rounds.start(),
+        do.SendAnswers: lambda self, it: self._deliver(it.answers),
+        do.SendCall: lambda self, _: self._run_rounds(),
     }

@@ -70,7 +70,7 @@ class StatelessCall(StreamedCall):
         else:
             self.report.asked()
         for question in told:
-            self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._rounds.headers)
+            self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self.headers)
 
     def answer(self, asked: CallPlace, message: jsonrpc.Message, at: Arrival) -> None:
         """Take a response, which goes to a bridge with all headers of the client."""
@@ -92,4 +92,4 @@ class StatelessCall(StreamedCall):
         super()._ended()
         if self._is_held and self._bridge is not None:
             self._is_held = False
-            self._bridge.give_up(self._rounds.outgoing())
+            self._bridge.give_up(self._rounds.outgoing(self.headers, self._log_level))

@@ -19,27 +19,11 @@ ALL = b'{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}'
 ACCEPT = {"action": "accept", "content": {}}
 
 
-class Heard:
-    """A FAKE exchange that writes down what it hears."""
-
-    request_id = ""
-
-    def __init__(self) -> None:
-        self.events: list[on.Event] = []
-
-    def hear(self, event: on.Event) -> None:
-        self.events.append(event)
-
-
-HEARD = Heard()
-
-
 def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange") -> Rounds:
     request = Request(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
-    HEARD.events.clear()
     upstream = CallServer(fake_live(Tasks(Metrics("0"))), FakeServer(), ToolCatalog(), ("/mcp", b"ada"))
-    return Rounds(upstream, HEARD, exchange, request, profile, {}, Progress(), None, None)
+    return Rounds(upstream, exchange, request, profile, Progress())
 
 
 def encoded(**members: Any) -> bytes:
@@ -56,7 +40,7 @@ def answer(**members: Any) -> jsonrpc.Message:
 
 
 def sent(it: Rounds) -> dict[str, Any]:
-    params: dict[str, Any] = json.loads(it.outgoing().body)["params"]
+    params: dict[str, Any] = json.loads(it.outgoing({}).body)["params"]
     return params
 
 
@@ -71,9 +55,7 @@ def answered(it: Rounds, step: object, key: str, **members: Any) -> on.Event | N
     """The client answers the question with this key, of those that a step has put to it; returns how the call ends."""
     assert isinstance(step, on.Asked)
     (question,) = [each for each in step.questions if each.key == key]
-    HEARD.events.clear()
-    it.deliver([(question, answer_of(answer(**members)))], is_whole=False)
-    return HEARD.events[0] if HEARD.events else None
+    return it.take([(question, answer_of(answer(**members)))])
 
 
 @pytest.mark.parametrize(("size", "asked"), [(1_000, True), (1_001, False)])

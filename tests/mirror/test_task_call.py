@@ -33,7 +33,7 @@ def state(status: str, **members: Any) -> bytes:
 
 
 def sent(it: Rounds) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(it.outgoing().body)
+    body: dict[str, Any] = json.loads(it.outgoing({}).body)
     assert body["method"] == it.aim[0]
     params: dict[str, Any] = body["params"]
     return params
@@ -280,7 +280,7 @@ async def test_a_poll_that_failed_is_repeated(host: Host) -> None:
 
 
 async def test_a_task_is_lost_after_too_many_failures(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.mirror.call_rounds._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("gateway.mirror.mirrored_call._PAUSES", (0.0, 0.0))
     (await begun(host)).fails(CallLost("one"))
     for number, word in ((2, "two"), (3, "three")):
         (await polled(host, number)).fails(CallLost(word))

@@ -261,7 +261,7 @@ class StreamedCall(MirroredCall):
         self._restore(Snapshot(AWAY, 0, {each.key: each for each in left.asking}, None, 0))
         self._weigh()
         if not left.asking:
-            self._rounds.start()
+            self._run_rounds()
 
     def continued(self, left: CallPlace) -> None:
         """Ask again what the client answered to a replica that has died; `left` is its place in the stream."""
