@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import runpy
 import select
 import signal
 import struct
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -250,3 +252,12 @@ def test_without_an_index_the_error_says_what_why_and_how_to_mend_it(parts: dict
     assert done.returncode == 1
     assert "building" in done.stdout
     assert_in_order(done.stderr, "cannot install mcp==1.30.0", "ERROR:", "Fix:", "PIP_INDEX_URL")
+
+
+def test_the_recording_shows_what_the_demo_says(parts: dict[str, str]) -> None:
+    """Not in its order: some messages of the two sides happen at once."""
+    recording = runpy.run_path(str(ROOT / "scripts" / "recording"))
+    done = unattended(parts | {"COLUMNS": str(recording["COLUMNS"])})
+    drawn = ET.parse(ROOT / "docs" / "images" / "demo.svg").iter("{http://www.w3.org/2000/svg}text")
+    wanted = "the demo says something else now: make recording"
+    assert sorted(text.text or "" for text in drawn) == sorted(recording["constant"](done.stdout)), wanted
