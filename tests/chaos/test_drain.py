@@ -19,16 +19,6 @@ pytestmark = [
 ]
 
 
-async def drains(replica: Gateway) -> None:
-    """Send SIGTERM, and wait until the log says that the replica drains."""
-
-    async def says_so() -> bool:
-        return await replica.ready() == 503
-
-    replica.terminate()
-    await replica.until(says_so, "unready")
-
-
 async def stopping(replica: Gateway, client: Client) -> None:
     """Wait until the replica begins no new calls itself."""
 
@@ -49,7 +39,7 @@ async def test_a_drain_accepts_new_calls_for_a_while_and_keeps_held_ones_longer(
         direct = client.on(owner.url)
         calls = [Call(server, "ask_slow", name) for name in ("directly", "through a peer", "late, through a peer")]
         states = [await call.begin(direct) for call in calls]
-        await drains(owner)
+        await owner.drain()
         assert (await direct.call("echo", {"text": "new"})).text == "new"
         asked_late = Call(server, "ask_slow", "asked while it drains")
         calls.append(asked_late)
@@ -81,7 +71,7 @@ async def test_connected_clients_are_sent_to_another_replica(tmp_path: Path) -> 
         ]
         await first.began()
         await second.answered()
-        await drains(owner)
+        await owner.drain()
         sent_away = await asyncio.gather(*legs)
         assert [answer.asks for answer in sent_away] == [[], []]
         waiting = [
@@ -116,7 +106,7 @@ async def test_calls_left_at_the_deadline_continue_elsewhere_or_are_lost(
         states = [await call.begin(client.on(owner.url)) for call in (parked, waited)]
         waiting = asyncio.get_running_loop().create_task(waited.retry(client.on(other.url), states[1]))
         await waited.answered()
-        await drains(owner)
+        await owner.drain()
         told = await waiting
         assert await owner.exited() == 0
         assert owner.log("server.parted")[-1]["let_go"] == (0 if step == "lost" else 2)

@@ -20,7 +20,7 @@ from tests.chaos.stage import Call, Gate, others, prompt, stepped, steps
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import Cluster, cluster, installed
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import HELD, Gateway
 from tests.support.workbench import Client, Reply
 
 SERVERS = ("py130-store", "ts132-store", "py130")
@@ -116,7 +116,7 @@ async def play(state: str, scene: Scene, step: str) -> Reply | None:
         assert answer.asks == []
         send = scene.elsewhere.call(call.tool, call.arguments, state=answer.state)
         waiting = loop.create_task(send)
-        await relayed(scene)
+        await scene.owner.until_metric(HELD, lambda held: not held)  # it has the retry
         asked = await killed(scene, step, waiting, answer.state)
         return asked if step == "lost" else await call.retry(scene.elsewhere, asked.state)
     token = await scene.first_round()
@@ -138,15 +138,6 @@ async def play(state: str, scene: Scene, step: str) -> Reply | None:
         await waiting
     assert await steps(scene.survivors) == before
     return await killed(scene, step, None, token)
-
-
-async def relayed(scene: Scene) -> None:
-    """Wait until the owner has the retry."""
-
-    async def taken() -> bool:
-        return await scene.owner.metric("mcp_gateway_held_calls") == 0
-
-    await scene.owner.until(taken, "the owner has the retry")
 
 
 async def judge(stage: Stage, state: str, tool: str, path: Path) -> None:

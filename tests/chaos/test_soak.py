@@ -100,16 +100,13 @@ async def test_many_faults_leave_nothing_behind(world: World) -> None:
         for replica in world.c.replicas[:-1]:
             replica.terminate()
             assert await replica.exited() == 0
-
-        async def returned() -> bool:
-            return all(now <= was for now, was in zip(used(pid), before, strict=True))
-
-        await survivor.until(returned, f"no more than {before}", QUIET_SECONDS)
-
-        async def freed() -> bool:
-            return memory_mib(pid) <= idle + LEFT_MIB
-
-        await survivor.until(freed, f"at most {LEFT_MIB:g} MiB over {idle:g}", QUIET_SECONDS)
+        await survivor.until(
+            lambda: all(now <= was for now, was in zip(used(pid), before, strict=True)),
+            f"no more than {before}",
+            QUIET_SECONDS,
+        )
+        most = idle + LEFT_MIB
+        await survivor.until(lambda: memory_mib(pid) <= most, f"at most {most:g} MiB", QUIET_SECONDS)
         assert max(samples) <= idle + PEAK_MIB
         assert not any(SECRET in replica.stderr for replica in world.c.replicas)
     except BaseException as exc:

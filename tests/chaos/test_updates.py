@@ -30,12 +30,7 @@ async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Clien
     """End one replica with a call that waits for its person; return the new calls that it sent on."""
     parked = Call(server, "ask_slow", name)
     state = await parked.begin(client.on(replica.url))
-    replica.terminate()
-
-    async def refuses_readiness() -> bool:
-        return await replica.ready() == 503
-
-    await replica.until(refuses_readiness, "drains")
+    await replica.drain()
     await asyncio.sleep(HOLD["drain_delay_seconds"] + ANSWERED_AFTER)
     sent_on = await replica.metric(SENT_ON)
     answers = accept(parked.name)

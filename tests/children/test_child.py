@@ -155,22 +155,15 @@ async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Cli
 async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client: Client, gw: Gateway) -> None:
     error = (await client.on(gw.base + "/silent").call("echo")).error
     assert "did not finish its handshake in 2 s" in error["message"]
-
-    async def ended() -> bool:
-        return await gw.metric(CHILDREN, route="/silent") == 0
-
-    await gw.until(ended, "the child has ended")
+    await gw.until_metric(CHILDREN, lambda children: not children, route="/silent")
 
 
 @pytest.mark.parametrize("then", ["die", "end unfinished"])
 async def test_what_a_child_says_before_it_ends_still_counts(client: Client, gw: Gateway, then: str) -> None:
     before = await gw.metric(ENDED, route="/mcp")
     assert json.loads((await client.call("echo", {"then": then})).text) == {"then": then}
-
-    async def ended() -> bool:
-        return await gw.metric(ENDED, route="/mcp") > before
-
-    await gw.until(ended, "the child has ended")  # until then, the next call might go to the one that is ending
+    # Until then, the next call might go to the one that is ending.
+    await gw.until_metric(ENDED, lambda ended: ended > before, route="/mcp")
     assert (await client.call("pid")).text
 
 
@@ -240,10 +233,7 @@ async def test_stderr_goes_to_the_log_bounded_and_without_what_the_child_was_giv
     def lines() -> list[dict[str, Any]]:
         return [line for line in gw.log("child.stderr") if line["route"] == "/mcp"]
 
-    async def all_said() -> bool:
-        return any(line.get("text") == "my key is [hidden]" for line in lines())
-
-    await gw.until(all_said, "its key is masked")
+    await gw.until(lambda: "my key is [hidden]" in [line.get("text") for line in lines()], "its key is masked")
     assert SECRET not in gw.stderr
     assert max(len(line.get("text", "")) for line in lines()) <= 1001
     assert len(lines()) <= 150
@@ -396,11 +386,7 @@ async def test_an_idle_child_is_ended() -> None:
     async with gateway(upstream(warm=0), sessions={"idle_seconds": 0.2}) as gw, wire(gw.url) as client:
         pid = int((await client.call("pid")).text)
         await all_gone([pid])
-
-        async def counted() -> bool:
-            return await gw.metric(ENDED, why="asked") == 1
-
-        await gw.until(counted, "its end is counted")
+        await gw.until_metric(ENDED, lambda ended: ended == 1, why="asked")
 
 
 async def test_a_child_that_closes_its_input_and_ends_is_gone_on_any_event_loop() -> None:

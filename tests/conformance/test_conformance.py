@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from tests.parts.launch import REPOSITORY, old_server, stdio_upstream
-from tests.support.cluster import Front, cluster, installed
-from tests.support.gateway_process import gateway
+from tests.support.cluster import cluster, installed
+from tests.support.gateway_process import Front, gateway
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 
@@ -74,11 +74,7 @@ async def test_the_scenarios_of_2025_11_25_pass_through_the_mirror_before_a_mode
 
 async def test_a_legacy_server_over_stdio_conforms_too() -> None:
     async with gateway({**stdio_upstream("conformance"), "warm": WARM}) as gw:
-
-        async def warmed() -> bool:
-            return len(gw.log("child.stderr")) >= WARM
-
-        await gw.until(warmed, "its children have started", 30)
+        await gw.until_logged("child.stderr", WARM)
         code, lines = await run_suite(gw.url)
     print("\n".join(lines))
     assert lines[-1] == "40 of 40 scenarios passed"

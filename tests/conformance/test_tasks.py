@@ -11,8 +11,8 @@ import pytest
 
 from tests.conformance.test_conformance import WITHOUT_NGINX, run_suite
 from tests.parts.launch import old_server
-from tests.support.cluster import Front, cluster
-from tests.support.gateway_process import gateway
+from tests.support.cluster import cluster
+from tests.support.gateway_process import Front, gateway
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 

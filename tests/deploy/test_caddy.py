@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.wire import wire
 from tests.parts.launch import die_with_parent, free_port, old_server
 from tests.support.cluster import DEPLOY, PATH, memberships, replaced
-from tests.support.gateway_process import Gateway, gateway
+from tests.support.gateway_process import ROUNDS, Gateway, gateway
 from tests.support.steady_load import Load
 from tests.support.workbench import Client
 
@@ -84,11 +84,7 @@ async def test_an_update_behind_caddy_refuses_no_call_and_loses_none(tmp_path: P
                 each.terminate()
                 assert await each.exited(20) == 0
                 await each.start()
-
-                async def chosen(replica: Gateway = each) -> bool:
-                    return await replica.rounds("tools/call") > 0
-
-                await each.until(chosen, "Caddy finds it healthy again", 20)
+                await each.until_metric(ROUNDS, bool, method="tools/call")  # Caddy finds it healthy again
         load.assert_nothing_was_refused_or_lost()
 
 

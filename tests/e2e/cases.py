@@ -26,8 +26,7 @@ from tests.parts.clients.drive import (
     tool_call,
 )
 from tests.parts.launch import OldServer
-from tests.support.cluster import Front
-from tests.support.gateway_process import HELD
+from tests.support.gateway_process import HELD, ROUNDS, Front
 
 ANN: Final = 'accept:{"name":"Ann"}'
 BIG: Final = 2_000_000
@@ -132,11 +131,7 @@ class Stage:
 
     async def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait for an entry in the ledger."""
-
-        async def holds() -> bool:
-            return condition()
-
-        await self.gw.until(holds, f"{what} in the ledger {self.ledger()}")
+        await self.gw.until(condition, f"{what} in the ledger {self.ledger()}")
 
     def runs(self) -> Counter[str]:
         """Count the runs; not of plain resources, which only some of the servers record."""
@@ -145,11 +140,7 @@ class Stage:
 
     async def in_rounds(self, count: int, before: int) -> None:
         """Assert that `count` requests of tools/call arrived since `before`."""
-
-        async def arrived() -> bool:
-            return await self.gw.rounds("tools/call") >= before + count
-
-        await self.gw.until(arrived, f"{count} rounds")
+        await self.gw.until_metric(ROUNDS, lambda seen: seen >= before + count, method="tools/call")
         assert await self.gw.rounds("tools/call") == before + count
 
 
@@ -201,11 +192,8 @@ async def lists(s: Stage) -> None:
 async def pages(s: Stage) -> None:
     before = await s.gw.rounds("tools/list")
     await lists(s)
-
-    async def came() -> bool:
-        return await s.gw.rounds("tools/list") >= before + 3
-
-    await s.gw.until(came, "three pages of tools", seconds=5.0)  # servers without pages fail here
+    # Servers without pages fail here.
+    await s.gw.until_metric(ROUNDS, lambda seen: seen >= before + 3, seconds=5.0, method="tools/list")
 
 
 @case("completion")
@@ -428,11 +416,7 @@ async def late(s: Stage) -> None:
     before = await s.gw.metric(name, outcome="refused_unsolicited")
     # fastmcp lists the tools after a call, and a question that comes meanwhile counts as one of the list.
     reply = await s.call("late", {"delay_seconds": 0.5})
-
-    async def refused() -> bool:
-        return await s.gw.metric(name, outcome="refused_unsolicited") > before
-
-    await s.gw.until(refused, "an unsolicited question was refused")
+    await s.gw.until_metric(name, lambda refused: refused > before, outcome="refused_unsolicited")
     await s.wait("refused", lambda: bool(s.ledger("refused", "late")))
     assert [entry["code"] for entry in s.ledger("refused", "late")] == [-32602]
     assert reply.asked == []

@@ -10,8 +10,8 @@ from typing import Any, Final, get_args
 from tests.e2e.cases import Case, Drivers, Stage
 from tests.parts.clients.drive import DriverError, Kind
 from tests.parts.launch import OldServer, PartError, old_server, stdio_server
-from tests.support.cluster import FILES, Front, cluster
-from tests.support.gateway_process import gateway
+from tests.support.cluster import FILES, cluster
+from tests.support.gateway_process import Front, gateway
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAGED = ("--page-size", "7")

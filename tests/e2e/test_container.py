@@ -165,11 +165,7 @@ async def test_sigterm_lets_a_user_finish_and_exits_with_0(image: None, server: 
         asked = await client.call("ask", {"question": "Who?"})
         (key,) = asked.asks
         podman("kill", "--signal", "TERM", box.name)  # `podman stop` would have podman refuse the health check
-
-        async def draining() -> bool:
-            return bool(box.log("server.draining"))
-
-        await box.until(draining, "began to drain")
+        await box.until_logged("server.draining")
         assert await box.ready() == 503
         assert box.is_healthy(), "a container that is killed for draining loses its calls"
         assert await box.metric(HELD) == 1

@@ -69,12 +69,7 @@ async def test_a_running_gateway_is_healthy_and_a_stopped_one_is_not(tmp_path: P
 
 async def test_a_draining_gateway_is_healthy_and_not_ready() -> None:
     async with gateway(NOWHERE, hold={"drain_delay_seconds": 60}) as gw:
-        gw.terminate()
-
-        async def draining() -> bool:
-            return bool(gw.log("server.draining"))
-
-        await gw.until(draining, "began to drain")
+        await gw.drain()
         assert (await ask("--admin", gw.config["admin"]))[0] == 0
         code, said = await ask("--ready", "--admin", gw.config["admin"])
         assert (code, said.rpartition(" says ")[2]) == (1, "503 draining")

@@ -272,11 +272,7 @@ async def test_a_finished_task_makes_room_for_another(stage: Stage) -> None:
 @pytest.mark.configured(tasks={"ttl_seconds": 1})
 async def test_a_task_is_forgotten_when_its_time_is_over(stage: Stage) -> None:
     task = await stage.client.task("slow_compute", {"seconds": 0})
-
-    async def is_forgotten() -> bool:
-        return await stage.gw.metric("mcp_gateway_tasks") == 0
-
-    await stage.gw.until(is_forgotten, "the task is forgotten", 10)
+    await stage.gw.until_metric("mcp_gateway_tasks", lambda tasks: not tasks)
     assert (await stage.client.send("tasks/get", {"taskId": task.id})).refusal == (400, -32602)
     await stage.gw.settled()
 

@@ -72,10 +72,7 @@ def lives(pid: int) -> bool:
 
 
 async def gone(gw: Gateway, pids: set[int], seconds: float = START_SECONDS) -> None:
-    async def none_lives() -> bool:
-        return not any(map(lives, pids))
-
-    await gw.until(none_lives, f"all of {pids} have ended", seconds)
+    await gw.until(lambda: not any(map(lives, pids)), f"all of {pids} have ended", seconds)
 
 
 async def refused(gw: Gateway, times: int = 1) -> None:
@@ -100,23 +97,6 @@ async def asked(address: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(REFUSED))
 
 
-async def is_ready(gw: Gateway) -> bool:
-    return await gw.ready() == 200
-
-
-async def is_unready(gw: Gateway) -> bool:
-    return await gw.ready() == 503
-
-
-async def started(gw: Gateway, times: int) -> None:
-    """Wait until so many worker processes were started."""
-
-    async def logged() -> bool:
-        return len(gw.log("worker.started")) == times
-
-    await gw.until(logged, f"{times} workers started", START_SECONDS)
-
-
 @asynccontextmanager
 async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
     """A program whose supervisor has started, but perhaps not its workers."""
@@ -125,7 +105,7 @@ async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
         (gw.directory / "stderr").unlink()
         task = asyncio.get_running_loop().create_task(gw.start())
         try:
-            await started(gw, 2)
+            await gw.until_logged("worker.started", 2)
             yield gw
         finally:
             task.cancel()
@@ -196,7 +176,7 @@ async def test_a_worker_that_is_killed_is_started_again_and_the_others_serve() -
         assert await gw.metric(REFUSED) == SPREAD
         os.kill(before[0], signal.SIGKILL)
         served = lost = 0
-        while len(gw.log("worker.started")) < 3 or not await is_ready(gw):
+        while len(gw.log("worker.started")) < 3 or await gw.ready() != 200:
             lost += 1
             with suppress(aiohttp.ClientError):  # connections that the kernel had already given to the dead worker
                 await refused(gw)
@@ -220,16 +200,16 @@ async def test_a_worker_that_keeps_dying_is_restarted_with_backoff() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         for restarts in range(1, 5):
             os.kill(workers(gw)[1], signal.SIGKILL)
-            await started(gw, 2 + restarts)
+            await gw.until_logged("worker.started", 2 + restarts)
         assert [line["again_in_seconds"] for line in gw.log("worker.ended")] == [0.1, 0.2, 0.4, 0.8]
-        await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+        await gw.until_ready()
 
 
 async def test_a_worker_that_gets_sigterm_is_started_again() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         os.kill(workers(gw)[1], signal.SIGTERM)
-        await started(gw, 3)
-        await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+        await gw.until_logged("worker.started", 3)
+        await gw.until_ready()
         (line,) = gw.log("worker.ended")
         assert (line["worker"], line["exit_code"]) == (1, 0)
 
@@ -245,7 +225,7 @@ async def test_the_host_is_unready_while_one_worker_is_missing() -> None:
         async with gw.http.get(f"{gw.admin}/healthz") as response:
             assert response.status == 200
         os.kill(stopped, signal.SIGCONT)
-        await gw.until(lambda: is_ready(gw), "ready again")
+        await gw.until_ready()
 
 
 # The end.
@@ -267,15 +247,10 @@ async def test_a_stop_ends_all_workers_and_leaves_nothing() -> None:
 
 async def test_a_draining_host_stays_unready_and_a_second_signal_ends_its_workers() -> None:
     async with gateway(NOBODY, workers=2, hold={"drain_delay_seconds": 60}) as gw:
-        gw.terminate()
-        await gw.until(lambda: is_unready(gw), "unready")
+        await gw.drain()
         async with gw.http.get(f"{gw.admin}/readyz") as response:
             assert await response.text() == "draining\n"
-
-        async def both_drain() -> bool:
-            return len(gw.log("server.draining")) == 2
-
-        await gw.until(both_drain, "both drain")
+        await gw.until_logged("server.draining", 2)
         await refused(gw)
         assert await gw.metric(REFUSED) == 1
         gw.terminate()
@@ -311,14 +286,10 @@ async def test_a_stop_while_workers_start_does_not_count_as_a_crash(number: sign
 async def test_a_reload_reaches_all_workers_including_those_that_start() -> None:
     async with starting(workers=2) as gw:
         os.kill(supervisor(gw), signal.SIGHUP)
-
-        async def both() -> bool:
-            return {line.get("replica") for line in gw.log("config.loaded")} >= {
-                line["replica"] for line in gw.log("server.started")
-            } and len(gw.log("server.started")) == 2
-
-        await gw.until(both, "both read the file", START_SECONDS)
-        await gw.until(lambda: is_ready(gw), "ready", START_SECONDS)
+        await gw.until_logged("server.started", 2)
+        both = {line["replica"] for line in gw.log("server.started")}
+        await gw.until(lambda: both <= {line.get("replica") for line in gw.log("config.loaded")}, "both read the file")
+        await gw.until_ready()
         assert not gw.log("worker.ended")
 
 
@@ -329,21 +300,13 @@ async def test_a_worker_that_starts_after_a_reload_has_the_new_configuration() -
         path = gw.directory / "gateway.yaml"
         path.write_text(json.dumps(merged(gw.config, {"hold": {"max_calls": 7}})))
         os.kill(supervisor(gw), signal.SIGHUP)
-
-        async def both() -> bool:
-            return await gw.metric(limit) == 14
-
-        await gw.until(both, "both have the new limit")
+        await gw.until_metric(limit, lambda both: both == 14)
         path.write_text("broken: true")
         os.kill(supervisor(gw), signal.SIGHUP)
-
-        async def refused_by_all() -> bool:
-            return len(gw.log("config.rejected")) == 3
-
-        await gw.until(refused_by_all, "supervisor and workers refused the file")
+        await gw.until_logged("config.rejected", 3)  # of the supervisor and both workers
         os.kill(workers(gw)[0], signal.SIGKILL)
-        await started(gw, 3)
-        await gw.until(lambda: is_ready(gw), "all are ready", START_SECONDS)
+        await gw.until_logged("worker.started", 3)
+        await gw.until_ready()
         assert await gw.metric(limit) == 14
 
 
@@ -371,12 +334,8 @@ async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signal
         os.kill(workers(gw)[0], signal.SIGSTOP)
         for number in range(signals):
             gw.terminate()
-
-            async def told(draining: int = number) -> bool:
-                """The other worker got it too: two signals at once count as one."""
-                return len(gw.log("server.stopped" if draining else "server.draining")) == 1
-
-            await gw.until(told, "the other worker heard it")
+            # The other worker got it too: two signals at once count as one.
+            await gw.until_logged("server.stopped" if number else "server.draining")
         assert await gw.exited() == 1
         await gone(gw, pids)
         (line,) = gw.log("worker.ended")

@@ -151,11 +151,7 @@ async def test_a_second_signal_during_a_drain_fails_nothing() -> None:
         _, writer = await asyncio.open_connection(*gw.config["listen"].split(":"))
         writer.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         gw.terminate()
-
-        async def drains() -> bool:
-            return bool(gw.log("server.draining"))
-
-        await gw.until(drains, "it drains")
+        await gw.until_logged("server.draining")
         gw.terminate()
         assert await gw.exited(PROMPT_SECONDS) == 0
         assert not gw.errors(), gw.tail()

@@ -18,14 +18,14 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
-from tests.support.gateway_process import PATIENCE_SECONDS, ROUNDS, Gateway, GatewayError, gateway
+from tests.support.gateway_process import PATIENCE_SECONDS, Front, Gateway, GatewayError, gateway
 
 BalancerName = Literal["nginx", "haproxy"]
 
@@ -40,22 +40,6 @@ TEMPORARY: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
 SHOWN_LINES: Final = 40
-
-
-class Front(Protocol):
-    """What clients connect to and tests inspect: one gateway, or a cluster."""
-
-    @property
-    def base(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-    async def metric(self, name: str, **labels: str) -> float: ...
-    async def rounds(self, method: str, outcome: str | None = None) -> int: ...
-    async def until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE_SECONDS
-    ) -> None: ...
-    async def settled(self, seconds: float = PATIENCE_SECONDS) -> None: ...
-    def tail(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -224,20 +208,19 @@ class Balancer:
 
 
 @dataclass
-class Cluster:
-    """Several gateways behind a balancer; a `Front` whose figures are those of the living replicas together."""
+class Cluster(Front):
+    """Several gateways behind a balancer, whose figures are those of the living replicas together."""
 
     replicas: tuple[Gateway, ...]
     balancer: Balancer
 
     @property
-    def base(self) -> str:
-        return f"http://{self.balancer.address}"
+    def config(self) -> dict[str, Any]:
+        return self.replicas[0].config
 
     @property
-    def url(self) -> str:
-        """The first route, through the balancer."""
-        return self.base + str(self.replicas[0].config["routes"][0]["path"])
+    def base(self) -> str:
+        return f"http://{self.balancer.address}"
 
     @property
     def living(self) -> list[Gateway]:
@@ -247,25 +230,9 @@ class Cluster:
         return next(replica for replica in self.replicas if replica.config["replica"]["id"] == name)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Add up the samples of that name and these labels over all living replicas."""
         return sum([await replica.metric(name, **labels) for replica in self.living])
 
-    async def rounds(self, method: str, outcome: str | None = None) -> int:
-        """Count the requests of a method that were answered, all of them or those with one outcome."""
-        labels = {"method": method} if outcome is None else {"method": method, "outcome": outcome}
-        return int(await self.metric(ROUNDS, **labels))
-
-    async def until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE_SECONDS
-    ) -> None:
-        """Poll until a condition holds; raise GatewayError, with all logs, after a time limit."""
-        try:
-            await self.replicas[0].until(condition, what, seconds)
-        except GatewayError:
-            raise self.explain(f"not in {seconds} s: {what}") from None
-
     async def settled(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until no living replica holds a call or has a busy session."""
         for replica in self.living:
             try:
                 await replica.settled(seconds)
@@ -273,11 +240,7 @@ class Cluster:
                 raise self.explain(str(exc).partition(";")[0]) from None
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Read the log lines of all replicas so far, all or of one event."""
         return [line for replica in self.replicas for line in replica.log(event)]
-
-    def explain(self, what: str) -> GatewayError:
-        return GatewayError(f"{what}; the logs end with:\n{self.tail()}")
 
     def tail(self) -> str:
         tails = [f"--- {replica.config['replica']['id']}\n{replica.tail()}" for replica in self.replicas]

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -68,8 +69,70 @@ def configuration(upstream: str | dict[str, Any], overrides: dict[str, Any]) -> 
     return merged({**addresses, "routes": [route], **DEFAULTS}, over)
 
 
+class Front(ABC):
+    """What clients connect to and tests inspect: one gateway, or a cluster."""
+
+    config: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def base(self) -> str: ...
+
+    @property
+    def url(self) -> str:
+        """The first route."""
+        return self.base + str(self.config["routes"][0]["path"])
+
+    @abstractmethod
+    async def metric(self, name: str, **labels: str) -> float:
+        """Add up the samples of that name that have these labels; 0 when there are none."""
+
+    async def rounds(self, method: str, outcome: str | None = None) -> int:
+        """Count the requests of a method that were answered, all of them or those with one outcome."""
+        labels = {"method": method} if outcome is None else {"method": method, "outcome": outcome}
+        return int(await self.metric(ROUNDS, **labels))
+
+    @abstractmethod
+    def log(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Read the log lines so far, all or of one event."""
+
+    @abstractmethod
+    def tail(self) -> str:
+        """The end of the logs."""
+
+    def explain(self, what: str) -> GatewayError:
+        """Return an error that says `what`, with the end of the log."""
+        return GatewayError(f"{what}; the log ends with:\n{self.tail()}")
+
+    async def until(self, holds: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        """Poll until a condition holds, which may be awaitable; raise GatewayError after a time limit."""
+        deadline = time.monotonic() + seconds
+        while not (await found if isinstance(found := holds(), Awaitable) else found):
+            if time.monotonic() > deadline:
+                raise self.explain(f"not in {seconds} s: {what}")
+            await asyncio.sleep(0.02)
+
+    async def until_metric(
+        self, name: str, holds: Callable[[float], bool], *, seconds: float = PATIENCE_SECONDS, **labels: str
+    ) -> None:
+        """Wait until a metric has such a value."""
+
+        async def has_it() -> bool:
+            return holds(await self.metric(name, **labels))
+
+        await self.until(has_it, f"{name} {labels}", seconds)
+
+    async def until_logged(self, event: str, times: int = 1) -> None:
+        """Wait until the log has so many lines of an event."""
+        await self.until(lambda: len(self.log(event)) >= times, f"{event} {times} times")
+
+    @abstractmethod
+    async def settled(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until no call is held and no session busy."""
+
+
 @dataclass
-class Gateway:
+class Gateway(Front):
     """One gateway in a process of its own, always on the same ports."""
 
     config: dict[str, Any]
@@ -94,11 +157,6 @@ class Gateway:
         return f"http://{self.config['listen']}"
 
     @property
-    def url(self) -> str:
-        """The first route."""
-        return self.base + str(self.config["routes"][0]["path"])
-
-    @property
     def admin(self) -> str:
         return f"http://{self.config['admin']}"
 
@@ -108,7 +166,7 @@ class Gateway:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Read the log lines so far, all or of one event; a line that is not JSON is an event of its own."""
+        """A line that is not JSON is an event of its own."""
         lines = []
         for line in filter(None, self.stderr.split("\n")):
             try:
@@ -116,10 +174,6 @@ class Gateway:
             except ValueError:
                 lines.append({"event": "(no JSON)", "level": "error", "text": line})
         return [line for line in lines if event in (None, line.get("event"))]
-
-    def explain(self, what: str) -> GatewayError:
-        """Return an error that says `what`, with the end of the log."""
-        return GatewayError(f"{what}; the gateway's log ends with:\n" + self.tail())
 
     def tail(self) -> str:
         return "\n".join(self.stderr.splitlines()[-SHOWN_LINES:]) or "(nothing)"
@@ -159,11 +213,9 @@ class Gateway:
         processes = workers + 1 if workers > 1 else 1  # the supervisor reads it too
         before = len(self._reloads())
         self.hang_up()
-
-        async def all_said() -> bool:
-            return len(self._reloads()) >= before + processes
-
-        await self.until(all_said, f"{processes} processes have read the file")
+        await self.until(
+            lambda: len(self._reloads()) >= before + processes, f"{processes} processes have read the file"
+        )
         said = self._reloads()[before:]
         if isinstance(config, dict) and all(line["event"] == "config.loaded" for line in said):
             self.config = config
@@ -186,15 +238,18 @@ class Gateway:
             raise self.explain(f"ended with {self.process.returncode}")
         return await self.ready() == 200
 
-    async def until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE_SECONDS
-    ) -> None:
-        """Poll until a condition holds; raise GatewayError after a time limit."""
-        deadline = time.monotonic() + seconds
-        while not await condition():
-            if time.monotonic() > deadline:
-                raise self.explain(f"not in {seconds} s: {what}")
-            await asyncio.sleep(0.02)
+    async def until_ready(self, status: int = 200) -> None:
+        """Wait until /readyz says so, or 503 for a gateway that drains."""
+
+        async def says_so() -> bool:
+            return await self.ready() == status
+
+        await self.until(says_so, f"/readyz says {status}", START_SECONDS)
+
+    async def drain(self) -> None:
+        """Send SIGTERM, and wait until /readyz tells of it."""
+        self.terminate()
+        await self.until_ready(503)
 
     async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Scrape: value by (sample name, labels)."""
@@ -207,18 +262,10 @@ class Gateway:
         }
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Add up the samples of that name that have these labels; 0 when there are none."""
         wanted = labels.items()
         return sum(v for (found, has), v in (await self.metrics()).items() if found == name and wanted <= has)
 
-    async def rounds(self, method: str, outcome: str | None = None) -> int:
-        """Count the requests of a method that were answered, all of them or those with one outcome."""
-        labels = {"method": method} if outcome is None else {"method": method, "outcome": outcome}
-        return int(await self.metric(ROUNDS, **labels))
-
     async def settled(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until no call is held and no session busy."""
-
         async def idle() -> bool:
             values = await self.metrics()
             busy = sum(

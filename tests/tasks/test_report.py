@@ -41,11 +41,7 @@ async def test_the_log_says_that_a_task_is_lost() -> None:
     async with gateway({"command": fake("fake_task_stdio.py"), "warm": 0}, tasks={"ttl_seconds": 0.5}) as gw:
         async with wire(gw.url) as client:
             _ = await TaskClient(client).task("hasty")
-
-            async def is_lost() -> bool:
-                return bool(gw.log("tool_task.lost"))
-
-            await gw.until(is_lost, "the time of the task is over")
+            await gw.until_logged("tool_task.lost")
         (line,) = gw.log("tool_task.lost")
         assert (line["outcome"], "tasks.ttl_seconds" in line["cause"]) == ("expired", True)
         assert line["level"] == "warning"
