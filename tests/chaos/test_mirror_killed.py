@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from tests.chaos.stage import steps
 from tests.parts.clients.drive import HERE
-from tests.parts.launch import PARTS, OldServer, old_server
+from tests.parts.launch import PARTS, OldServer, old_server, output_of
 from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
 
@@ -48,34 +48,17 @@ class Legacy:
 
     def __init__(self, directory: Path) -> None:
         self.gate = directory / "gate"
-        self.process: asyncio.subprocess.Process
 
-    async def call(self, url: str, tool: str, arguments: dict[str, Any]) -> None:
-        script = HERE / "old_py_client.py"
-        self.process = await asyncio.create_subprocess_exec(
-            *(PROGRAM, script, "--gate", self.gate, url),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([[tool, arguments]]).encode())
-        self.process.stdin.close()
+    def call(self, url: str, tool: str, **arguments: Any) -> "asyncio.Task[str]":
+        calls = json.dumps([[tool, arguments]])
+        program = output_of(PROGRAM, HERE / "scenario.py", "--gate", self.gate, "--calls", calls, "http", url)
+        return asyncio.get_running_loop().create_task(program)
 
     async def has(self, what: str) -> None:
         """Wait until it is asked, or has heard of progress."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not self.gate.with_name(f"gate.{what}").exists():
                 await asyncio.sleep(0.02)
-
-    async def text(self) -> str:
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            out, err = await asyncio.gather(self.process.stdout.read(), self.process.stderr.read())
-        assert await self.process.wait() == 0, err.decode()
-        (text,) = json.loads(out)
-        return str(text)
 
 
 async def owner(c: Cluster) -> Gateway:
@@ -90,11 +73,11 @@ async def owner(c: Cluster) -> Gateway:
 
 async def test_a_client_gets_its_result_if_the_replica_dies_with_a_question_open(stage: Stage, tmp_path: Path) -> None:
     client = Legacy(tmp_path)
-    await client.call(stage.c.url, "ask", {"question": "Who?"})
+    call = client.call(stage.c.url, "ask", question="Who?")
     await client.has("asked")
     await (await owner(stage.c)).kill()
     client.gate.touch()
-    assert await client.text() == ANN
+    assert json.loads(await call) == [ANN]
     assert len(stage.server.ledger("run", "ask")) == 2, "each round ran once"
     assert len(stage.server.ledger("finished", "ask")) == 2
     assert (await steps(replica for replica in stage.c.replicas if replica.alive))["resumed"] == 1
@@ -102,8 +85,8 @@ async def test_a_client_gets_its_result_if_the_replica_dies_with_a_question_open
 
 async def test_a_call_that_was_running_is_lost_with_its_replica(stage: Stage, tmp_path: Path) -> None:
     client = Legacy(tmp_path)
-    await client.call(stage.c.url, "progress", {"steps": 3, "delay_seconds": 1})
+    call = client.call(stage.c.url, "progress", steps=3, delay_seconds=1)
     await client.has("progressed")
     await (await owner(stage.c)).kill()
-    assert "may have had effects" in await client.text()
+    assert "may have had effects" in await call
     assert len(stage.server.ledger("run", "progress")) == 1

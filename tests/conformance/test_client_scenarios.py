@@ -1,6 +1,5 @@
 """The official suite's client scenarios of 2025-11-25, except those about authorization, check the upstream side."""
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.client import SCENARIOS
-from tests.parts.launch import NODE, NODE_MODULES, REPOSITORY
+from tests.parts.launch import NODE, NODE_MODULES, ran
 
 pytestmark = [
     pytest.mark.real,
@@ -30,12 +29,8 @@ LATE = "client-sse-retry-timing"
 
 async def suite(*arguments: str | Path) -> tuple[int, str]:
     """Run the suite; return its exit code and its output."""
-    process = await asyncio.create_subprocess_exec(
-        NODE, SUITE, *arguments, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    printed, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, printed.decode()
+    done = await ran(NODE, SUITE, *arguments)
+    return done.code, done.out + done.err
 
 
 async def judged(name: str, client: str, folder: Path) -> tuple[int, str, list[dict[str, Any]]]:

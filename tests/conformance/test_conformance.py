@@ -10,24 +10,21 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.parts.launch import REPOSITORY, old_server, stdio_upstream
+from tests.parts.launch import REPOSITORY, old_server, ran, stdio_upstream
 from tests.support.cluster import cluster, installed
 from tests.support.gateway_process import Front, gateway
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
 
 PASSED = "mcp_gateway_passed_through_total"
+SUITE_SECONDS = 240.0
 RUNNER = REPOSITORY / "tests" / "parts" / "conformance"
 
 
 async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
     """The exit code of the suite's runner, and its lines."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, RUNNER, url, "--strict", *options, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode().splitlines()
+    done = await ran(sys.executable, RUNNER, url, "--strict", *options, seconds=SUITE_SECONDS)
+    return done.code, done.out.splitlines()
 
 
 WARM = 8

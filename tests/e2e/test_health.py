@@ -1,7 +1,6 @@
 """`mrtr-gateway health` as a container's engine runs it, against a real gateway and against other programs."""
 
 import asyncio
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +10,7 @@ import pytest
 
 from gateway import container_health
 from gateway.config import Config, parse
-from tests.parts.launch import free_port
+from tests.parts.launch import free_port, ran
 from tests.support.fake_http import FakeHttp, Wire, says
 from tests.support.gateway_process import gateway
 
@@ -23,16 +22,8 @@ PROGRAM = [sys.executable, "-c", "import sys; from gateway.entry import main; sy
 
 async def ask(*arguments: str, **environment: str) -> tuple[int, str]:
     """Run the command; return its exit code and output."""
-    process = await asyncio.create_subprocess_exec(
-        *(*PROGRAM, "health", *arguments),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**{name: value for name, value in os.environ.items() if name != "GATEWAY_ADMIN"}, **environment},
-    )
-    said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode().strip()
+    done = await ran(*PROGRAM, "health", *arguments, environment=environment)
+    return done.code, (done.out + done.err).strip()
 
 
 def file(folder: Path, text: str) -> str:

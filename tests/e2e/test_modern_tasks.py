@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Final
 
 import pytest
 
-from tests.e2e.old_clients import ANN, ASK, ECHO, OLD_CLIENTS
-from tests.e2e.test_task_clients import FASTMCP, run
+from tests.e2e.test_table import ALL_CLIENTS, TRANSPORTS
+from tests.e2e.test_task_clients import FASTMCP
 from tests.e2e.wire import wire
-from tests.parts.launch import OldServer, old_server
+from tests.parts.launch import OldServer, old_server, output_of
 from tests.support.gateway_process import gateway
 from tests.support.mirrored_client import LegacyClient
 from tests.support.task_client import TaskClient
@@ -19,6 +20,10 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
+ANN: Final = 'accept:{"name":"Ann"}'
+ASK: Final = ("ask", {"question": "Who?"})
+CALLS: Final = [("echo", {"text": "hi"}), ASK, ("failing_job", {})]
+OLD_CLIENTS: Final = ("mcp 1.10, HTTP", "mcp 1.30, HTTP", "sdk 1.32, HTTP", "mcp 1.30, HTTP+SSE")
 FAILED = "mcp_gateway_task_failures_total"
 
 
@@ -29,10 +34,11 @@ async def server() -> AsyncIterator[OldServer]:
 
 
 async def test_legacy_clients_call_tools_that_need_a_task(server: OldServer) -> None:
-    calls = [ECHO, ASK, ("failing_job", {})]
     async with gateway(server.url, route={"era": "mirror"}) as gw:
-        texts = await asyncio.gather(*(play(gw.url, calls) for play in OLD_CLIENTS.values()))
-        assert texts == [["hi", ANN, "the job failed"]] * len(OLD_CLIENTS)
+        clients = [ALL_CLIENTS[name] for name in OLD_CLIENTS]
+        commands = [(*each.command, "--calls", json.dumps(CALLS), TRANSPORTS[each.row], gw.url) for each in clients]
+        texts = await asyncio.gather(*(output_of(*command) for command in commands))
+        assert [json.loads(each) for each in texts] == [["hi", ANN, "the job failed"]] * len(OLD_CLIENTS)
         assert len(server.ledger("run", "ask")) == 2 * len(OLD_CLIENTS), "the tool runs once for each of its rounds"
         assert await gw.metric("mcp_gateway_mirrored_calls") == 0
         assert await gw.metric(FAILED) == 0
@@ -59,6 +65,8 @@ async def test_the_tasks_of_a_modern_server_pass_through(server: OldServer) -> N
         cancelled = await TaskClient(client).task(*ASK)
         assert (await cancelled.cancel()).result["resultType"] == "complete"
         assert (await cancelled.until("cancelled"))["taskId"] == cancelled.id
-        assert await run(*FASTMCP, gw.url, "ask", '{"question": "Who?"}') == f"asked: Who?\nerror: False\n{ANN}\n"
+        assert (
+            await output_of(*FASTMCP, gw.url, "ask", '{"question": "Who?"}') == f"asked: Who?\nerror: False\n{ANN}\n"
+        )
         assert await gw.metric("mcp_gateway_sessions_opened_total") == 0, "nothing was bridged"
         assert await gw.metric("mcp_gateway_tasks_ended_total") == 0, "they are the server's"

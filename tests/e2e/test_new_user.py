@@ -19,7 +19,7 @@ import pytest
 from tests.docs.pages import Block, blocks
 from tests.docs.shell import Reader
 from tests.parts.clients.drive import Kind, elicit, modern_client
-from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server
+from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server, output_of
 
 ELSEWHERE: Final = {
     "tests/e2e/test_container.py": "test_a_modern_client_answers_a_question_of_a_legacy_server",
@@ -153,15 +153,8 @@ async def test_a_modern_client_answers_a_question_through_the_installed_program(
 
 async def test_the_probe_reports_on_the_server_of_the_quick_start(programs: Path, tmp_path: Path) -> None:
     async with old_server("everything") as server:
-        process = await asyncio.create_subprocess_exec(
-            *(programs / "mrtr-gateway", "probe", server.url),
-            cwd=tmp_path,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        printed, _ = await process.communicate()
-    assert process.returncode == 0, printed.decode()
-    assert "questions: yes" in printed.decode()
+        printed = await output_of(programs / "mrtr-gateway", "probe", server.url, cwd=tmp_path)
+    assert "questions: yes" in printed
 
 
 @pytest.mark.parametrize("file", ELSEWHERE)

@@ -1,14 +1,11 @@
 """A client that has the gateway's URL signs in at the legacy server behind it."""
 
-import asyncio
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server
+from tests.parts.launch import NODE, PARTS, old_server, output_of
 from tests.support.gateway_process import gateway
 
 pytestmark = pytest.mark.real
@@ -22,27 +19,10 @@ TOKENS = {"py": 2, "ts": 1}
 """The Python client's token expires while its user thinks, and is refreshed."""
 
 
-async def sign_in_and_call(kind: str, url: str) -> dict[str, Any]:
-    environment = {**os.environ, "MRTR_NODE_MODULES": str(NODE_MODULES)}
-    process = await asyncio.create_subprocess_exec(
-        *(*COMMANDS[kind], url), env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(30):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, err.decode()[-3000:]
-    told: dict[str, Any] = json.loads(out)
-    return told
-
-
 @pytest.mark.parametrize("kind", COMMANDS)
 async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_thinks(kind: str) -> None:
     async with old_server("py130-auth") as server, gateway(server.url) as gw:
-        told = await sign_in_and_call(kind, gw.url)
+        told = json.loads(await output_of(*COMMANDS[kind], gw.url))
 
         assert told["version"] == "2026-07-28"
         assert told["asked"] == ["Your name?"]

@@ -99,8 +99,8 @@ async def test_an_update_reaches_all_subscriptions_whichever_child_said_it(drive
 
 WATCHED: Final = "test://watched-resource"
 SUBSCRIBERS: Final = {
-    "mcp 1.30": (PARTS / "py130" / "bin" / "python", HERE / "subscriber.py"),
-    "sdk 1.32": (NODE, HERE / "subscriber.mjs"),
+    "mcp 1.30": (PARTS / "py130" / "bin" / "python", HERE / "scenario.py"),
+    "sdk 1.32": (NODE, HERE / "scenario.mjs"),
 }
 STREAMS: Final = "mcp_gateway_subscriptions"
 
@@ -112,7 +112,7 @@ async def test_the_subscriptions_of_a_mirrored_client_outlive_the_replica_that_h
     async with old_server("conformance-modern") as server, cluster(server.url, **MIRRORED) as c:
         client = await asyncio.create_subprocess_exec(
             *SUBSCRIBERS[name],
-            *(c.url, WATCHED),
+            *("--subscribe", WATCHED, "http", c.url),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES)},

@@ -5,10 +5,7 @@ list, a call with progress, a form, three questions at once, sampling, a cancell
 Hosts that speak stdio start `mrtr-gateway wrap`; the others call `mrtr-gateway serve`.
 """
 
-import asyncio
 import json
-import os
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pytest
 
 from tests.parts.clients.drive import HERE
-from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, start, stdio_server
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, OldServer, old_server, ran, stdio_server
 from tests.support.gateway_process import gateway
 
 pytestmark = [
@@ -220,21 +217,8 @@ async def played(client: Client, server: Server, running: OldServer, upstream: d
 
 async def outcomes_of(*command: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a client; it must end by itself, and the gateway's log, if it is in its stderr, must have no error."""
-    words = [str(word) for word in command]
-    variables = {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"}
-    how: Any = {"environment": os.environ | variables | dict(environment or {}), "cwd": REPOSITORY}
-    with tempfile.TemporaryDirectory(prefix="mrtr-client-") as directory:
-        stdout, stderr = Path(directory) / "stdout", Path(directory) / "stderr"
-        process = await start(words, **how, stdout=stdout, stderr=stderr)
-        try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                code = await process.wait()
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                _ = await process.wait()
-        out, err = stdout.read_bytes(), stderr.read_bytes()
-    assert code == 0, out + err
-    assert b'"level": "error"' not in err, err.decode(errors="replace")
-    outcomes: dict[str, Any] = json.loads(out.decode().strip().split("\n")[-1])
+    done = await ran(*command, environment=environment, seconds=DEADLINE_SECONDS)
+    assert done.code == 0, done
+    assert '"level": "error"' not in done.err, done.err
+    outcomes: dict[str, Any] = json.loads(done.out.strip().split("\n")[-1])
     return outcomes

@@ -1,10 +1,8 @@
 """Published clients of the tasks extension before legacy servers: fastmcp-tasks and MCP Inspector's mcpdo."""
 
-import asyncio
 import json
-import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from gateway.protocol import mcp
 from tests.e2e.wire import wire
-from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, old_server
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, old_server, output_of
 from tests.support.gateway_process import gateway
 from tests.support.task_client import TaskClient
 
@@ -27,26 +25,12 @@ MCPDO = (NODE, NODE_MODULES / ".bin" / "mcpdo", "--format", "json")
 SERVERS = ("tasks-ts", "tasks-py")
 
 
-async def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """The output of a program that succeeds."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
-    )
-    output, errors = await process.communicate()
-    assert process.returncode == 0, output + errors
-    return output.decode()
-
-
 @pytest.mark.parametrize("name", SERVERS)
 async def test_fastmcp_runs_a_task_as_if_it_were_a_call(name: str) -> None:
     async with old_server(name) as server, gateway(server.url) as gw:
-        said = await run(*FASTMCP, gw.url, "must_confirm", '{"filename": "x"}')
+        said = await output_of(*FASTMCP, gw.url, "must_confirm", '{"filename": "x"}')
         assert said == "asked: Delete x?\nerror: False\ndeleted x\n"
-        assert await run(*FASTMCP, gw.url, "failing_job", "{}") == "error: True\nthe job failed\n"
+        assert await output_of(*FASTMCP, gw.url, "failing_job", "{}") == "error: True\nthe job failed\n"
         assert await gw.metric("mcp_gateway_tasks") == 2
 
 
@@ -54,17 +38,17 @@ async def test_fastmcp_runs_a_task_as_if_it_were_a_call(name: str) -> None:
 async def mcpdo(folder: Path, url: str) -> AsyncIterator[Any]:
     """Connect mcpdo, with a daemon of its own; give a function that runs one of its commands."""
     home = {"HOME": str(folder)}
-    private = dict(re.findall(r"export (\w+)='([^']+)'", await run(*MCPDO, "private", environment=home)))
+    private = dict(re.findall(r"export (\w+)='([^']+)'", await output_of(*MCPDO, "private", environment=home)))
     environment = {**home, **private}
 
     async def do(*words: str) -> Any:
-        return json.loads(await run(*MCPDO, "--connection", url, *words, environment=environment))
+        return json.loads(await output_of(*MCPDO, "--connection", url, *words, environment=environment))
 
-    _ = await run(*MCPDO, "connect", "--era", "modern", url, environment=environment)
+    _ = await output_of(*MCPDO, "connect", "--era", "modern", url, environment=environment)
     try:
         yield do
     finally:
-        _ = await run(*MCPDO, "daemon", "stop", environment=environment)
+        _ = await output_of(*MCPDO, "daemon", "stop", environment=environment)
 
 
 @pytest.mark.parametrize("name", SERVERS)

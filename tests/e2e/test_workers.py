@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 
 from gateway.protocol import mcp
-from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.parts.launch import free_port, ran
 from tests.support.gateway_process import (
     FAILURES,
     START_SECONDS,
@@ -116,16 +116,8 @@ async def outcome(config: dict[str, Any], directory: Path) -> tuple[int, str]:
     """Run a program that ends by itself; return its exit code and stderr."""
     path = directory / "gateway.yaml"
     path.write_text(json.dumps(config))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
-        cwd=REPOSITORY,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent,
-    )
-    async with asyncio.timeout(START_SECONDS):
-        said = (await process.communicate())[1]
-    assert process.returncode is not None
-    return process.returncode, said.decode()
+    done = await ran(sys.executable, "-m", "gateway", "serve", "--config", path, seconds=START_SECONDS)
+    return done.code, done.err
 
 
 def no_traceback(gw: Gateway) -> None:

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.parts.forked import Forked, fork
 
@@ -162,6 +162,41 @@ async def start(command: Sequence[str], **how: Any) -> Forked | asyncio.subproce
     """Fork the program if it is Python in an environment of the parts, else execute it."""
     is_forked = Path(command[0]).name == "python" and command[0] != sys.executable
     return await (fork if is_forked else execute)(command, **how)
+
+
+class Done(NamedTuple):
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def ran(
+    *command: str | Path, environment: Mapping[str, str] | None = None, cwd: Path = REPOSITORY, seconds: float = 90.0
+) -> Done:
+    """Run a program to its end."""
+    variables = {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    with tempfile.TemporaryDirectory(prefix="mrtr-ran-") as directory:
+        stdout, stderr = Path(directory) / "stdout", Path(directory) / "stderr"
+        process = await start(
+            [str(word) for word in command], environment=os.environ | variables, cwd=cwd, stdout=stdout, stderr=stderr
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                code = await process.wait()
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                _ = await process.wait()
+        return Done(code, *(file.read_text(errors="replace") for file in (stdout, stderr)))
+
+
+async def output_of(*command: str | Path, **how: Any) -> str:
+    """What a program prints, which must succeed."""
+    done = await ran(*command, **how)
+    assert done.code == 0, done
+    return done.out
 
 
 @dataclass

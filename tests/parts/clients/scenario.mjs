@@ -2,16 +2,18 @@
 //
 //     node scenario.mjs [--sdk 1|2] [--era auto|legacy] [--ledger FILE] [--modules FOLDER] http URL | sse URL | stdio COMMAND...
 //
-// It prints what scenario.py prints. Packages come from --modules, or else from MRTR_NODE_MODULES.
+// It prints what scenario.py prints, also with --calls JSON or --subscribe RESOURCE (SDK 1.x). Packages come from --modules,
+// or else from MRTR_NODE_MODULES.
 import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
+import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 const STEP_MS = 25_000;
 
 const words = process.argv.slice(2);
-const flags = { sdk: '1', era: 'auto', ledger: '', modules: process.env.MRTR_NODE_MODULES };
+const flags = { sdk: '1', era: 'auto', ledger: '', calls: '', subscribe: '', modules: process.env.MRTR_NODE_MODULES };
 while (words[0].startsWith('--')) flags[words.shift().slice(2)] = words.shift();
 const [transport, ...where] = words;
 const modules = flags.modules ?? fileURLToPath(new URL('../../../.parts/node/node_modules', import.meta.url));
@@ -39,6 +41,7 @@ function load() {
     client.setRequestHandler(types.ElicitRequestSchema, () => ANN);
     client.setRequestHandler(types.CreateMessageRequestSchema, () => SAMPLED);
     client.setRequestHandler(types.ListRootsRequestSchema, () => ROOTS);
+    client.setNotificationHandler(types.ResourceUpdatedNotificationSchema, message => console.log(message.params.uri));
     return {
         client,
         ...require('@modelcontextprotocol/sdk/client/streamableHttp.js'),
@@ -110,16 +113,35 @@ const STEPS = {
     }
 };
 
-await client.connect(open());
-const outcomes = {};
-for (const [name, step] of Object.entries(STEPS)) {
-    try {
-        const late = sleep(STEP_MS, undefined, { ref: false }).then(() => Promise.reject(new Error('took too long')));
-        outcomes[name] = await Promise.race([step(), late]);
-    } catch (error) {
-        outcomes[name] = `${error.name}: ${error.message}`;
-    }
-    console.log(JSON.stringify(outcomes));
+async function playCalls() {
+    const texts = [];
+    for (const [name, args] of JSON.parse(flags.calls)) texts.push(text(await tool(name, args)));
+    console.log(JSON.stringify(texts));
 }
+
+async function watch() {
+    await client.subscribeResource({ uri: flags.subscribe });
+    console.log('subscribed');
+    for await (const _ of createInterface({ input: process.stdin })) {
+        await tool('touch');
+        console.log('touched');
+    }
+}
+
+async function playScenario() {
+    const outcomes = {};
+    for (const [name, step] of Object.entries(STEPS)) {
+        try {
+            const late = sleep(STEP_MS, undefined, { ref: false }).then(() => Promise.reject(new Error('took too long')));
+            outcomes[name] = await Promise.race([step(), late]);
+        } catch (error) {
+            outcomes[name] = `${error.name}: ${error.message}`;
+        }
+        console.log(JSON.stringify(outcomes));
+    }
+}
+
+await client.connect(open());
+await (flags.calls ? playCalls : flags.subscribe ? watch : playScenario)();
 await client.close();
 process.exit(0);

@@ -3,18 +3,27 @@
     python scenario.py [--era auto|legacy] [--ledger FILE] [--everything] http URL | sse URL | stdio COMMAND...
 
 Prints a JSON object with the outcome of each step. `--ledger` is that of the server: it tells when `hang` runs.
-`--everything` puts the calls into the words of server-everything, which lacks some.
+`--everything` puts the calls into the words of server-everything, which lacks some. With the SDK 1.x, in its place:
+
+    --calls JSON [--gate FILE]  plays [["ask", {"question": "Who?"}], ...], and prints a list of the texts; an error is
+                                a text that begins with its code. With a gate, it creates FILE.asked when it is asked,
+                                and answers when FILE exists; at the first progress it creates FILE.progressed
+    --subscribe RESOURCE        prints `subscribed`, then the URI of each update. For each line of its input it calls
+                                the tool `touch`, and prints `touched`; it ends with its input
 """
 
 import argparse
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from pydantic import AnyUrl
 
 OLD = version("mcp").startswith("1.")
 if OLD:
@@ -39,12 +48,23 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--era", default="auto")
 parser.add_argument("--ledger", type=Path)
 parser.add_argument("--everything", action="store_true")
+parser.add_argument("--calls", type=json.loads)
+parser.add_argument("--gate", type=Path)
+parser.add_argument("--subscribe")
 parser.add_argument("transport", choices=("http", "sse", "stdio"))
 parser.add_argument("where", nargs=argparse.REMAINDER)
 flags = parser.parse_args()
 
 
+def note(what: str) -> None:
+    if flags.gate is not None:
+        Path(f"{flags.gate}.{what}").touch()
+
+
 async def elicit(_context: Any, _params: Any) -> types.ElicitResult:
+    note("asked")
+    while flags.gate is not None and not flags.gate.exists():
+        await asyncio.sleep(POLL_SECONDS)
     return types.ElicitResult(action="accept", content={"name": "Ann"})
 
 
@@ -55,6 +75,12 @@ async def sample(_context: Any, _params: Any) -> types.CreateMessageResult:
 
 async def roots(_context: Any) -> types.ListRootsResult:
     return types.ListRootsResult(roots=[types.Root(uri="file:///project")])
+
+
+async def updated(message: Any) -> None:
+    """Hear of a resource."""
+    if isinstance(message, types.ServerNotification) and isinstance(message.root, types.ResourceUpdatedNotification):
+        print(message.root.params.uri, flush=True)
 
 
 def parameters() -> StdioServerParameters:
@@ -69,7 +95,8 @@ async def connected() -> AsyncIterator[Any]:
         opening = (
             stdio_client(parameters()) if flags.transport == "stdio" else transports[flags.transport](flags.where[0])
         )
-        async with opening as (reading, writing, *_), ClientSession(reading, writing, **answers) as session:
+        hears = {"message_handler": updated} if flags.subscribe else {}
+        async with opening as (reading, writing, *_), ClientSession(reading, writing, **answers, **hears) as session:
             await session.initialize()
             yield session
         return
@@ -97,14 +124,15 @@ async def names(client: Any) -> list[str]:
             return found
 
 
-async def progress(client: Any) -> list[Any]:
+async def reported(client: Any, tool: str, **arguments: Any) -> tuple[str, list[float]]:
+    """The text of a call, and its progress."""
     seen: list[float] = []
 
     async def report(done: float, _total: float | None, _message: str | None) -> None:
         seen.append(done)
 
-    result = await client.call_tool("progress", {"steps": 3}, progress_callback=report)
-    return [text(result), sorted(seen)]
+    result = await client.call_tool(tool, arguments, progress_callback=report)
+    return text(result), sorted(seen)
 
 
 def runs(event: str) -> int:
@@ -155,7 +183,7 @@ async def answered(client: Any, tool: str, **arguments: Any) -> str:
 
 STEPS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "list": names,
-    "progress": progress,
+    "progress": lambda client: reported(client, "progress", steps=3),
     "form": lambda client: answered(client, "ask", question="Who?"),
     "two at once": lambda client: answered(client, "ask_many"),
     "sampling": lambda client: answered(client, "sample", prompt="Say it"),
@@ -165,15 +193,9 @@ STEPS: dict[str, Callable[[Any], Awaitable[Any]]] = {
 }
 
 
-async def everything_progress(client: Any) -> list[Any]:
-    seen: list[float] = []
-
-    async def report(done: float, _total: float | None, _message: str | None) -> None:
-        seen.append(done)
-
-    arguments = {"steps": 3, "duration": 0.15}
-    result = await client.call_tool("trigger-long-running-operation", arguments, progress_callback=report)
-    return ["done" if "completed" in text(result) else text(result), sorted(seen)]
+async def everything_progress(client: Any) -> tuple[str, list[float]]:
+    said, seen = await reported(client, "trigger-long-running-operation", steps=3, duration=0.15)
+    return "done" if "completed" in said else said, seen
 
 
 async def everything_form(client: Any) -> str:
@@ -200,19 +222,45 @@ EVERYTHING: dict[str, Callable[[Any], Awaitable[Any]]] = {
 }
 
 
-async def main() -> None:
+async def play_calls(client: Any) -> None:
+    texts = []
+    for name, arguments in flags.calls:
+        try:
+            texts.append(text(await client.call_tool(name, arguments, progress_callback=progressed)))
+        except McpError as exc:
+            texts.append(f"{exc.error.code} {exc.error.message}")
+    print(json.dumps(texts), flush=True)
+
+
+async def progressed(*_: Any) -> None:
+    note("progressed")
+
+
+async def watch(client: Any) -> None:
+    await client.subscribe_resource(AnyUrl(flags.subscribe))
+    print("subscribed", flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        await client.call_tool("touch", {})
+        print("touched", flush=True)
+
+
+async def play_scenario(client: Any) -> None:
     outcomes: dict[str, Any] = {}
+    for name, step in (EVERYTHING if flags.everything else STEPS).items():
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                outcomes[name] = await step(client)
+        except Exception as exc:  # noqa: BLE001  (it is the outcome)
+            outcomes[name] = f"{type(exc).__name__}: {exc}"
+        print(json.dumps(outcomes), flush=True)
+    for call in GIVEN_UP:
+        call.cancel()
+    await asyncio.gather(*GIVEN_UP, return_exceptions=True)
+
+
+async def main() -> None:
     async with connected() as client:
-        for name, step in (EVERYTHING if flags.everything else STEPS).items():
-            try:
-                async with asyncio.timeout(STEP_SECONDS):
-                    outcomes[name] = await step(client)
-            except Exception as exc:  # noqa: BLE001  (it is the outcome)
-                outcomes[name] = f"{type(exc).__name__}: {exc}"
-            print(json.dumps(outcomes), flush=True)
-        for call in GIVEN_UP:
-            call.cancel()
-        await asyncio.gather(*GIVEN_UP, return_exceptions=True)
+        await (play_calls if flags.calls else watch if flags.subscribe else play_scenario)(client)
 
 
 asyncio.run(main())

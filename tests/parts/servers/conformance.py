@@ -10,25 +10,28 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-from conformance_words import FORMS, PNG, SCHEMA_2020_12, TEXT, WAV
+from conformance_words import (
+    CONTENTS,
+    ERROR,
+    FORMS,
+    LOGS,
+    PROMPTS,
+    RESOURCES,
+    SCHEMA_2020_12,
+    TEMPLATE,
+    TEXT,
+    completed,
+    contents,
+    prompt,
+    text,
+)
 from mcp import types
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
 from pydantic import AnyUrl
-from serving import (
-    JSON,
-    BroadcastingServer,
-    Ledger,
-    MemoryEventStore,
-    arguments,
-    compact,
-    local_only,
-    mcp_application,
-    recorded,
-    serve,
-    serve_stdio,
-)
+from sdk_1x import BroadcastingServer, MemoryEventStore, local_only, mcp_application, serve_stdio
+from serving import JSON, Ledger, arguments, compact, recorded, serve
 
 RETRY_MILLISECONDS = 100
 
@@ -36,7 +39,7 @@ options = arguments()
 ledger = Ledger(options.ledger)
 server = BroadcastingServer("old-conformance", version="1.0.0")
 
-Result = str | list[Any]
+Result = str | list[JSON]
 Run = Callable[..., Awaitable[Result]]
 tools: dict[str, tuple[types.Tool, Run]] = {}
 
@@ -78,58 +81,29 @@ async def ask_roots() -> list[str]:
     return [str(root.uri) for root in (await server.request_context.session.list_roots()).roots]
 
 
-def text(words: str) -> types.TextContent:
-    return types.TextContent(type="text", text=words)
+# --- tools ---
 
 
-def image() -> types.ImageContent:
-    return types.ImageContent(type="image", data=PNG, mimeType="image/png")
+def says(name: str) -> Run:
+    async def run() -> Result:
+        return CONTENTS[name]
+
+    return run
 
 
-def embedded(uri: str, mime_type: str, words: str) -> types.EmbeddedResource:
-    resource = types.TextResourceContents(uri=AnyUrl(uri), mimeType=mime_type, text=words)
-    return types.EmbeddedResource(type="resource", resource=resource)
-
-
-# --- tools; the first one listed is also called with no arguments, and must succeed ---
-
-
-@tool("Returns a text.")
-async def test_simple_text() -> Result:
-    return "This is a simple text response for testing."
-
-
-@tool("Returns an image.")
-async def test_image_content() -> Result:
-    return [image()]
-
-
-@tool("Returns a sound.")
-async def test_audio_content() -> Result:
-    return [types.AudioContent(type="audio", data=WAV, mimeType="audio/wav")]
-
-
-@tool("Returns a resource.")
-async def test_embedded_resource() -> Result:
-    return [embedded("test://embedded-resource", "text/plain", "This is an embedded resource content.")]
-
-
-@tool("Returns three kinds of content.")
-async def test_multiple_content_types() -> Result:
-    json_text = compact({"test": "data", "value": 123})
-    resource = embedded("test://mixed-content-resource", "application/json", json_text)
-    return [text("Multiple content types test:"), image(), resource]
+for each in CONTENTS:
+    tool("Says something.", name=each)(says(each))
 
 
 @tool("Fails.")
 async def test_error_handling() -> Result:
-    raise ValueError("This tool intentionally returns an error for testing")
+    raise ValueError(ERROR)
 
 
 @tool("Logs three messages.")
 async def test_tool_with_logging() -> Result:
     context = server.request_context
-    for words in ("Tool execution started", "Tool processing data", "Tool execution completed"):
+    for words in LOGS:
         await context.session.send_log_message("info", words, related_request_id=context.request_id)
         await anyio.sleep(0.05)
     return "Tool with logging executed successfully"
@@ -158,18 +132,16 @@ async def test_elicitation(message: str) -> Result:
     return f"User response: action={result.action}, content={compact(result.content)}"
 
 
-@tool("Elicits with defaults (SEP-1034).")
-async def test_elicitation_sep1034_defaults() -> Result:
-    properties = FORMS["test_elicitation_sep1034_defaults"]
-    result = await ask_form("defaults", "Please check the defaults", properties, required=False)
-    return f"Elicitation completed: action={result.action}, content={compact(result.content)}"
+def elicits(name: str) -> Run:
+    async def run() -> Result:
+        result = await ask_form("form", "Please fill in", FORMS[name], required=False)
+        return f"Elicitation completed: action={result.action}, content={compact(result.content)}"
+
+    return run
 
 
-@tool("Elicits choices (SEP-1330).")
-async def test_elicitation_sep1330_enums() -> Result:
-    properties = FORMS["test_elicitation_sep1330_enums"]
-    result = await ask_form("choices", "Please choose", properties, required=False)
-    return f"Elicitation completed: action={result.action}, content={compact(result.content)}"
+for each in ("test_elicitation_sep1034_defaults", "test_elicitation_sep1330_enums"):
+    tool("Elicits with defaults, or choices.", name=each)(elicits(each))
 
 
 @tool("Closes its stream before it answers (SEP-1699).")
@@ -251,13 +223,9 @@ async def test_input_required_result_list_roots() -> Result:
     return compact(await ask_roots())
 
 
-@tool("Asks for a confirmation.")
-async def test_input_required_result_request_state() -> Result:
-    return f"state-ok: {(await ask_form('confirm', 'Please confirm', OK)).action}"
-
-
-@tool("Asks for a confirmation, too.")
-async def test_input_required_result_tampered_state() -> Result:
+@tool("Asks for a confirmation.", name="test_input_required_result_request_state")
+@tool("Asks for a confirmation, too.", name="test_input_required_result_tampered_state")
+async def confirm() -> Result:
     return f"state-ok: {(await ask_form('confirm', 'Please confirm', OK)).action}"
 
 
@@ -304,106 +272,57 @@ async def list_tools() -> list[types.Tool]:
 
 
 @server.call_tool()
-async def call_tool(name: str, given: JSON) -> list[Any]:
+async def call_tool(name: str, given: JSON) -> types.CallToolResult:
     if name not in tools:
         raise ValueError(f"Unknown tool: {name}")
     async with recorded(ledger, name, arguments=given):
         result = await tools[name][1](**given)
-    return [text(result)] if isinstance(result, str) else result
+    return types.CallToolResult.model_validate({"content": [text(result)] if isinstance(result, str) else result})
 
 
-# --- prompts ---
+# --- prompts, completion, resources ---
 
-
-def argument(name: str, description: str) -> types.PromptArgument:
-    return types.PromptArgument(name=name, description=description, required=True)
+ASKING_PROMPT: JSON = {"name": "test_input_required_result_prompt", "description": "Asks first."}
 
 
 @server.list_prompts()
 async def list_prompts() -> list[types.Prompt]:
-    arguments_ = [argument("arg1", "First test argument"), argument("arg2", "Second test argument")]
-    uri = [argument("resourceUri", "URI of the resource to embed")]
-    return [
-        types.Prompt(name="test_simple_prompt", description="A text."),
-        types.Prompt(name="test_prompt_with_arguments", description="Two arguments.", arguments=arguments_),
-        types.Prompt(name="test_prompt_with_embedded_resource", description="A resource.", arguments=uri),
-        types.Prompt(name="test_prompt_with_image", description="An image."),
-        types.Prompt(name="test_input_required_result_prompt", description="Asks first."),
-    ]
+    return [types.Prompt.model_validate(each) for each in (*PROMPTS, ASKING_PROMPT)]
 
 
 @server.get_prompt()
 async def get_prompt(name: str, given: dict[str, str] | None) -> types.GetPromptResult:
-    given = given or {}
-    contents: list[Any]
-    match name:
-        case "test_simple_prompt":
-            contents = [text("This is a simple prompt for testing.")]
-        case "test_prompt_with_arguments":
-            contents = [text(f"Prompt with arguments: arg1='{given['arg1']}', arg2='{given['arg2']}'")]
-        case "test_prompt_with_embedded_resource":
-            words = "Embedded resource content for testing."
-            resource = embedded(given["resourceUri"], "text/plain", words)
-            contents = [resource, text("Please process the embedded resource above.")]
-        case "test_prompt_with_image":
-            contents = [image(), text("Please analyze the image above.")]
-        case "test_input_required_result_prompt":
-            question = "What context should the prompt use?"
-            result = await ask_form("user_context", question, {"context": TEXT})
-            contents = [text(f"Context: {compact(result.content)}")]
-        case _:
-            raise ValueError(f"Unknown prompt: {name}")
-    return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=content) for content in contents])
+    result = prompt(name, given or {})
+    if name == ASKING_PROMPT["name"]:
+        answer = await ask_form("user_context", "What context should the prompt use?", {"context": TEXT})
+        result = {"messages": [{"role": "user", "content": text(f"Context: {compact(answer.content)}")}]}
+    if result is None:
+        raise ValueError(f"Unknown prompt: {name}")
+    return types.GetPromptResult.model_validate(result)
 
 
 @server.completion()
 async def complete(_ref: Any, argument: types.CompletionArgument, _context: Any) -> types.Completion:
-    values = [word for word in ("paris", "park", "party") if word.startswith(argument.value)]
-    return types.Completion(values=values, total=len(values), hasMore=False)
-
-
-# --- resources ---
-
-RESOURCES = [
-    ("test://static-text", "static-text", "A text.", "text/plain"),
-    ("test://static-binary", "static-binary", "An image.", "image/png"),
-    ("test://watched-resource", "watched-resource", "A text that may change.", "text/plain"),
-]
-TEMPLATE_START, TEMPLATE_END = "test://template/", "/data"
+    return types.Completion.model_validate(completed(argument.value))
 
 
 @server.list_resources()
 async def list_resources() -> list[types.Resource]:
-    return [
-        types.Resource(uri=AnyUrl(uri), name=name, description=description, mimeType=mime_type)
-        for uri, name, description, mime_type in RESOURCES
-    ]
+    return [types.Resource.model_validate(each) for each in RESOURCES]
 
 
 @server.list_resource_templates()
 async def list_resource_templates() -> list[types.ResourceTemplate]:
-    uri = f"{TEMPLATE_START}{{id}}{TEMPLATE_END}"
-    return [
-        types.ResourceTemplate(
-            uriTemplate=uri, name="template", description="Data by id.", mimeType="application/json"
-        )
-    ]
+    return [types.ResourceTemplate.model_validate(TEMPLATE)]
 
 
 @server.read_resource()
 async def read_resource(uri: AnyUrl) -> list[ReadResourceContents]:
-    name = str(uri)
-    if name == "test://static-text":
-        return [ReadResourceContents("This is the content of the static text resource.", "text/plain")]
-    if name == "test://static-binary":
-        return [ReadResourceContents(base64.b64decode(PNG), "image/png")]
-    if name == "test://watched-resource":
-        return [ReadResourceContents("Watched resource content", "text/plain")]
-    if name.startswith(TEMPLATE_START) and name.endswith(TEMPLATE_END):
-        item = name.removeprefix(TEMPLATE_START).removesuffix(TEMPLATE_END)
-        data = {"id": item, "templateTest": True, "data": f"Data for ID: {item}"}
-        return [ReadResourceContents(compact(data), "application/json")]
-    raise McpError(types.ErrorData(code=-32002, message="Resource not found", data={"uri": name}))
+    found = contents(str(uri))
+    if found is None:
+        raise McpError(types.ErrorData(code=-32002, message="Resource not found", data={"uri": str(uri)}))
+    words = found["text"] if "text" in found else base64.b64decode(found["blob"])
+    return [ReadResourceContents(words, found["mimeType"])]
 
 
 @server.subscribe_resource()

@@ -3,16 +3,12 @@
     python modern_py.py [--port P | --stdio] [--ledger FILE]
 
 Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. Its tools are named as the old servers' are, it asks
-by `InputRequiredResult`, and its list has two tools a page. The ledger has one JSON object a line: what the
-tools did.
+by `InputRequiredResult`, and its list has two tools a page.
 """
 
-import argparse
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,7 +17,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
-from uvicorn_http import serve_http
+from serving import Ledger, arguments, compact, recorded, serve
 
 Json = dict[str, Any]
 Context = ServerRequestContext[Json]
@@ -33,21 +29,6 @@ NAME_SCHEMA: Json = {
     "properties": {"name": {"type": "string", "title": "Name"}},
     "required": ["name"],
 }
-
-
-class Ledger:
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-
-    def record(self, event: str, tool: str) -> None:
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps({"t": time.time(), "event": event, "tool": tool}) + "\n")
-
-
-def compact(value: object) -> str:
-    """JSON as JavaScript writes it, so that every server answers with the same text."""
-    return json.dumps(value, separators=(",", ":"))
 
 
 def text(value: object) -> types.CallToolResult:
@@ -171,14 +152,8 @@ def build(ledger: Ledger) -> Server[Json]:
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> ToolResult:
         if params.name not in TOOLS:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
-        ledger.record("run", params.name)
-        try:
-            result = await TOOLS[params.name][0](context, params)
-        except asyncio.CancelledError:
-            ledger.record("cancelled", params.name)
-            raise
-        ledger.record("finished", params.name)
-        return result
+        async with recorded(ledger, params.name):
+            return await TOOLS[params.name][0](context, params)
 
     return Server(
         "modern-py",
@@ -189,20 +164,15 @@ def build(ledger: Ledger) -> Server[Json]:
     )
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--stdio", action="store_true", help="speak on stdin and stdout instead of HTTP")
-    parser.add_argument("--ledger", type=Path)
-    flags = parser.parse_args()
-    if flags.stdio:
-        server = build(Ledger(flags.ledger))
-        async with stdio_server() as (incoming, outgoing):
-            await server.run(incoming, outgoing, server.create_initialization_options())
-        return
-    app = build(Ledger(flags.ledger)).streamable_http_app(stateless_http=True)
-    await serve_http(app, flags.port)
+async def serve_stdio(server: Server[Json]) -> None:
+    async with stdio_server() as (incoming, outgoing):
+        await server.run(incoming, outgoing, server.create_initialization_options())
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    flags = arguments()
+    built = build(Ledger(flags.ledger))
+    if flags.stdio:
+        asyncio.run(serve_stdio(built))
+    else:
+        serve(built.streamable_http_app(stateless_http=True), flags)

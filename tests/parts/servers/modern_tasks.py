@@ -6,37 +6,24 @@ Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. A tool asks by returni
 again with the answers.
 """
 
-import argparse
 import asyncio
-import json
-import time
 from datetime import timedelta
-from pathlib import Path
 
 import mcp_types as types
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 from fastmcp.utilities.tasks import TaskConfig
 from fastmcp_tasks import TasksExtension
-from uvicorn_http import serve_http
+from serving import Ledger, arguments, compact, recorded, serve
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--port", type=int, default=0)
-parser.add_argument("--ledger", type=Path)
-flags = parser.parse_args()
-
+options = arguments()
+ledger = Ledger(options.ledger)
 server: FastMCP[None] = FastMCP("modern-tasks", version="4.0.11")
 server.add_extension(TasksExtension(url="memory://"))
 
 REQUIRED = TaskConfig(mode="required", poll_interval=timedelta(milliseconds=200))
 OPTIONAL = TaskConfig(mode="optional", poll_interval=timedelta(milliseconds=200))
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-
-
-def record(event: str, tool: str) -> None:
-    if flags.ledger is not None:
-        with flags.ledger.open("a") as file:
-            file.write(json.dumps({"t": time.time(), "event": event, "tool": tool}) + "\n")
 
 
 @server.tool
@@ -52,12 +39,8 @@ async def slow_compute(seconds: float) -> str:
 
 @server.tool(task=REQUIRED)
 async def hang() -> str:
-    record("run", "hang")
-    try:
+    async with recorded(ledger, "hang"):
         await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        record("cancelled", "hang")
-        raise
     raise AssertionError
 
 
@@ -68,20 +51,15 @@ async def failing_job() -> str:
 
 @server.tool(task=REQUIRED)
 async def ask(question: str, ctx: Context) -> str | types.InputRequiredResult:
-    record("run", "ask")
+    ledger.write("run", "ask")
     answers = ctx.input_responses or {}
     if "name" not in answers:
         form = types.ElicitRequestFormParams(message=question, requested_schema=NAME)
         return types.InputRequiredResult(input_requests={"name": types.ElicitRequest(params=form)})
     given = answers["name"]
     assert isinstance(given, types.ElicitResult)
-    return f"accept:{json.dumps(given.content, separators=(',', ':'))}" if given.action == "accept" else given.action
-
-
-async def main() -> None:
-    app = server.http_app(path="/mcp")
-    await serve_http(app, flags.port)
+    return f"accept:{compact(given.content)}" if given.action == "accept" else given.action
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    serve(server.http_app(path="/mcp"), options)

@@ -24,7 +24,8 @@ from mcp.server.session import ServerSession
 from mcp.shared.exceptions import McpError, UrlElicitationRequiredError
 from mcp.types import ToolAnnotations
 from pydantic import create_model
-from serving import JSON, Ledger, MemoryEventStore, arguments, compact, recorded, serve
+from sdk_1x import MemoryEventStore
+from serving import JSON, Ledger, arguments, compact, recorded, serve
 
 options = arguments()
 ledger = Ledger(options.ledger)

@@ -20,21 +20,16 @@ from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import McpError
 from pydantic import AnyUrl
-from serving import (
-    JSON,
+from sdk_1x import (
     BroadcastingServer,
-    Ledger,
     MemoryEventStore,
-    arguments,
-    compact,
     is_local,
     local_only,
     mcp_application,
-    recorded,
-    serve,
     serve_stdio,
     sse_application,
 )
+from serving import JSON, Ledger, arguments, compact, recorded, serve
 
 SDK_VERSION = version("mcp")
 

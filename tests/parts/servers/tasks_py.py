@@ -12,7 +12,8 @@ from mcp import types
 from mcp.server.experimental.task_context import ServerTaskContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from serving import JSON, Ledger, arguments, mcp_application, serve
+from sdk_1x import mcp_application
+from serving import JSON, Ledger, arguments, serve
 
 Work = Callable[[ServerTaskContext, JSON, Any], Awaitable[types.CallToolResult]]
 
