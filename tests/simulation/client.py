@@ -19,12 +19,10 @@ _MOST_ROUNDS: Final = 30
 """After so many rounds a client gives its call up; other clients do that earlier."""
 _THINKS_AGAIN_SECONDS: Final = 12.0
 _GOES_SECONDS: Final = 0.3
+_TOO_SLOW: Final = "too slow"
 _NOTES: Final = ("notifications/progress", "notifications/message")
-_META: Final = {
-    mcp.META_VERSION: mcp.MODERN,
-    mcp.META_CLIENT_INFO: {"name": "simulated", "version": "1"},
-    mcp.META_CAPABILITIES: {"elicitation": {"form": {}, "url": {}}, "sampling": {}},
-}
+_CAPABILITIES: Final = {"elicitation": {"form": {}, "url": {}}, "sampling": {}}
+_ACCEPT: Final = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 
 
 @dataclass
@@ -95,34 +93,80 @@ class Record:
     strange: list[str] = field(default_factory=list)
 
 
-class Client:
-    """Plays one call."""
+class Player:
+    """Plays a part, which is a call or a listener, to its end."""
 
-    def __init__(self, call: Call, addresses: list[tuple[str, int]], record: Record) -> None:
-        self._call, self._addresses, self.record = call, addresses, record
+    record: Any
+
+    def __init__(self, part: Any, addresses: list[tuple[str, int]]) -> None:
+        self._part, self._addresses = part, addresses
         self._turn = 0
         self._ids = 0
-        self._gave = 0
-        self._has_copied = False
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
     def _replica(self) -> int:
-        order = self._call.replicas
-        replica = order[self._turn % len(order)]
+        """The replica that gets the next request."""
+        order = self._part.replicas
+        replica: int = order[self._turn % len(order)]
         self._turn += 1
         return replica
 
     async def play(self) -> None:
-        """Play the call to its end."""
-        await asyncio.sleep(self._call.at)
-        record = self.record
-        record.began = self._now()
+        """Play it to the end."""
+        await asyncio.sleep(self._part.at)
+        self.record.began = self._now()
         try:
             await self._play()
         finally:
-            record.ended = self._now()
+            self.record.ended = self._now()
+
+    async def _play(self) -> None:
+        raise NotImplementedError
+
+    async def _send_to(self, replica: int, method: str, headers: http.Headers, body: bytes = b"") -> http.Reply:
+        self.record.used.add(replica)
+        return await http.request(self._addresses[replica - 1], method, self._part.path, headers, body)
+
+    def _legacy_headers(self, session: str | None) -> http.Headers:
+        headers = {**_ACCEPT, "Authorization": f"Bearer {self._part.caller}"}
+        return headers if not session else headers | {mcp.SESSION_ID: session, mcp.PROTOCOL_VERSION: mcp.LEGACY}
+
+
+def modern_request(
+    part: Any, id_: str, method: str, params: dict[str, Any], target: str = "", **headers: str
+) -> tuple[http.Headers, bytes]:
+    """The headers and the body of a modern client's request."""
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": id_, "method": method, "params": params})
+    named = {mcp.NAME_HEADER: target} if target else {}
+    versions = {mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: method, **named}
+    return {**_ACCEPT, **versions, "Authorization": f"Bearer {part.caller}", **headers}, body
+
+
+def meta_of(name: str, capabilities: dict[str, Any]) -> dict[str, Any]:
+    """The `_meta` of a modern client of this name."""
+    info = {"name": name, "version": "1"}
+    return {mcp.META_VERSION: mcp.MODERN, mcp.META_CLIENT_INFO: info, mcp.META_CAPABILITIES: capabilities}
+
+
+def initialize(capabilities: dict[str, Any]) -> dict[str, Any]:
+    """The first message of a legacy client."""
+    info = {"name": "legacy", "version": "1"}
+    params = {"protocolVersion": mcp.LEGACY, "capabilities": capabilities, "clientInfo": info}
+    return {"id": 0, "method": "initialize", "params": params}
+
+
+class Client(Player):
+    """Plays one call."""
+
+    record: Record
+
+    def __init__(self, call: Call, addresses: list[tuple[str, int]], record: Record) -> None:
+        super().__init__(call, addresses)
+        self._call, self.record = call, record
+        self._gave = 0
+        self._has_copied = False
 
     async def _play(self) -> None:
         record, habit = self.record, self._call.habit
@@ -301,10 +345,9 @@ class Client:
         self.record.left_unread |= pause is not None and pause.leaves
         self._ids += 1
         call = self._call
+        meta = meta_of("simulated", {} if call.habit == "cannot be asked" else _CAPABILITIES)
         arguments = {"tag": call.tag, **call.script}
-        params: dict[str, Any] = {"name": call.tool, "arguments": arguments, "_meta": dict(_META)}
-        if call.habit == "cannot be asked":
-            params["_meta"][mcp.META_CAPABILITIES] = {}
+        params: dict[str, Any] = {"name": call.tool, "arguments": arguments, "_meta": meta}
         if call.script.get("logs"):
             params["_meta"][mcp.META_LOG_LEVEL] = "info"
         if call.script.get("reports"):
@@ -313,44 +356,52 @@ class Client:
             params["requestState"] = state
         if answers:
             params["inputResponses"] = answers
-        body = {"jsonrpc": "2.0", "id": f"{call.tag}-{self._ids}", "method": "tools/call", "params": params}
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            mcp.PROTOCOL_VERSION: mcp.MODERN,
-            mcp.METHOD_HEADER: "tools/call",
-            mcp.NAME_HEADER: call.tool,
-            "Authorization": f"Bearer {call.caller}",
-        }
+        sent_at = self._now()
+        try:
+            told = await self._ask(replica, mcp.TOOLS_CALL, call.tool, params, pause=pause)
+        except http.Broken as exc:
+            if pause is not None and pause.leaves and call.habit == "leaves unread" and str(exc) != _TOO_SLOW:
+                self.record.left[state or ""] = self._now()
+                self.record.unread.append(self._now())
+            raise
+        told.carried = {said.partition("=")[0]: said for said in map(_said, answers.values()) if said}
+        told.is_first, told.state, told.sent = state is None, state, sent_at
+        self.record.told.append(told)
+        if (new := told.result.get("requestState")) is not None:
+            _ = self.record.states.setdefault(new, told.at)
+        return told
+
+    async def _ask(
+        self,
+        replica: int,
+        method: str,
+        target: str,
+        params: dict[str, Any],
+        *,
+        seconds: float = _REQUEST_SECONDS,
+        pause: http.Pause | None = None,
+        **headers: str,
+    ) -> Told:
+        """Send a modern request, and read the final message."""
+        id_ = f"{self._call.tag}-{self._ids}"
+        sent, body = modern_request(self._call, id_, method, params, target, **headers)
         self.record.sent += 1
         self.record.used.add(replica)
-        sent_at = self._now()
-        where = self._addresses[replica - 1]
         try:
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                sent = msgspec.json.encode(body)
-                reply = await http.request(where, "POST", self._call.path, headers, sent, pause=pause)
+            async with asyncio.timeout(seconds):
+                where = self._addresses[replica - 1]
+                reply = await http.request(where, "POST", self._call.path, sent, body, pause=pause)
                 try:
                     message = await self._read(reply)
                 finally:
                     reply.close()
         except TimeoutError as exc:
             self.record.unanswered.append(f"{replica} at {self._now():.2f}")
-            raise http.Broken("too slow") from exc
-        except http.Broken:
-            if pause is not None and pause.leaves and call.habit == "leaves unread":
-                self.record.left[state or ""] = self._now()
-                self.record.unread.append(self._now())
-            raise
-        if message.get("id") not in (body["id"], None):
-            self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")
-        carried = {said.partition("=")[0]: said for said in map(_said, answers.values()) if said}
-        told = Told(self._now(), replica, reply.status, message, state is None, state, carried, sent_at)
-        told.message["_headers"] = reply.headers
-        self.record.told.append(told)
-        if (new := told.result.get("requestState")) is not None:
-            _ = self.record.states.setdefault(new, told.at)
-        return told
+            raise http.Broken(_TOO_SLOW) from exc
+        if message.get("id") not in (id_, None):
+            self.record.strange.append(f"{id_} was answered with {message.get('id')}")
+        message["_headers"] = reply.headers
+        return Told(self._now(), replica, reply.status, message, is_first=method == mcp.TOOLS_CALL)
 
     async def _read(self, reply: http.Reply) -> dict[str, Any]:
         if reply.headers.get("content-type", "").startswith("text/event-stream"):

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
-from tests.simulation.client import Client, Told, name_of
+from tests.simulation.client import Client, Told, initialize, name_of
 from tests.simulation.plain_http import running_loop
 
 _SECONDS: Final = 120.0
@@ -39,15 +39,13 @@ class LegacyClient(Client):
             self.record.outcome = self.record.outcome or "broken"
 
     async def _in_session(self) -> None:
-        info = {"name": "legacy", "version": "1"}
-        params = {"protocolVersion": "2025-11-25", "capabilities": _CAPABILITIES, "clientInfo": info}
-        reply = await self._send({"id": 0, "method": "initialize", "params": params})
+        reply = await self._send(initialize(_CAPABILITIES))
         self._session = reply.headers.get(mcp.SESSION_ID.lower())
         _ = await self._final(reply, 0)
         (await self._send({"method": "notifications/initialized"})).close()
         await self._call_tool()
-        reply = await http.request(self._addresses[self._replica() - 1], "DELETE", self._call.path, self._headers())
-        reply.close()
+        where, headers = self._addresses[self._replica() - 1], self._legacy_headers(self._session)
+        (await http.request(where, "DELETE", self._call.path, headers)).close()
 
     async def _call_tool(self) -> None:
         call = self._call
@@ -66,23 +64,10 @@ class LegacyClient(Client):
         self.record.final = told
         self.record.outcome = "result" if told.error is None else "error"
 
-    def _headers(self) -> dict[str, str]:
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            "Authorization": f"Bearer {self._call.caller}",
-        }
-        if self._session is not None:
-            headers |= {mcp.SESSION_ID: self._session, mcp.PROTOCOL_VERSION: "2025-11-25"}
-        return headers
-
     async def _send(self, message: dict[str, Any]) -> http.Reply:
         self.record.sent += 1
         body = msgspec.json.encode({"jsonrpc": "2.0", **message})
-        replica = self._replica()
-        self.record.used.add(replica)
-        where = self._addresses[replica - 1]
-        reply = await http.request(where, "POST", self._call.path, self._headers(), body)
+        reply = await self._send_to(self._replica(), "POST", self._legacy_headers(self._session), body)
         if reply.status not in (200, 202):
             reply.close()
             raise Refused(reply.status)
@@ -145,10 +130,8 @@ class LegacyClient(Client):
 
     async def _come_back(self) -> http.Reply:
         """Open the stream of the call again, after its last event."""
-        replica = self._replica()
-        self.record.used.add(replica)
-        headers = {**self._headers(), "Last-Event-ID": self._event or ""}
-        reply = await http.request(self._addresses[replica - 1], "GET", self._call.path, headers)
+        headers = {**self._legacy_headers(self._session), "Last-Event-ID": self._event or ""}
+        reply = await self._send_to(self._replica(), "GET", headers)
         if reply.status != 200:
             reply.close()
             raise Refused(reply.status)

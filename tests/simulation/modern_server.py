@@ -11,7 +11,7 @@ from tests.simulation import plain_http as http
 from tests.simulation.kernel import Process
 from tests.simulation.listening import CHANGES, Change
 from tests.simulation.plain_http import Request
-from tests.simulation.server import Ledger, Run
+from tests.simulation.server import Ledger, Run, question, said_in
 
 _INFO: Final = {mcp.META_SERVER_INFO: {"name": "simulated-modern", "version": "1"}}
 _TOOLS: Final = ("pay", "search")
@@ -107,7 +107,7 @@ class ModernServer:
         script = params["arguments"]
         run = self._run(params, script["tag"])
         before = msgspec.json.decode(params["requestState"])["answers"] if "requestState" in params else []
-        answers = [*before, *map(_said, (params.get("inputResponses") or {}).values())]
+        answers = [*before, *map(said_in, (params.get("inputResponses") or {}).values())]
         run.answers = answers if len(answers) >= len(run.answers) else run.answers
         try:
             await asyncio.sleep(script.get("between" if before else "before", 0.0))
@@ -118,7 +118,7 @@ class ModernServer:
             if name not in run.asked:  # a client may send a round twice
                 run.asked.append(name)
             state = json.dumps({"run": run.number, "answers": answers})
-            asked = {f"q{len(answers)}": _question(name, script, len(answers))}
+            asked = {f"q{len(answers)}": question(name, script, len(answers), mode="form")}
             return {"result": {"resultType": "input_required", "inputRequests": asked, "requestState": state}}
         if script.get("errs"):
             run.result = f"failed {run.tag}"
@@ -138,23 +138,3 @@ class ModernServer:
         run = Run(tag, number, params["name"], "", self._now())
         self._ledger.runs.append(run)
         return run
-
-
-def _question(name: str, script: Any, number: int) -> Any:
-    kinds = script.get("kinds", ["elicit"])
-    if kinds[number % len(kinds)] == "sample":
-        said = [{"role": "user", "content": {"type": "text", "text": name}}]
-        return {"method": "sampling/createMessage", "params": {"messages": said, "maxTokens": 9}}
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-    return {
-        "method": "elicitation/create",
-        "params": {"mode": "form", "message": name, "requestedSchema": schema},
-    }
-
-
-def _said(answer: Any) -> Any:
-    if "role" in answer:
-        return answer["content"]["text"]
-    if answer.get("action") != "accept":
-        return {"action": answer.get("action")}
-    return (answer.get("content") or {}).get("name")

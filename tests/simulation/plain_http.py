@@ -1,7 +1,7 @@
 """Plain HTTP/1.1 for the simulated servers and clients: enough for MCP, and no more."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -377,9 +377,3 @@ def running_loop() -> Loop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Loop)
     return loop
-
-
-async def patiently(work: Awaitable[Any]) -> None:
-    """Wait for something that may fail."""
-    with suppress(Exception):
-        await work

@@ -1,5 +1,6 @@
 """What happens in one history, drawn from a seed: replicas, server, calls, faults. A plan is plain data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
@@ -143,7 +144,7 @@ def _first(seed: int) -> Plan:
     faults += _aimed(Random(f"aimed {seed}"), calls, replicas)
     faults += _replays(Random(f"replays {seed}"), faults, replicas)
     calls += _close(Random(f"close {seed}"), server)
-    return Plan(seed, replicas, server, config, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
+    return Plan(seed, replicas, server, config, calls, _sorted(*faults))
 
 
 def _call(random: Random, number: int, replicas: int, habits: list[str], tools: tuple[str, ...]) -> Call:
@@ -351,10 +352,7 @@ def _more(plan: Plan) -> Plan:
     if theme.has_tasks:
         server = replace(server, has_tasks=True)
     is_held = config.get("route", {}).get("continuation") != "replay"
-    calls = tuple(
-        _with_theme(random, call, theme, is_held) if call.path == "/mcp" and not call.is_legacy else call
-        for call in plan.calls
-    )
+    calls = _usual(plan, lambda call: _with_theme(random, call, theme, is_held))
     faults = plan.faults if random.random() < 0.5 else plan.faults[:1]
     if theme.loses_owners:
         lost = _fault(random, random.choice(("kill", "power")), plan.replicas)
@@ -418,6 +416,15 @@ def _is_usual(call: Call) -> bool:
     return call.path == "/mcp" and not call.is_legacy
 
 
+def _usual(plan: Plan, changed: Callable[[Call], Call]) -> tuple[Call, ...]:
+    """The calls of a plan, of which those of modern clients to the legacy server are changed."""
+    return tuple(changed(call) if _is_usual(call) else call for call in plan.calls)
+
+
+def _sorted(*faults: Fault) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
 def _held_for(plan: Plan, seconds: float) -> dict[str, Any]:
     """The configuration, in which calls wait for so long, and none goes cold."""
     config = _held(plan.config)
@@ -434,17 +441,15 @@ def _with_silent_owners(random: Random, plan: Plan) -> Plan:
     for owner in range(1, replicas + 1):
         others = [number for number in range(1, replicas + 1) if number != owner]
         parted[owner] = random.sample(others, random.choice((2, 3, len(others), len(others))))
-    calls = tuple(
-        replace(
+    calls = _usual(
+        plan,
+        lambda call: replace(
             call,
             script=random.choice(_SHORT if asks_again else _LONG),
             think=random.choice((0.2, 1.0)),
             habit="asks again, thinks" if asks_again else "plain",
             replicas=(call.replicas[0], *[random.choice(parted[call.replicas[0]])] * 5),
-        )
-        if _is_usual(call)
-        else call
-        for call in plan.calls
+        ),
     )
     usual = [call for call in calls if _is_usual(call)]
     faults: list[Fault] = []
@@ -453,16 +458,14 @@ def _with_silent_owners(random: Random, plan: Plan) -> Plan:
         at, seconds = round(call.at + 0.1 + call.think * random.random(), 3), random.choice((3.0, 5.0))
         others = parted[owner] if kind == "peers" else parted[owner][:1]
         faults += [Fault(kind, at, seconds, owner, other) for other in others]
-    faults.sort(key=lambda fault: fault.at)
     server, config = replace(plan.server, has_events=True), _held_for(plan, 90.0 if asks_again else 10.0)
-    return replace(plan, replicas=replicas, server=server, config=config, calls=calls, faults=tuple(faults))
+    return replace(plan, replicas=replicas, server=server, config=config, calls=calls, faults=_sorted(*faults))
 
 
 def _asked_again_late(random: Random, plan: Plan) -> Plan:
     """Clients ask again just before their time is over, and answer after it would have been."""
-    calls = tuple(
-        replace(call, script=random.choice(_SHORT), think=6.0, habit="asks again, thinks") if _is_usual(call) else call
-        for call in plan.calls
+    calls = _usual(
+        plan, lambda call: replace(call, script=random.choice(_SHORT), think=6.0, habit="asks again, thinks")
     )
     return replace(plan, config=_held_for(plan, 15.0), calls=calls, faults=())
 
@@ -477,8 +480,7 @@ def _with_silent_server(random: Random, plan: Plan) -> Plan:
             return replace(call, script={"questions": random.choice((0, 1)), "hangs": 300.0})
         return replace(call, script={"questions": 2, "between": 6.0}, think=12.0, habit="plain")
 
-    calls = tuple(changed(call) if _is_usual(call) else call for call in plan.calls)
-    return replace(plan, config=config, calls=calls, faults=plan.faults[:1])
+    return replace(plan, config=config, calls=_usual(plan, changed), faults=plan.faults[:1])
 
 
 def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
@@ -486,18 +488,8 @@ def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
 
     A grace period of 1 s has one look at the clock, so that its end is due together with what came meanwhile.
     """
-    calls = tuple(
-        replace(
-            call,
-            script={"questions": 2, "between": 3.0},
-            think=0.2,
-            habit="leaves for a moment",
-            replicas=call.replicas[:1] * 6,
-        )
-        if _is_usual(call)
-        else call
-        for call in plan.calls
-    )
+    how = {"script": {"questions": 2, "between": 3.0}, "think": 0.2, "habit": "leaves for a moment"}
+    calls = _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
     stops = tuple(Fault("stop", at, 8.0, when="detached") for at in (2.0, 11.0, 20.0))
     config = _held_for(plan, 90.0)
     config["hold"]["grace_seconds"] = random.choice((1.0, 6.0))
@@ -521,17 +513,9 @@ def _rarest(plan: Plan) -> Plan:
 def _left_twice(random: Random, plan: Plan) -> Plan:
     """Clients leave both copies of a request, and their calls would go on for longer than they are waited for."""
     owner = random.randrange(1, plan.replicas + 1)
-    calls = tuple(
-        replace(
-            call,
-            script={"questions": 1, "hangs": 40.0},
-            think=0.3,
-            habit="twice, then goes",
-            replicas=random.choice((call.replicas, (owner, owner, owner))),
-        )
-        if _is_usual(call)
-        else call
-        for call in plan.calls
+    how = {"script": {"questions": 1, "hangs": 40.0}, "think": 0.3, "habit": "twice, then goes"}
+    calls = _usual(
+        plan, lambda call: replace(call, replicas=random.choice((call.replicas, (owner, owner, owner))), **how)
     )
     return replace(plan, config=_held_for(plan, 90.0), calls=calls, faults=())
 
@@ -581,12 +565,8 @@ def _broken_at_the_end(random: Random, plan: Plan) -> Plan:
 def _unread_later(random: Random, plan: Plan) -> Plan:
     """Nobody waits for the calls, which go on or have ended, while a copy of the last retry but one is not read."""
     script = {"logs": True, "questions": 2, "between": random.choice((0.5, 3.0))}
-    calls = tuple(
-        replace(call, script=script, think=0.3, habit="copies, then goes", replicas=call.replicas[:1] * 6)
-        if _is_usual(call)
-        else call
-        for call in plan.calls
-    )
+    how = {"script": script, "think": 0.3, "habit": "copies, then goes"}
+    calls = _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
     state = random.choice(("", "unread detached", "unread finished"))
     faults = (Fault("int", round(1.0 + 5.0 * random.random(), 3), 2.0, when=state),) if state else ()
     return replace(plan, config=_held_for(plan, 40.0), calls=calls, faults=faults)
@@ -595,12 +575,8 @@ def _unread_later(random: Random, plan: Plan) -> Plan:
 def _unread_broken(random: Random, plan: Plan) -> Plan:
     """The stream of a call breaks whose last round is not read, and then its replica drains."""
     script = {"logs": True, "questions": 2, "between": 0.3}
-    calls = tuple(
-        replace(call, script=script, tool="search", think=3.0, habit="unread copy", replicas=call.replicas[:1] * 6)
-        if _is_usual(call)
-        else call
-        for call in plan.calls
-    )
+    how = {"script": script, "tool": "search", "think": 3.0, "habit": "unread copy"}
+    calls = _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
     at = round(1.0 + 8.0 * random.random(), 3)
     faults = (Fault("cold cut", at, 0.0, when="unread parked"), Fault("int", at + 0.1, 2.0, when="unread broken"))
     config = _held_for(plan, 40.0)
@@ -655,7 +631,7 @@ def _with_cut_listeners(random: Random, plan: Plan) -> Plan:
     )
     return replace(
         plan,
-        faults=tuple(sorted((*plan.faults, cut), key=lambda fault: fault.at)),
+        faults=_sorted(*plan.faults, cut),
         changes=tuple(sorted((*plan.changes, *changes), key=lambda change: change.at)),
     )
 
@@ -708,7 +684,7 @@ def _with_cut_tasks(random: Random, plan: Plan) -> Plan:
     if random.random() > 0.3:
         return plan
     cuts = tuple(Fault("cold cut", round(task.at + 0.5 + 3.0 * random.random(), 3), 0.0) for task in plan.tasks[:2])
-    faults = tuple(sorted((*plan.faults[:1], *cuts), key=lambda fault: fault.at))
+    faults = _sorted(*plan.faults[:1], *cuts)
     return replace(plan, server=replace(plan.server, has_events=False), config=_held(plan.config), faults=faults)
 
 
@@ -745,7 +721,7 @@ def _with_children(plan: Plan) -> Plan:
         return plan
 
     def changed(call: Call) -> Call:
-        if not _is_usual(call) or random.random() < 0.3:
+        if random.random() < 0.3:
             return call
         script = {name: value for name, value in call.script.items() if name not in _NOT_OF_CHILDREN}
         if "hangs" in script:
@@ -753,12 +729,11 @@ def _with_children(plan: Plan) -> Plan:
         tool = "pay" if call.tool == "job" else call.tool
         return replace(call, path="/child", script=script, tool=tool)
 
-    calls = tuple(changed(call) for call in plan.calls)
-    dead = tuple(
+    calls = _usual(plan, changed)
+    dead = (
         Fault("child", round(1.0 + random.random() * (LOAD_SECONDS - 5.0), 3), 0.0) for _ in range(random.randrange(4))
     )
-    faults = tuple(sorted((*plan.faults, *dead), key=lambda fault: fault.at))
-    return replace(plan, calls=calls, faults=faults)
+    return replace(plan, calls=calls, faults=_sorted(*plan.faults, *dead))
 
 
 def _returning(plan: Plan) -> Plan:

@@ -7,7 +7,7 @@ truth which the oracle compares the words of the gateway with.
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -100,6 +100,37 @@ class Stream:
         self.is_over = False
 
 
+class Asked(NamedTuple):
+    """A question that waits for its answer."""
+
+    message: dict[str, Any]
+    answer: "asyncio.Future[Any]"
+
+    @property
+    def withdrawal(self) -> dict[str, Any]:
+        params = {"requestId": self.message["id"], "reason": "too slow"}
+        return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+
+
+def question(name: str, script: Any, number: int, **form: str) -> dict[str, Any]:
+    """The method and the params of a question; `form` is further params of a form."""
+    kinds = script.get("kinds", ["elicit"])
+    if kinds[number % len(kinds)] == "sample":
+        said = [{"role": "user", "content": {"type": "text", "text": name}}]
+        return {"method": "sampling/createMessage", "params": {"messages": said, "maxTokens": 9}}
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    return {"method": "elicitation/create", "params": {**form, "message": name, "requestedSchema": schema}}
+
+
+def said_in(result: Any) -> Any:
+    """What a tool makes of the result that answers its question."""
+    if "role" in result:
+        return result["content"]["text"]
+    if result.get("action") != "accept":
+        return {"action": result.get("action")}
+    return (result.get("content") or {}).get("name")
+
+
 class Session:
     """One session."""
 
@@ -125,6 +156,25 @@ class Session:
         """When it last withdrew a question on its side stream."""
         self.next_id = 0
         self.next_stream = 0
+
+    def ask(self, run: Run, number: int, script: Any) -> Asked:
+        """A question of a run, to be sent."""
+        self.next_id += 1
+        name, waiting = f"{run.tag}/{number}", asyncio.get_running_loop().create_future()
+        self.waiting[self.next_id] = waiting
+        run.asked.append(name)
+        if "refuses" in script:
+            self.refuses[self.next_id] = script["refuses"]
+        return Asked({"jsonrpc": "2.0", "id": self.next_id, **question(name, script, number)}, waiting)
+
+    async def answer_to(self, asked: Asked, patience: float | None) -> Any:
+        """Wait for an answer; WITHDRAWN if it takes too long."""
+        _ = await asyncio.wait((asked.answer,), timeout=patience)
+        self.waiting.pop(asked.message["id"], None)
+        if not asked.answer.done():
+            return WITHDRAWN
+        message = asked.answer.result()
+        return {"error": message["error"].get("code")} if "error" in message else said_in(message["result"])
 
 
 class Store:
@@ -432,43 +482,20 @@ class LegacyServer:
             self.send(session.side, {"jsonrpc": "2.0", **message})
 
     async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
-        session.next_id += 1
-        nested, name = session.next_id, f"{run.tag}/{number}"
-        waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
-        run.asked.append(name)
-        if "refuses" in script:
-            session.refuses[nested] = script["refuses"]
-        kinds = script.get("kinds", ["elicit"])
-        if kinds[number % len(kinds)] == "sample":
-            said = [{"role": "user", "content": {"type": "text", "text": name}}]
-            method, params = "sampling/createMessage", {"messages": said, "maxTokens": 9}
-        else:
-            schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-            method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
-        self.send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
+        asked = session.ask(run, number, script)
+        self.send(where, asked.message)
         if where is session.side:
             run.asked_aside = self.now()
             run.is_unheard |= where.reader is None
-        patience = script.get("hasty", script.get("patience"))
-        _ = await asyncio.wait((waiting,), timeout=patience)
-        session.waiting.pop(nested, None)
-        if not waiting.done():
-            if "hasty" in script:  # it does not withdraw its question
-                session.has_forgotten = True
-                return WITHDRAWN
-            params = {"requestId": nested, "reason": "too slow"}
-            self.send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+        answer = await session.answer_to(asked, script.get("hasty", script.get("patience")))
+        if answer is WITHDRAWN and "hasty" in script:  # it does not withdraw its question
+            session.has_forgotten = True
+        elif answer is WITHDRAWN:
+            self.send(where, asked.withdrawal)
             if where is session.side:
                 session.withdrew_aside = self.now()
-            return WITHDRAWN
-        message = waiting.result()
-        if "error" in message:
-            return {"error": message["error"].get("code")}
-        result = message["result"]
-        if result.get("action", "accept") != "accept":
-            return {"action": result["action"]}
-        return result.get("content", {}).get("text") if "role" in result else (result.get("content") or {}).get("name")
+        return answer
 
 
 def _url_required(run: Run) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import msgspec
 
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
+from tests.simulation.client import Player, initialize, meta_of, modern_request
 from tests.simulation.listening import CHANGE, Listener
 
 _PAUSE_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 40.0
 """A stream without even a comment for so long is dead: the gateway sends one every 15 s."""
 SESSION_LOST: Final = ("HTTP 404", "HTTP 405")
-_LEGACY: Final = "2025-11-25"
 _ANSWER_SECONDS: Final = 60.0
 
 
@@ -64,35 +64,18 @@ class Listened:
     strange: list[str] = field(default_factory=list)
 
 
-class Subscriber:
+class Subscriber(Player):
     """Listens with one stream after another until its time is over."""
 
     def __init__(self, listener: Listener, addresses: list[tuple[str, int]], record: Listened) -> None:
-        self._listener, self._addresses, self.record = listener, addresses, record
+        super().__init__(listener, addresses)
+        self._listener, self.record = listener, record
         self._until = 0.0
-        self._turn = 0
-        self._ids = 0
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def _replica(self) -> int:
-        order = self._listener.replicas
-        replica = order[self._turn % len(order)]
-        self._turn += 1
-        self.record.used.add(replica)
-        return replica
 
     async def play(self) -> None:
         """Listen until the end."""
-        began = self._now()
-        await asyncio.sleep(self._listener.at)
-        self.record.began = self._now()
-        self._until = began + self._listener.until
-        try:
-            await self._play()
-        finally:
-            self.record.ended = self._now()
+        self._until = self._now() + self._listener.until
+        await super().play()
 
     async def _play(self) -> None:
         while self._now() < self._until and not self._has_lost_session():
@@ -162,21 +145,8 @@ class Subscriber:
     async def _open(self, replica: int, id_: str) -> http.Reply:
         listener = self._listener
         chosen = {"toolsListChanged": listener.wants_lists, "resourceSubscriptions": list(listener.uris)}
-        meta = {
-            mcp.META_VERSION: mcp.MODERN,
-            mcp.META_CLIENT_INFO: {"name": "listener", "version": "1"},
-            mcp.META_CAPABILITIES: {},
-        }
-        params = {"notifications": chosen, "_meta": meta}
-        body = msgspec.json.encode({"jsonrpc": "2.0", "id": id_, "method": mcp.LISTEN, "params": params})
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            mcp.PROTOCOL_VERSION: mcp.MODERN,
-            mcp.METHOD_HEADER: mcp.LISTEN,
-            "Authorization": f"Bearer {listener.caller}",
-        }
-        return await http.request(self._addresses[replica - 1], "POST", listener.path, headers, body)
+        params = {"notifications": chosen, "_meta": meta_of("listener", {})}
+        return await self._send_to(replica, "POST", *modern_request(listener, id_, mcp.LISTEN, params))
 
     def _take(self, stream: Stream, id_: str, event: str | None, message: Any) -> bool:
         """Take one message; returns whether it is the result."""
@@ -232,9 +202,8 @@ class LegacySubscriber(Subscriber):
         subscribing.cancel()
         self.record.has_ended_session = False
         with suppress(OSError, TimeoutError, http.Broken):
-            where = self._addresses[self._replica() - 1]
             async with asyncio.timeout(_ANSWER_SECONDS):
-                reply = await http.request(where, "DELETE", self._listener.path, self._headers())
+                reply = await self._send_to(self._replica(), "DELETE", self._legacy_headers(self._session))
             reply.close()
             self.record.has_ended_session = reply.status == 200
 
@@ -244,11 +213,9 @@ class LegacySubscriber(Subscriber):
         return bool(streams) and streams[-1].how.startswith(SESSION_LOST)
 
     async def _begin_session(self) -> None:
-        info = {"name": "legacy", "version": "1"}
-        params = {"protocolVersion": _LEGACY, "capabilities": {}, "clientInfo": info}
         while not self._session:
             try:
-                reply = await self._send({"id": 0, "method": "initialize", "params": params})
+                reply = await self._send(initialize({}))
                 reply.close()
                 self._session = reply.headers.get(mcp.SESSION_ID.lower(), "")
             except (OSError, http.Broken):
@@ -281,22 +248,11 @@ class LegacySubscriber(Subscriber):
             record.promised[mcp.RESOURCE_UPDATED, uri] = self._now()
         record.sure = self._now()
 
-    def _headers(self) -> dict[str, str]:
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            "Authorization": f"Bearer {self._listener.caller}",
-        }
-        if self._session:
-            headers |= {mcp.SESSION_ID: self._session, mcp.PROTOCOL_VERSION: _LEGACY}
-        return headers
-
     async def _send(self, message: dict[str, Any]) -> http.Reply:
         body = msgspec.json.encode({"jsonrpc": "2.0", **message})
-        where = self._addresses[self._replica() - 1]
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                reply = await http.request(where, "POST", self._listener.path, self._headers(), body)
+                reply = await self._send_to(self._replica(), "POST", self._legacy_headers(self._session), body)
         except TimeoutError as exc:
             raise http.Broken("too slow") from exc
         if reply.status not in (200, 202):
@@ -305,10 +261,10 @@ class LegacySubscriber(Subscriber):
         return reply
 
     async def _open(self, replica: int, id_: str) -> http.Reply:
-        headers = {**self._headers(), "Accept": "text/event-stream"}
+        headers = {**self._legacy_headers(self._session), "Accept": "text/event-stream"}
         if self._last is not None:
             headers["Last-Event-ID"] = self._last
-        reply = await http.request(self._addresses[replica - 1], "GET", self._listener.path, headers)
+        reply = await self._send_to(replica, "GET", headers)
         if reply.status == 200:
             self.record.streams[-1].promised = self._now()
         return reply

@@ -5,14 +5,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
-from tests.simulation.client import PATIENCE_SECONDS, Client, Record, Told, name_of, pause_of
+from tests.simulation.client import PATIENCE_SECONDS, Client, Record, Told, meta_of, name_of, pause_of
 
 _REQUEST_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.5
+_CAPABILITIES: Final = {"elicitation": {"form": {}}, "extensions": {mcp.TASKS: {}}}
 _LEAVES_SECONDS: Final = 0.1
 _AWAY_SECONDS: Final = 1.2
 _FINAL: Final = ("completed", "failed", "cancelled")
@@ -183,39 +182,7 @@ class TaskClient(Client):
 
     async def _send(self, method: str, target: str, params: dict[str, Any]) -> Told:
         self._ids += 1
-        replica, call = self._replica(), self._call
-        meta = {
-            mcp.META_VERSION: mcp.MODERN,
-            mcp.META_CLIENT_INFO: {"name": "tasks", "version": "1"},
-            mcp.META_CAPABILITIES: {"elicitation": {"form": {}}, "extensions": {mcp.TASKS: {}}},
-        }
-        id_ = f"{call.tag}-{self._ids}"
-        body = {"jsonrpc": "2.0", "id": id_, "method": method, "params": {**params, "_meta": meta}}
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            mcp.PROTOCOL_VERSION: mcp.MODERN,
-            mcp.METHOD_HEADER: method,
-            mcp.NAME_HEADER: target,
-            "Authorization": f"Bearer {call.caller}",
-            "X-Request-Id": id_,
-        }
+        id_ = f"{self._call.tag}-{self._ids}"
         self.record.requests.add(id_)
-        self.record.sent += 1
-        self.record.used.add(replica)
-        try:
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                where = self._addresses[replica - 1]
-                reply = await http.request(where, "POST", call.path, headers, msgspec.json.encode(body))
-                try:
-                    message = await self._read(reply)
-                finally:
-                    reply.close()
-        except TimeoutError as exc:
-            self.record.unanswered.append(f"{replica} at {self._now():.2f}")
-            raise http.Broken("too slow") from exc
-        if message.get("id") not in (id_, None):
-            self.record.strange.append(f"{id_} was answered with {message.get('id')}")
-        told = Told(self._now(), replica, reply.status, message, is_first=method == mcp.TOOLS_CALL)
-        message["_headers"] = reply.headers
-        return told
+        params, named = {**params, "_meta": meta_of("tasks", _CAPABILITIES)}, {"X-Request-Id": id_}
+        return await self._ask(self._replica(), method, target, params, seconds=_REQUEST_SECONDS, **named)

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.parking import orphans
@@ -12,7 +10,7 @@ from gateway.protocol import mcp
 from tests.simulation.plain_http import Request
 
 if TYPE_CHECKING:
-    from tests.simulation.server import LegacyServer, Run, Session, Stream
+    from tests.simulation.server import Asked, LegacyServer, Run, Session, Stream
 
 CHORE: Final = "chore"
 WITHDRAWN: Final = {"action": "withdrawn"}
@@ -35,8 +33,6 @@ class Task:
     readers: "dict[Any, Stream]" = field(default_factory=dict)
     """The streams of `tasks/result`, by the ids of these requests."""
     work: asyncio.Task[None] | None = None
-    asked: dict[Any, Any] = field(default_factory=dict)
-    """The ids of its questions, by what waits for their answers."""
 
     def described(self) -> dict[str, Any]:
         times = {"createdAt": _WHEN, "lastUpdatedAt": _WHEN, "ttl": 600_000, "pollInterval": 100}
@@ -63,11 +59,12 @@ class TaskServer:
 
     async def _make(self, session: "Session", stream: "Stream", task: Task, id_: Any, script: Any) -> None:
         """Make a task after a while, in which its client may be asked already."""
-        first: asyncio.Future[Any] | None = None
+        first: Asked | None = None
         is_made = False
         try:
             if script["asks_first"]:
-                first = self._send_question(session, task, 0, script, partial(self._server.send, stream))
+                first = self._question(session, task, 0, script)
+                self._server.send(stream, first.message)
             await asyncio.sleep(script["made"])
             is_made = self._server.is_alive
         finally:
@@ -124,8 +121,13 @@ class TaskServer:
         try:
             await asyncio.sleep(script.get("before", 0.0))
             for number in range(script.get("questions", 0)):
-                waiting = first if first is not None and number == 0 else self._ask(session, task, number, script)
-                run.answers.append(await self._answer(session, task, waiting, script))
+                asked = first if first is not None and number == 0 else self._ask(session, task, number, script)
+                answer = await session.answer_to(asked, script["patience"])
+                task.status = "working"
+                if answer is WITHDRAWN:
+                    task.unread = [each for each in task.unread if each["id"] != asked.message["id"]]
+                    self._tell(task, asked.withdrawal)
+                run.answers.append(answer)
                 run.effects.append((self._server.now(), f"answer {number}"))
                 await asyncio.sleep(script.get("between", 0.0))
             run.effects.append((self._server.now(), "done"))
@@ -144,44 +146,18 @@ class TaskServer:
             if self._server.is_alive:
                 self._finish(session, task)
 
-    def _ask(self, session: "Session", task: Task, number: int, script: Any) -> "asyncio.Future[Any]":
+    def _ask(self, session: "Session", task: Task, number: int, script: Any) -> "Asked":
         """Ask a question through the task."""
         task.status = "input_required"
-        waiting = self._send_question(session, task, number, script, task.unread.append)
+        asked = self._question(session, task, number, script)
+        task.unread.append(asked.message)
         self._flush(task)
-        return waiting
+        return asked
 
-    def _send_question(
-        self, session: "Session", task: Task, number: int, script: Any, send: Callable[[Any], None]
-    ) -> "asyncio.Future[Any]":
-        session.next_id += 1
-        nested, name = session.next_id, f"{task.run.tag}/{number}"
-        waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
-        task.asked[waiting] = nested
-        if "refuses" in script:
-            session.refuses[nested] = script["refuses"]
-        task.run.asked.append(name)
-        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-        params = {"message": name, "requestedSchema": schema, "_meta": {mcp.META_RELATED_TASK: {"taskId": task.id}}}
-        send({"jsonrpc": "2.0", "id": nested, "method": "elicitation/create", "params": params})
-        return waiting
-
-    async def _answer(self, session: "Session", task: Task, waiting: "asyncio.Future[Any]", script: Any) -> Any:
-        """Wait for an answer, but not for ever."""
-        nested = task.asked[waiting]
-        _ = await asyncio.wait((waiting,), timeout=script["patience"])
-        session.waiting.pop(nested, None)
-        task.status = "working"
-        if waiting.done():
-            message = waiting.result()
-            if "error" in message:
-                return {"error": message["error"]["code"]}
-            result = message["result"]
-            return result["content"]["name"] if result["action"] == "accept" else {"action": result["action"]}
-        task.unread = [each for each in task.unread if each["id"] != nested]
-        cancelled = {"requestId": nested, "reason": "too slow"}
-        self._tell(task, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
-        return WITHDRAWN
+    def _question(self, session: "Session", task: Task, number: int, script: Any) -> "Asked":
+        asked = session.ask(task.run, number, script)
+        asked.message["params"]["_meta"] = {mcp.META_RELATED_TASK: {"taskId": task.id}}
+        return asked
 
     def _flush(self, task: Task) -> None:
         """Send what was asked to whoever reads."""
