@@ -406,12 +406,13 @@ async def test_a_replica_tells_whether_it_continued_an_exchange(cluster: Cluster
     asked, (one, _) = await cluster.asked("gw-1", "gw-2")
     exchange = only(one).id
 
-    async def told(about: str, round_: int) -> Any:
-        return await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "holds"), about, b"%d" % round_))
+    async def told(about: str, round_: bytes) -> Any:
+        return await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "holds"), about, round_))
 
-    assert await told(exchange, 0) == [Told("yes")]
-    assert await told(exchange, 1) == [Told("no")], "it is in that round itself, as the asking replica is"
-    assert await told("other", 0) == [Told("no")]
+    assert await told(exchange, b"0") == [Told("yes")]
+    assert await told(exchange, b"1") == [Told("no")], "it is in that round itself, as the asking replica is"
+    assert await told("other", b"0") == [Told("no")]
+    assert [await told(exchange, odd) for odd in (b"no number", b"1" * 5000)] == [[Told("unknown")]] * 2
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 
 
