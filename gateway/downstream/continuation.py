@@ -12,7 +12,7 @@ from functools import partial
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.cluster.router import Held, Router, TakeOver
+from gateway.cluster.router import Held, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
@@ -39,14 +39,13 @@ class Continuation:
         lot: Lot[Driver],
         tasks: TaskTable,
         authenticator: Authenticator,
-        router: Router,
     ) -> None:
         self.lot = lot
         self._tasks = tasks
         self.legs = Legs(process.tasks)
         self._process = process
         self._authenticator = authenticator
-        self.router = router
+        self._router = process.router
 
     def serve(self, round_: Round) -> Awaitable[Response]:
         """Serve a further round on a route; raises InvalidState or NoHandshake if its state does not open.
@@ -79,7 +78,7 @@ class Continuation:
             found = await self._elsewhere(envelope, incoming, round_.reply)
             if isinstance(found, TakeOver) and found.proven and envelope.owner == self._process.owner:
                 # A former process of this id held the call. Another replica may have gone on with it since.
-                found = await self.router.follower_serves(envelope.exchange, incoming, round_.reply) or found
+                found = await self._router.follower_serves(envelope.exchange, incoming, round_.reply) or found
         if isinstance(found, TakeOver):
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
@@ -129,7 +128,6 @@ class Continuation:
         binding = bind(bearer, request)
         envelope = self._process.states.open(request.request_state or "")
         check(envelope, binding, bearer)
-        incoming.state = envelope
         return envelope
 
     def _opened(self, round_: Round) -> Envelope:
@@ -139,27 +137,25 @@ class Continuation:
         what forwarding costs here. Before such a round is served here, `_check_arguments` does it. Params in the very
         spelling of the call that is held here need no digest either.
         """
-        incoming = round_.incoming
-        if incoming.state is not None:
-            round_.is_checked = True
-            return incoming.state
         try:
             envelope = self._process.states.open(round_.request.request_state or "")
         except InvalidState as exc:
             round_.check_era(exc)
             raise
-        leaves = incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
+        leaves = self._leaves(round_, envelope)
         held = None if leaves else self.lot.find(envelope.exchange)
         are_known = leaves or (held is not None and held.has_params(round_.request))
         self._check(round_, envelope, envelope.binding.arguments if are_known else None)
-        round_.is_checked = not leaves
         return envelope
+
+    def _leaves(self, round_: Round, envelope: Envelope) -> bool:
+        """Whether another replica seems to hold the call."""
+        return round_.incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
 
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
         """Check what `_opened` has left to the call's owner, if it did."""
-        if not round_.is_checked:
+        if self._leaves(round_, envelope):
             self._check(round_, envelope, None)
-            round_.is_checked = True
 
     def _check(self, round_: Round, envelope: Envelope, arguments: bytes | None) -> None:
         """Check that an envelope belongs to a round, but for its arguments if their digest is given."""
@@ -181,12 +177,14 @@ class Continuation:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")
-        return await self.router.route(Held(envelope.owner, envelope.exchange, envelope.is_resumable), incoming, reply)
+        return await self._router.route(
+            Held(envelope.owner, envelope.exchange, envelope.is_resumable), incoming, reply
+        )
 
     def _is_let_go(self, exchange: str) -> bool:
         """Whether this process held a call that others may continue, now that it has parted."""
         return exchange in self._process.draining.let_go or (
-            self.router.has_parted and self.lot.cold.find(exchange) is not None
+            self._router.has_parted and self.lot.cold.find(exchange) is not None
         )
 
     def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Response]:
@@ -227,7 +225,7 @@ class Continuation:
             _ = self.lot.cold.take(cold)
             self._process.metrics.cold_calls_ended[cold.live.route.path, ColdEnding.CONTINUED].inc()
             return None
-        return None if self.router.has_parted else cold
+        return None if self._router.has_parted else cold
 
     async def _take_over(
         self, round_: Round, envelope: Envelope, *, is_proven: bool, cold: ColdCall | None = None
@@ -241,7 +239,7 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry continued the call meanwhile
             return await self._answer(round_, envelope, driver)
-        if self.router.has_parted:
+        if self._router.has_parted:
             return await self._serve_elsewhere(round_, envelope)
         if cold is not None and not self.lot.cold.take(cold):
             raise InvalidState("ended")

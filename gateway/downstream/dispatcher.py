@@ -1,28 +1,22 @@
 """Serves a round by its method."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
 
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
-from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import learn
-from gateway.downstream.era_routing import EraRouting
-from gateway.downstream.pinned_clients import PinnedClients
-from gateway.downstream.round import LEFT, Round
+from gateway.downstream.round import Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
-from gateway.http.outbox import ending_of
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError, NoHandshake, ShuttingDown, UpstreamError
+from gateway.protocol.errors import ShuttingDown
 from gateway.protocol.tool_list import Tool
 from gateway.sessions.group import Group
 from gateway.sessions.pool import tool_schemas
@@ -30,63 +24,20 @@ from gateway.sessions.session import Session
 from gateway.tasks.live_task import LiveTask
 from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
-from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
+from gateway.telemetry import COMPLETE
 
 NewDriver = Callable[..., Driver]
-
-_BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 
 
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(
-        self,
-        draining: Draining,
-        continuation: Continuation,
-        task_requests: TaskRequests,
-        pinned: PinnedClients,
-        era_routing: EraRouting,
-    ) -> None:
-        self._draining = draining
+    def __init__(self, continuation: Continuation, task_requests: TaskRequests) -> None:
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
         self._task_requests = task_requests
-        self._pinned = pinned
-        self._era_routing = era_routing
 
-    async def serve(self, round_: Round, begun: PlainCall | None = None) -> Response:
-        """Serve a round, or the rest of a call that has begun, and count how it ended."""
-        ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
-        try:
-            if begun is not None:
-                response = await self._legs.write_plain(round_, begun)
-            elif round_.live.route.dialects:
-                stopping = self._draining.has_begun
-                response = await self._pinned.serve(round_, self._dispatch, is_stopping=stopping)
-            else:
-                response = await self._dispatch(round_)
-            ending = response.ending
-        except asyncio.CancelledError:
-            ending = LEFT
-            raise
-        except GatewayError as exc:
-            ending = ending_of(exc)
-            if isinstance(exc, UpstreamError) and not exc.is_counted:
-                # There was no call yet: the upstream refused the handshake or the credential.
-                round_.live.process.metrics.upstream_failures[round_.live.route.path, exc.reason].inc()
-                exc.is_counted = True
-            if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
-                round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
-                passed = await self._era_routing.passed_after_all(round_.incoming, reply, round_.live)
-                if passed is not None:
-                    return passed
-            raise
-        finally:
-            round_.count(ending)
-        return response
-
-    def _dispatch(self, round_: Round) -> Awaitable[Response]:
+    def serve(self, round_: Round) -> Awaitable[Response]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
         request = round_.request
         if request.method == mcp.DISCOVER:
@@ -95,7 +46,7 @@ class Dispatcher:
             return self._continuation.serve(round_)
         if request.method in TASK_REQUESTS:
             return self._task_requests.serve(round_)
-        if self._draining.has_begun:
+        if round_.live.process.draining.has_begun:
             return self._send_on(round_)
         if request.method == mcp.LISTEN:
             return self._listen(round_)
@@ -115,7 +66,7 @@ class Dispatcher:
             raise PeerReplaced(incoming.peer_request.to)  # one hop only: the sender tries the next replica
         if round_.request.method != mcp.LISTEN:  # a subscription would end with this process
             with round_.weigh():
-                replied = await self._continuation.router.send_on(incoming, round_.reply)
+                replied = await round_.live.process.router.send_on(incoming, round_.reply)
             if replied is not None:
                 return replied
         raise ShuttingDown("call again")
@@ -124,7 +75,7 @@ class Dispatcher:
         """Answer server/discover with what the legacy server declares in its handshake to a caller whom it accepts."""
         try:
             with round_.weigh():
-                shaken = await self._draining.prepared(self._shake(round_), round_.seconds_left)
+                shaken = await round_.live.process.draining.prepared(self._shake(round_), round_.seconds_left)
         except ShuttingDown:
             return await self._send_on(round_)
         return await round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
@@ -159,7 +110,7 @@ class Dispatcher:
                 checking = tool_schemas.check(
                     pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
                 )
-                tool = await self._draining.prepared(checking, round_.seconds_left)
+                tool = await round_.live.process.draining.prepared(checking, round_.seconds_left)
         except ShuttingDown:
             return await self._send_on(round_)
         return await self._call(round_, self._new_driver(round_, tool))

@@ -1,20 +1,21 @@
 """The way of one request to its one reply: its stages, then what its route and its era want."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce
+from gateway.downstream import stdio_forwarding
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import DirectCalls
 from gateway.downstream.dispatcher import Dispatcher
-from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
-from gateway.downstream.pinned_clients import PinnedClients
+from gateway.downstream.pinned_clients import placed
 from gateway.downstream.rejections import Rejections
 from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.stages import Stages
@@ -27,11 +28,25 @@ from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import asks_as_client
 from gateway.legacy_front.arrival import Arrival
-from gateway.passthrough.forwarder import Passthrough
-from gateway.protocol.errors import GatewayError, Notification, not_served
+from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.passthrough.forwarder import pass_modern
+from gateway.protocol import era as eras
+from gateway.protocol import mcp
+from gateway.protocol.era import names_modern
+from gateway.protocol.errors import (
+    DownstreamError,
+    GatewayError,
+    NoHandshake,
+    Notification,
+    UpstreamError,
+    not_served,
+)
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
-from gateway.telemetry import Direction, bodies
+from gateway.seal.keyring import IN_JSON
+from gateway.telemetry import OTHER_ERROR, Direction, Ending, Outcome, bodies
+
+_BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 
 W = TypeVar("W", bound=ReplyWriter)
 Serve = Callable[[Incoming, W], Awaitable[Response]]
@@ -46,7 +61,6 @@ class RequestHandler:
         routes: RouteTable,
         authenticator: Authenticator,
         continuation: Continuation,
-        passthrough: Passthrough,
         legacy: LegacyRouting,
         task_requests: TaskRequests,
     ) -> None:
@@ -57,8 +71,8 @@ class RequestHandler:
         self.front = legacy.front
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
-        pinned = PinnedClients(routes.process, continuation.router)
-        self._era_routing = EraRouting(authenticator, continuation, passthrough, task_requests)
+        self._task_requests = task_requests
+        self._catalog = ToolCatalog()
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
         self._served = 0
@@ -67,7 +81,7 @@ class RequestHandler:
         self.direct = DirectCalls(
             routes.process.draining, self._stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
         )
-        self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned, self._era_routing)
+        self._dispatcher = Dispatcher(continuation, task_requests)
 
     @property
     def in_flight(self) -> int:
@@ -89,7 +103,7 @@ class RequestHandler:
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
         """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""
-        return self._replied(lambda *_: self._dispatcher.serve(round_, plain), round_.incoming, round_.reply)
+        return self._replied(lambda *_: self._serve_round(round_, plain), round_.incoming, round_.reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
@@ -121,7 +135,7 @@ class RequestHandler:
 
     async def _serve_hop(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a request that another replica received, unless another process of this host has to."""
-        passed = await self._continuation.router.pass_on(incoming, reply)
+        passed = await self._routes.process.router.pass_on(incoming, reply)
         return passed if passed is not None else await self._route(incoming, reply, is_hop=True)
 
     async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool) -> Response:
@@ -133,12 +147,12 @@ class RequestHandler:
             return await self.stateless.serve(await self._arrival(incoming, reply, live))
         if is_hop:
             is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
-            if is_relayed or self._era_routing.is_legacy(incoming):
+            if is_relayed or _is_legacy(incoming):
                 at = await self._arrival(incoming, reply, live)
                 if (served := await self._legacy.hop(at, is_relayed=is_relayed)) is not None:
                     return served
-        elif not self._era_routing.is_bridged(incoming, live):
-            if self._era_routing.is_legacy(incoming):
+        elif not _is_bridged(incoming, live):
+            if _is_legacy(incoming):
                 return await self._legacy.serve(await self._arrival(incoming, reply, live))
             return await self._pass_modern(incoming, reply, live)
         return await self._bridge(incoming, reply, live)
@@ -150,8 +164,34 @@ class RequestHandler:
         """Pass a modern request through, unless it turns out that it has to be bridged."""
         if incoming.method != "POST":
             raise not_served(incoming.method, "POST")
-        passed = await self._era_routing.passed(incoming, reply, live)
+        passed = await self._passed(incoming, reply, live)
         return passed if passed is not None else await self._bridge(incoming, reply, live)
+
+    async def _passed(
+        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, *, waits: bool = False
+    ) -> Response | None:
+        """Return a modern server's own reply to a modern request; None if the request must be bridged."""
+        era = live.upstream.era
+        is_http = era is not None and isinstance(reply, HttpReply)
+        if live.route.era == "bridge" or (is_http and era is not None and era.known is False):
+            return None
+        # The caller is known before the probe, which carries this request's headers upstream.
+        at = await self._arrival(incoming, reply, live)
+        if self._is_ours(at):
+            return None
+        return await (pass_modern(at, waits=waits) if is_http else stdio_forwarding.serve(at, self._catalog))
+
+    def _is_ours(self, at: Arrival) -> bool:
+        """Whether this is about a call, or a task, that the gateway began when the upstream seemed to be legacy."""
+        if IN_JSON not in at.incoming.body:
+            return False
+        if self._task_requests.is_ours(at.incoming, at.caller):
+            return True
+        try:
+            _ = self._continuation.open(at.incoming, at.caller)
+        except DownstreamError:
+            return False
+        return True
 
     async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""
@@ -173,10 +213,71 @@ class RequestHandler:
         incoming.span = begin_span(incoming, request, live)
         try:
             caller = incoming.caller or await self._caller(incoming, live)
-            round_ = new_round(incoming, request, reply, live, caller, started)
+            serving = self._serve_round(new_round(incoming, request, reply, live, caller, started))
         except BaseException as exc:
             if incoming.span is not None:  # the request is refused, or left, before its round begins
                 incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
             raise
         del request  # the round has it, and drops it when it needs no more of it
-        return await self._dispatcher.serve(round_)
+        return await serving
+
+    async def _serve_round(self, round_: Round, begun: PlainCall | None = None) -> Response:
+        """Serve a round, or the rest of a call that has begun, and count how it ended."""
+        ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
+        try:
+            if begun is not None:
+                response = await self.legs.write_plain(round_, begun)
+            else:
+                found = await placed(round_) if round_.live.route.dialects else round_
+                if isinstance(found, Response):
+                    response = found
+                else:
+                    round_ = found
+                    response = await self._dispatcher.serve(round_)
+            ending = response.ending
+        except asyncio.CancelledError:
+            ending = LEFT
+            raise
+        except GatewayError as exc:
+            ending = ending_of(exc)
+            if isinstance(exc, UpstreamError) and not exc.is_counted:
+                # There was no call yet: the upstream refused the handshake or the credential.
+                round_.live.process.metrics.upstream_failures[round_.live.route.path, exc.reason].inc()
+                exc.is_counted = True
+            if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
+                round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
+                passed = await self._passed_after_all(round_.incoming, reply, round_.live)
+                if passed is not None:
+                    return passed
+            raise
+        finally:
+            round_.count(ending)
+        return response
+
+    async def _passed_after_all(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
+        """Return the reply of an upstream that refused `initialize`, if a new probe finds that it is modern now.
+
+        A held call has its answers already; another replica decides for itself.
+        """
+        if live.upstream.era is None or not incoming.body or not isinstance(reply, HttpReply):
+            return None
+        live.upstream.era.doubt()
+        return await self._passed(incoming, reply, live, waits=True)
+
+
+def _is_bridged(incoming: Incoming, live: LiveRoute) -> bool:
+    """Whether it is clear at once that a request is bridged, as it is for most."""
+    era = live.upstream.era or live.upstream.stdio
+    if not (era is None or live.route.era == "bridge" or era.known is False):
+        return False
+    known = incoming.known
+    if known is not None and known.repeated is not None:  # only a POST is known
+        return known.repeated.version in mcp.SUPPORTED_VERSIONS or names_modern(known.repeated.version)
+    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+    return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))
+
+
+def _is_legacy(incoming: Incoming) -> bool:
+    """Whether a request is one of a legacy client."""
+    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+    return not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed)

@@ -17,7 +17,7 @@ from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.streamable.front import Mirror
-from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.forwarder import finds_modern, pass_legacy
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras
 from gateway.protocol import mcp, reply_messages
@@ -38,8 +38,7 @@ _NO_SESSION: Final[Mapping[str, tuple[int, ...]]] = {"POST": (400,), "GET": (405
 class LegacyRouting:
     """The ways of one listener's legacy requests."""
 
-    def __init__(self, passthrough: Passthrough, front: LegacyFront, mirror: Mirror, stateless: Stateless) -> None:
-        self._passthrough = passthrough
+    def __init__(self, front: LegacyFront, mirror: Mirror, stateless: Stateless) -> None:
         self.front = front
         self.mirror = mirror
         self.stateless = stateless
@@ -71,7 +70,7 @@ class LegacyRouting:
             may_refuse = spoken != "sse"
         if may_refuse:
             return await self._passed_unless_refused(front, at)
-        return await self._passthrough.legacy(incoming, at.http_reply(), at.live)
+        return await pass_legacy(at)
 
     def names_session(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request seems to be one in a session of a legacy client; its caller or its body is unknown."""
@@ -100,14 +99,14 @@ class LegacyRouting:
         incoming, probe = at.incoming, at.live.upstream.era
         assert probe is not None, "nothing passes to a child process"
         withheld = _NO_SESSION.get(incoming.method, ()) if front is None else _OTHER_TRANSPORT
-        passed = await self._passthrough.legacy(incoming, at.http_reply(), at.live, withheld=withheld)
+        passed = await pass_legacy(at, withheld=withheld)
         is_post = incoming.method == "POST"
         if passed.status not in withheld or not isinstance(passed, WholeResponse):
             if is_post and passed.status == 200:
                 probe.refuses_legacy = False
             return passed
         if is_post and (front == "http" or eras.refuses_legacy(passed.content_type, passed.body)):
-            is_modern = at.live.route.era != "bridge" and await self._passthrough.finds_modern(incoming, at.live)
+            is_modern = at.live.route.era != "bridge" and await finds_modern(at)
             if is_modern:
                 probe.refuses_legacy = True
                 return await (self.mirror.serve(at) if front is None else self._mirrored(front, at))

@@ -5,14 +5,12 @@ item goes to that replica. An item that does not open, or whose replica does not
 request gets a session of its own, and the result a new item.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.router import Router
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
@@ -20,7 +18,6 @@ from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
-from gateway.routes.live_route import ProcessScope
 from gateway.seal import sep_1655_items
 from gateway.seal.sep_1655_items import Item
 
@@ -28,54 +25,45 @@ NAME: Final = "mrtr-gateway/upstream-session"
 _FREE: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS | {mcp.LISTEN}
 """Requests that have a session of their own."""
 
-Serve = Callable[[Round], Awaitable[Response]]
+
+async def placed(round_: Round) -> Round | Response:
+    """Return a round on a route with dialects as its session wants it, or the reply of the replica that has that."""
+    request, said, process = round_.request, round_.request.said, round_.live.process
+    if sep_1655_items.DIALECT not in round_.live.route.dialects or not sep_1655_items.declares(said.capabilities):
+        return round_
+    meta, sealed = sep_1655_items.taken(said.user_meta, NAME)
+    round_ = replace(round_, request=replace(request, said=replace(said, user_meta=meta)))
+    item = None if sealed is None else _opened(sealed, round_)
+    # A retry goes to the replica that holds its call.
+    is_free = request.request_state is not None or request.method in _FREE
+    if item is not None and not is_free and _is_elsewhere(item.place, process.owner, round_.incoming):
+        replied = await process.router.send_to(item.place, round_.incoming, round_.reply)
+        if replied is not None:
+            return replied
+    if item is not None and item.place == process.owner:
+        return replace(round_, key=replace(round_.key, pin=item.value))
+    if is_free or process.draining.has_begun:
+        return round_
+    # A session of its own, and the item that leads to it.
+    pin, key = world.token_urlsafe(12), round_.key
+    given = Item(NAME, round_.live.route.path, key.principal, world.wall(), process.owner, pin)
+    return replace(round_, key=replace(key, pin=pin), reply=_ReplyWithItem(round_.reply, process.items.seal(given)))
 
 
-class PinnedClients:
-    """The clients of one process that keep state."""
+def _opened(sealed: Raw, round_: Round) -> Item | None:
+    process, seconds = round_.live.process, round_.live.config.state.session_ttl_seconds
+    try:
+        return sep_1655_items.opened(process.items, sealed, NAME, round_.incoming.bearer(round_.caller), seconds)
+    except InvalidState as exc:
+        process.metrics.state_rejections[exc.reason,].inc()
+        return None
 
-    def __init__(self, process: ProcessScope, router: Router) -> None:
-        self._process = process
-        self._router = router
 
-    async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Response:
-        """Serve a round on a route with dialects; a process that `is_stopping` pins no client."""
-        request, said = round_.request, round_.request.said
-        if sep_1655_items.DIALECT not in round_.live.route.dialects or not sep_1655_items.declares(said.capabilities):
-            return await serve(round_)
-        meta, sealed = sep_1655_items.taken(said.user_meta, NAME)
-        round_.request = replace(request, said=replace(said, user_meta=meta))
-        item = None if sealed is None else self._opened(sealed, round_)
-        own, path = self._process.owner, round_.live.route.path
-        # A retry goes to the replica that holds its call.
-        is_free = request.request_state is not None or request.method in _FREE
-        if item is not None and not is_free and self._is_elsewhere(item.place, round_.incoming):
-            replied = await self._router.send_to(item.place, round_.incoming, round_.reply)
-            if replied is not None:
-                return replied
-        if item is not None and item.place == own:
-            round_.key = replace(round_.key, pin=item.value)
-        elif not is_free and not is_stopping:  # a session of its own, and the item that leads to it
-            pin = world.token_urlsafe(12)
-            given = Item(NAME, path, round_.key.principal, world.wall(), own, pin)
-            round_.key = replace(round_.key, pin=pin)
-            round_.reply = _ReplyWithItem(round_.reply, self._process.items.seal(given))
-        return await serve(round_)
-
-    def _opened(self, sealed: Raw, round_: Round) -> Item | None:
-        bearer, seconds = round_.incoming.bearer(round_.caller), round_.live.config.state.session_ttl_seconds
-        try:
-            return sep_1655_items.opened(self._process.items, sealed, NAME, bearer, seconds)
-        except InvalidState as exc:
-            self._process.metrics.state_rejections[exc.reason,].inc()
-            return None
-
-    def _is_elsewhere(self, owner: str, incoming: Incoming) -> bool:
-        """Whether another replica must serve a request. One that a peer forwarded does not leave this host."""
-        own = self._process.owner
-        if owner == own or incoming.is_local:
-            return False
-        return incoming.peer_request is None or owner.partition("#")[0] == own.partition("#")[0]
+def _is_elsewhere(owner: str, own: str, incoming: Incoming) -> bool:
+    """Whether another replica must serve a request. One that a peer forwarded does not leave this host."""
+    if owner == own or incoming.is_local:
+        return False
+    return incoming.peer_request is None or owner.partition("#")[0] == own.partition("#")[0]
 
 
 class _ReplyWithItem(WrappedReply):

@@ -35,8 +35,6 @@ class Round(ClientCall, eq=False, kw_only=True):
     caller: Caller
     started: float
     """Monotonic."""
-    is_checked: bool = False
-    """Whether the arguments are known to be those of its state."""
     is_counted: bool = False
 
     @property

@@ -9,11 +9,10 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
-from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import HttpServerClient, ModernRequest, is_modern
 from gateway.mirror.tool_catalog import ToolCatalog
@@ -36,8 +35,9 @@ _STATUSES: Final = {
 """The HTTP statuses of a modern server's errors; any other error is HTTP 200."""
 
 
-async def serve(incoming: Incoming, reply: ReplyWriter, live: LiveRoute, catalog: ToolCatalog) -> Response | None:
+async def serve(at: Arrival, catalog: ToolCatalog) -> Response | None:
     """Return the server's reply; None if the server is not modern. `catalog` has the tools of servers over HTTP."""
+    incoming, live = at.incoming, at.live
     if _has_served_session(live) or not await is_modern(live, own_headers(live.route)):
         return None
     parsed = incoming.parsed()
@@ -51,7 +51,7 @@ async def serve(incoming: Incoming, reply: ReplyWriter, live: LiveRoute, catalog
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
     if incoming.has_headers:
         header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
-    with StdioPassage(incoming, reply, live, parsed, catalog) as passage:
+    with StdioPassage(at, parsed, catalog) as passage:
         return await passage.run()
 
 
@@ -60,16 +60,13 @@ class StdioPassage(Passage):
 
     copies = 2  # as it came, and with another id
 
-    def __init__(
-        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, parsed: ParsedBody, catalog: ToolCatalog
-    ) -> None:
-        super().__init__(incoming, live, TrafficEra.MODERN, is_long_lived=parsed.method == mcp.LISTEN)
+    def __init__(self, at: Arrival, parsed: ParsedBody, catalog: ToolCatalog) -> None:
+        super().__init__(at, TrafficEra.MODERN, is_long_lived=parsed.method == mcp.LISTEN)
         assert parsed.id is not None
-        assert incoming.caller is not None
         self._id, self._parsed = parsed.id, parsed
-        self._caller, self._catalog = (incoming.path, incoming.caller.principal), catalog
-        self._reply = reply
-        self._queue = Outbox(live.deadlines.silence)
+        self._caller, self._catalog = at.caller_key, catalog
+        self._reply = at.reply
+        self._queue = Outbox(at.live.deadlines.silence)
         self._is_over = False
 
     async def run(self) -> Response:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
-from gateway.cluster.router import Held, Router, TakeOver
+from gateway.cluster.router import Held, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.server.response import Response
@@ -33,11 +33,10 @@ METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
 class TaskRequests:
     """The requests about tasks that reach one listener."""
 
-    def __init__(self, process: ProcessScope, lot: Lot[Driver], table: TaskTable, router: Router) -> None:
+    def __init__(self, process: ProcessScope, lot: Lot[Driver], table: TaskTable) -> None:
         self.table = table
         self._lot = lot
         self._process = process
-        self._router = router
 
     async def serve(self, round_: Round) -> Response:
         """Serve one request; raises UnknownTask for every handle that is not accepted, or NoHandshake."""
@@ -78,12 +77,11 @@ class TaskRequests:
         """Have another replica serve a request, or go on with a task whose owner is gone."""
         if self._process.is_own(handle.owner, handle.epoch) and handle.exchange not in self._process.draining.let_go:
             raise UnknownTask
-        incoming, reply = round_.incoming, round_.reply
-        found = await self._router.route(
-            Held(handle.owner, handle.exchange, handle.upstream is not None), incoming, reply
-        )
+        incoming, reply, router = round_.incoming, round_.reply, self._process.router
+        held = Held(handle.owner, handle.exchange, handle.upstream is not None)
+        found = await router.route(held, incoming, reply)
         if isinstance(found, TakeOver) and found.proven:
-            found = await self._router.follower_serves(handle.exchange, incoming, reply) or found
+            found = await router.follower_serves(handle.exchange, incoming, reply) or found
         if not isinstance(found, TakeOver):
             if incoming.peer_request is None:
                 round_.continued(Step.FORWARDED)

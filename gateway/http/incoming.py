@@ -22,7 +22,6 @@ from gateway.protocol.header_mismatch import HeaderValues, KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.claims import Bearer
 from gateway.seal.peer_messages import PeerRequest
-from gateway.seal.request_state import Envelope
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
@@ -64,8 +63,6 @@ class Incoming(msgspec.Struct, eq=False):
     """The values of `headers`, if these are known from an earlier request."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
-    state: Envelope | None = None
-    """What the state in the body says, if all of it was checked before the round began."""
     opened: ParsedBody | None = None
     """The outcome of `parsed`."""
     unreadable: DownstreamError | None = None

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gateway.cluster.router import Router
 from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
@@ -48,11 +47,10 @@ def beginning(incoming: Incoming) -> Front | None:
 class LegacyFront:
     """The sessions of one process."""
 
-    def __init__(self, process: ProcessScope, ids: Claims[SessionId], table: SessionTable, router: Router) -> None:
+    def __init__(self, process: ProcessScope, ids: Claims[SessionId], table: SessionTable) -> None:
         self._process = process
         self._ids = ids
         self.sessions = table
-        self._router = router
 
     async def begin(self, front: Front, at: Arrival, connect: Connect) -> Response:
         """Serve a request that begins a session."""
@@ -96,7 +94,7 @@ class LegacyFront:
             at.incoming.found_session()
         if not self._process.is_own(found.owner, found.epoch):
             with self._process.draining.leaving_out(at.incoming.method == "GET"):
-                return await forward(self._router, found.owner, given, at.incoming, at.reply)
+                return await forward(self._process.router, found.owner, given, at.incoming, at.reply)
         session = self.sessions.find(given)
         if session is None:
             raise session_gone()

@@ -10,19 +10,17 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway import world
-from gateway.http.incoming import Incoming
-from gateway.http.reply import HttpReply
 from gateway.http.server.response import BODILESS, Response, StreamResponse, WholeResponse
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
-from gateway.http_client.request_head import HeaderLines
+from gateway.legacy_front.arrival import Arrival
+from gateway.passthrough import header_rules, sse_endpoint
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, DownstreamError, Stopping, Unreachable, UpstreamError
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
@@ -48,17 +46,17 @@ class Passage(ABC):
     copies = 1
     """How often the body is kept."""
 
-    def __init__(self, incoming: Incoming, live: LiveRoute, era: TrafficEra, *, is_long_lived: bool) -> None:
-        self.incoming = incoming
-        self.live = live
+    def __init__(self, at: Arrival, era: TrafficEra, *, is_long_lived: bool) -> None:
+        self.incoming = at.incoming
+        self.live = at.live
+        self.caller = at.caller
         self.era = era
         self.is_long_lived = is_long_lived
         self.outcome = Passed.LEFT
 
     def __enter__(self) -> Self:
         """Weigh the request; raises Busy."""
-        caller, calls, size = self.incoming.caller, self.live.process.calls, self.copies * len(self.incoming.body)
-        assert caller is not None, "the caller is identified before"
+        caller, calls, size = self.caller, self.live.process.calls, self.copies * len(self.incoming.body)
         try:
             self._weight = calls.take(caller.principal, size)
         except Busy:
@@ -95,13 +93,13 @@ class Passage(ABC):
 class HttpPassage(Passage):
     """A request with its reply over HTTP, which it closes."""
 
-    def __init__(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, era: TrafficEra) -> None:
-        is_legacy, method = era is TrafficEra.LEGACY, incoming.headers.get(mcp.METHOD_HEADER)
-        is_long_lived = incoming.method == "GET" if is_legacy else method == mcp.LISTEN
-        super().__init__(incoming, live, era, is_long_lived=is_long_lived)
-        assert live.upstream.era is not None, "nothing passes to a child process"
-        self.reply = reply
-        self.probe = live.upstream.era
+    def __init__(self, at: Arrival, era: TrafficEra) -> None:
+        is_legacy, method = era is TrafficEra.LEGACY, at.incoming.headers.get(mcp.METHOD_HEADER)
+        is_long_lived = at.incoming.method == "GET" if is_legacy else method == mcp.LISTEN
+        super().__init__(at, era, is_long_lived=is_long_lived)
+        assert at.live.upstream.era is not None, "nothing passes to a child process"
+        self.reply = at.http_reply()
+        self.probe = at.live.upstream.era
         self.is_ended = False
         """Whether `end` was called."""
         self._said: AwaitedReply | None = None
@@ -118,12 +116,15 @@ class HttpPassage(Passage):
         if isinstance(exc, UpstreamError) and exc.status < 500:
             exc.status = 502  # for a client without a session; `status_in_session` for one that has one
 
-    async def open(self, target: URL | None, headers: HeaderLines) -> AwaitedReply:
-        """Send the request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.
+    async def open(self) -> AwaitedReply:
+        """Send the request to its address, else to the endpoint; follow one redirect within the endpoint's origin.
 
         Returns when the reply's head is here; raises Unreachable or CallLost, and Stopping if this process ends first.
+        Raises InvalidRequest if the request cannot be sent.
         """
         incoming, upstream, endpoint = self.incoming, self.live.upstream, self.probe.endpoint
+        target = sse_endpoint.target(self.live.process.addresses.value, incoming, endpoint)
+        headers = header_rules.lines(incoming, self.live)
         waits = self._waits()
         try:
             with CoarseTimeout(self.live.deadlines.idle if waits else upstream.client.answering):
@@ -187,16 +188,15 @@ class HttpPassage(Passage):
         self.outcome = Passed.REFUSED
         return WholeResponse(body, said.status, self._headers(said))
 
-    async def relay(self, first_event: FirstEventRewriter | None) -> Response:
-        """Send the reply to the client: whole if all of it is here, else as it arrives.
-
-        `first_event` rewrites the beginning of an event stream.
-        """
+    async def relay(self) -> Response:
+        """Send the reply to the client: whole if all of it is here, else as it arrives."""
         said = self._said
         assert said is not None, "its head is here"
         head = said.head
         status, is_sse = head.status, head.content_type == "text/event-stream"
-        rewriter = first_event if is_sse else None
+        rewriter: FirstEventRewriter | None = None
+        if is_sse and self.era is TrafficEra.LEGACY and sse_endpoint.may_begin(self.incoming):
+            rewriter = FirstEventRewriter(self.live.process.addresses.value, self.incoming, self.probe.endpoint)
         asked = self.reply.http.head
         may_be_whole = rewriter is None and asked.is_1_1 and asked.method != "HEAD" and status not in BODILESS
         body = said.whole_at_most(_WHOLE_BYTES) if may_be_whole else None

@@ -10,12 +10,11 @@ from typing import Final
 
 from yarl import URL
 
-from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
-from gateway.seal.keyring import Keyring, Keys, ring
+from gateway.seal.keyring import Keyring
 
 PURPOSE: Final = "endpoint"
 PARAMETER: Final = "mrtr-endpoint"
@@ -23,41 +22,35 @@ _FIRST_EVENT_BYTES: Final = 16_384
 """A larger first event is not an `endpoint` event."""
 
 
-class EndpointRewriter:
-    """Seals the URLs that servers name for messages, and opens them again."""
+def target(keyring: Keyring, incoming: Incoming, endpoint: Endpoint) -> URL | None:
+    """Return the server's URL for a message to a sealed address, else None; raises InvalidRequest."""
+    token = incoming.url.query.get(PARAMETER)
+    if token is None:
+        return None
+    try:
+        path, _, address = keyring.open(token).decode().partition("\n")
+    except InvalidState:
+        path = address = ""
+    found = endpoint.within(address) if path == incoming.path else None
+    if found is None:
+        raise InvalidRequest(
+            "This address does not belong to a session of the server: open the event stream again", status=404
+        )
+    return found
 
-    def __init__(self, keys: InForce[Keys]) -> None:
-        self._keyring = ring(keys, PURPOSE)
 
-    def target(self, incoming: Incoming, endpoint: Endpoint) -> URL | None:
-        """Return the server's URL for a message to a sealed address, else None; raises InvalidRequest."""
-        token = incoming.url.query.get(PARAMETER)
-        if token is None:
-            return None
-        try:
-            path, _, address = self._keyring.value.open(token).decode().partition("\n")
-        except InvalidState:
-            path = address = ""
-        target = endpoint.within(address) if path == incoming.path else None
-        if target is None:
-            raise InvalidRequest(
-                "This address does not belong to a session of the server: open the event stream again", status=404
-            )
-        return target
-
-    def first_event(self, incoming: Incoming, endpoint: Endpoint) -> "FirstEventRewriter | None":
-        """Return a rewriter for the reply to a GET that may open such a stream; None for any other one."""
-        if mcp.SESSION_ID in incoming.headers or mcp.LAST_EVENT_ID in incoming.headers:
-            return None
-        return FirstEventRewriter(self._keyring.value, incoming.path, incoming.url.raw_path, endpoint)
+def may_begin(incoming: Incoming) -> bool:
+    """Whether the reply to a request may begin with such an event."""
+    headers = incoming.headers
+    return incoming.method == "GET" and mcp.SESSION_ID not in headers and mcp.LAST_EVENT_ID not in headers
 
 
 class FirstEventRewriter:
     """Rewrites an event stream up to its first event, and passes the rest unchanged."""
 
-    def __init__(self, keyring: Keyring, path: str, raw_path: str, endpoint: Endpoint) -> None:
+    def __init__(self, keyring: Keyring, incoming: Incoming, endpoint: Endpoint) -> None:
         self._keyring, self._endpoint = keyring, endpoint
-        self._path, self._raw_path = path, raw_path
+        self._path, self._raw_path = incoming.path, incoming.url.raw_path
         self._parser = sse.Parser(_FIRST_EVENT_BYTES)
         self._held = bytearray()
         """The lines since the last empty one, which may become an event."""

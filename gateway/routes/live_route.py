@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.cluster.draining import Draining
+from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
@@ -20,6 +21,7 @@ from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
 from gateway.seal.claims import Claims
+from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from gateway.seal.sep_1655_items import Item
 from gateway.sessions.pool.pool import Pool
@@ -42,6 +44,8 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
 
     states: Claims[Envelope]
     items: Claims[Item]
+    addresses: InForce[Keyring]
+    """Seals where legacy servers want their messages (`passthrough.sse_endpoint`)."""
     metrics: Metrics
     tasks: Tasks
     owner: str
@@ -49,6 +53,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     epoch: str
     """A random id of this start of the process."""
     witness: Witness
+    router: Router
     traffic: Traffic
     calls: CallBytes
     """What the calls under way weigh."""

@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.cluster.router import Router
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
@@ -43,15 +42,13 @@ _NOBODY: Final = Profile(mcp.LEGACY, b"{}", b"{}")
 class Stateless:
     """The dialect in one process."""
 
-    def __init__(
-        self, in_force: InForce[Config], tokens: Tokens, router: Router, mirror: Mirror, own_side: OwnSide
-    ) -> None:
+    def __init__(self, in_force: InForce[Config], tokens: Tokens, mirror: Mirror, own_side: OwnSide) -> None:
         self._mirror = mirror
         self._own_side = own_side
         self._shared = Shared(tokens, in_force.part(lambda it: it.hold), mirror.lot.results)
         self.lot = self._shared.lot
         """The calls that may ask."""
-        self._calls = CallContinuation(self._shared, mirror.homes, router)
+        self._calls = CallContinuation(self._shared, mirror.homes, mirror.router)
 
     def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""

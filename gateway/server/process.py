@@ -41,15 +41,14 @@ from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.parking.cold_expiry import ColdExpiry
 from gateway.parking.lot import Lot
-from gateway.passthrough.forwarder import Passthrough
-from gateway.passthrough.sse_endpoint import EndpointRewriter
+from gateway.passthrough import sse_endpoint
 from gateway.protocol.errors import Stopping
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.route_table import RouteTable
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import key_id
+from gateway.seal.keyring import key_id, ring
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import states
 from gateway.seal.sep_1655_items import items
@@ -212,11 +211,13 @@ class Gateway:
         process = ProcessScope(
             states=states(keys, in_force.part(lambda config: config.limits.state_bytes)),
             items=items(keys),
+            addresses=ring(keys, sse_endpoint.PURPOSE),
             metrics=self.metrics,
             tasks=tasks,
             owner=self.members.own,
             epoch=world.token_hex(8),
             witness=self._witness,
+            router=Router(self.members, self._peers, self._witness, self.draining, self.metrics),
             stream_times=stream_times,
             traces=self._traces,
             traffic=self._traffic,
@@ -232,21 +233,17 @@ class Gateway:
         )
         self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
-        router = Router(self.members, self._peers, self._witness, self.draining, self.metrics)
-        continuation = Continuation(process, self.lot, self.task_table, authenticator, router)
-        passthrough = Passthrough(in_force, EndpointRewriter(keys), process)
-        front = LegacyFront(process, session_ids(keys), SessionTable(in_force, self.metrics, tasks), router)
-        mirror = Mirror(in_force, Tokens(keys), router, process, self.lot.results)
+        continuation = Continuation(process, self.lot, self.task_table, authenticator)
+        front = LegacyFront(process, session_ids(keys), SessionTable(in_force, self.metrics, tasks))
+        mirror = Mirror(in_force, Tokens(keys), process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
-        stateless = Stateless(in_force, Tokens(keys, "sep-1442, "), router, mirror, own_side)
-        legacy = LegacyRouting(passthrough, front, mirror, stateless)
-        task_requests = TaskRequests(process, self.lot, self.task_table, router)
-        self.downstream = RequestHandler(
-            in_force, self.routes, authenticator, continuation, passthrough, legacy, task_requests
-        )
+        stateless = Stateless(in_force, Tokens(keys, "sep-1442, "), mirror, own_side)
+        legacy = LegacyRouting(front, mirror, stateless)
+        task_requests = TaskRequests(process, self.lot, self.task_table)
+        self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy, task_requests)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""

@@ -15,6 +15,7 @@ from msgspec import Raw
 from gateway.downstream.stdio_forwarding import StdioPassage
 from gateway.http.incoming import Caller
 from gateway.http.reply import Discarded
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
@@ -211,9 +212,9 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
         route=SimpleNamespace(path="/mcp"),
         upstream=SimpleNamespace(stdio=Mock(modern=Mock(request=AsyncMock(side_effect=ZeroDivisionError)))),
     )
-    incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r", caller=Caller(b"", None))
+    incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r")
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
-    passage = StdioPassage(incoming, Discarded(), live, parsed, ToolCatalog())
+    passage = StdioPassage(Arrival(incoming, Discarded(), live, Caller(b"", None)), parsed, ToolCatalog())
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
             await passage.run()

@@ -10,20 +10,20 @@ import pytest_asyncio
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
 from gateway.passthrough.passage import HttpPassage
-from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewriter
+from gateway.passthrough.sse_endpoint import PURPOSE, FirstEventRewriter, may_begin, target
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
-from gateway.seal.keyring import Keyring, Keys
+from gateway.seal.keyring import Keyring
 from tests.support.fake_sse import FakeSse
 from tests.support.stand import Start
 from tests.support.turns import work_gives_way
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 UPSTREAM = Endpoint("/mcp", "http://10.0.0.1:9000/sse")
+RING = Keyring((OLD,), PURPOSE)
 EVENT = b"event: endpoint\r\ndata: /messages/?session_id=1f\r\n\r\n"
 
 
@@ -32,10 +32,8 @@ def asked(url: str, method: str = "GET", **headers: str) -> Incoming:
     return Incoming(target.path, CIMultiDictProxy(CIMultiDict(headers)), None, method=method, url=target)
 
 
-def first_event(rewriter: EndpointRewriter, path: str = "/mcp") -> FirstEventRewriter:
-    found = rewriter.first_event(asked(path), UPSTREAM)
-    assert found is not None
-    return found
+def first_event(ring: Keyring = RING) -> FirstEventRewriter:
+    return FirstEventRewriter(ring, asked("/mcp"), UPSTREAM)
 
 
 def address(event: bytes) -> str:
@@ -46,24 +44,19 @@ def address(event: bytes) -> str:
     return data.decode().strip()
 
 
-@pytest.fixture
-def rewriter() -> EndpointRewriter:
-    return EndpointRewriter(InForce(Keys((OLD,))))
-
-
-def test_the_servers_address_is_sealed_into_the_routes_own(rewriter: EndpointRewriter) -> None:
-    told = address(first_event(rewriter).feed(EVENT))
+def test_the_servers_address_is_sealed_into_the_routes_own() -> None:
+    told = address(first_event().feed(EVENT))
     assert told.startswith("/mcp?")
     assert "messages" not in told
-    assert str(rewriter.target(asked(told, "POST"), UPSTREAM)) == "http://10.0.0.1:9000/messages/?session_id=1f"
+    assert str(target(RING, asked(told, "POST"), UPSTREAM)) == "http://10.0.0.1:9000/messages/?session_id=1f"
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 @pytest.mark.parametrize("end", [b"\r\n", b"\n", b"\r"])
-def test_a_stream_in_pieces_is_the_same_stream(rewriter: EndpointRewriter, size: int, end: bytes) -> None:
+def test_a_stream_in_pieces_is_the_same_stream(size: int, end: bytes) -> None:
     event, after = EVENT.replace(b"\r\n", end), b"data: {}" + 2 * end
     stream = b": welcome" + 2 * end + event + after
-    begun = first_event(rewriter)
+    begun = first_event()
     passed = b"".join(begun.feed(stream[place : place + size]) for place in range(0, len(stream), size))
     before, _, rest = passed.partition(b"event: ")
     assert before == b": welcome" + 2 * end
@@ -72,9 +65,9 @@ def test_a_stream_in_pieces_is_the_same_stream(rewriter: EndpointRewriter, size:
 
 
 @pytest.mark.parametrize("ends", [b"\n\r\n", b"\r\n\n", b"\r\r\n"])
-def test_an_event_may_end_in_lines_that_end_differently(rewriter: EndpointRewriter, ends: bytes) -> None:
-    told = first_event(rewriter).feed(EVENT.replace(b"\r\n\r\n", ends))
-    assert rewriter.target(asked(address(told.rstrip() + b"\n\n"), "POST"), UPSTREAM) is not None
+def test_an_event_may_end_in_lines_that_end_differently(ends: bytes) -> None:
+    told = first_event().feed(EVENT.replace(b"\r\n\r\n", ends))
+    assert target(RING, asked(address(told.rstrip() + b"\n\n"), "POST"), UPSTREAM) is not None
 
 
 @pytest.mark.parametrize(
@@ -85,29 +78,31 @@ def test_an_event_may_end_in_lines_that_end_differently(rewriter: EndpointRewrit
         b"event: message\ndata: /messages\n\n",
     ],
 )
-def test_an_event_without_an_address_of_the_server_passes_unchanged(rewriter: EndpointRewriter, stream: bytes) -> None:
-    assert first_event(rewriter).feed(stream) == stream
+def test_an_event_without_an_address_of_the_server_passes_unchanged(stream: bytes) -> None:
+    assert first_event().feed(stream) == stream
 
 
-def test_a_first_event_without_an_end_is_not_held_back(rewriter: EndpointRewriter) -> None:
-    begun = first_event(rewriter)
+def test_a_first_event_without_an_end_is_not_held_back() -> None:
+    begun = first_event()
     assert begun.feed(b"x" * 20_000) == b"x" * 20_000
     assert begun.feed(b"\n\n" + EVENT) == b"\n\n" + EVENT
 
 
-def test_a_stream_that_ends_early_loses_nothing(rewriter: EndpointRewriter) -> None:
-    begun = first_event(rewriter)
+def test_a_stream_that_ends_early_loses_nothing() -> None:
+    begun = first_event()
     assert begun.feed(b"event: endp") + begun.rest() == b"event: endp"
 
 
-@pytest.mark.parametrize("header", [mcp.SESSION_ID, mcp.LAST_EVENT_ID])
-def test_a_stream_of_streamable_http_is_not_looked_at(rewriter: EndpointRewriter, header: str) -> None:
-    assert rewriter.first_event(asked("/mcp", **{header: "x"}), UPSTREAM) is None
+def test_a_stream_of_streamable_http_is_not_looked_at() -> None:
+    assert may_begin(asked("/mcp"))
+    assert not may_begin(asked("/mcp", **{mcp.SESSION_ID: "x"}))
+    assert not may_begin(asked("/mcp", **{mcp.LAST_EVENT_ID: "x"}))
+    assert not may_begin(asked("/mcp", "POST"))
 
 
-def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: EndpointRewriter) -> None:
-    told = address(first_event(rewriter).feed(EVENT))
-    stranger = address(first_event(EndpointRewriter(InForce(Keys((NEW,))))).feed(EVENT))
+def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up() -> None:
+    told = address(first_event().feed(EVENT))
+    stranger = address(first_event(Keyring((NEW,), PURPOSE)).feed(EVENT))
     state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
     for url in (
         told.replace("/mcp?", "/other?"),
@@ -117,20 +112,17 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: E
         f"{told.partition('=')[0]}={state}",
     ):
         with pytest.raises(InvalidRequest) as caught:
-            _ = rewriter.target(asked(url, "POST"), UPSTREAM)
+            _ = target(RING, asked(url, "POST"), UPSTREAM)
         assert caught.value.status == 404
     elsewhere = Endpoint("/mcp", "http://10.0.0.2:9000/sse")
     with pytest.raises(InvalidRequest):
-        _ = rewriter.target(asked(told, "POST"), elsewhere)
-    assert rewriter.target(asked("/mcp?other=1", "POST"), UPSTREAM) is None
+        _ = target(RING, asked(told, "POST"), elsewhere)
+    assert target(RING, asked("/mcp?other=1", "POST"), UPSTREAM) is None
 
 
 def test_an_address_outlives_a_rotation_of_keys() -> None:
-    keys = InForce(Keys((OLD,)))
-    rewriter = EndpointRewriter(keys)
-    told = address(first_event(rewriter).feed(EVENT))
-    keys.replace(Keys((NEW, OLD)))
-    assert rewriter.target(asked(told, "POST"), UPSTREAM) is not None
+    told = address(first_event().feed(EVENT))
+    assert target(Keyring((NEW, OLD), PURPOSE), asked(told, "POST"), UPSTREAM) is not None
 
 
 # -- a whole one ------------------------------------------------------------------------------------------------------
@@ -164,7 +156,7 @@ async def test_messages_go_where_the_server_wants_them(old: FakeSse, begin: Star
 
 
 @pytest.mark.usefixtures("busy_clock")
-async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged(rewriter: EndpointRewriter) -> None:
+async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged() -> None:
     comments, sent = b": x\n\n" * 20_000, bytearray()
 
     async def send(data: bytes) -> None:
@@ -173,7 +165,7 @@ async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged(
     passage: Any = Mock(reply=Mock(end=AsyncMock()))
     stream = Mock(write=send)
     said: Any = Source(comments + EVENT + b"data: behind\n\n", b"data: more\n\n")
-    assert await work_gives_way(HttpPassage._stream(passage, said, stream, None, first_event(rewriter)))
+    assert await work_gives_way(HttpPassage._stream(passage, said, stream, None, first_event()))
     before, event, behind = sent.partition(b"event: endpoint\n")
     assert before == comments
     assert behind.endswith(b"\n\ndata: behind\n\ndata: more\n\n")

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
-from gateway.cluster.router import Router
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
@@ -30,7 +29,7 @@ from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
-from gateway.passthrough.header_rules import HeaderRules
+from gateway.passthrough.header_rules import on_behalf
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown, not_served
 from gateway.protocol.jsonrpc import request_id
@@ -46,22 +45,14 @@ _MAX_ID_BYTES: Final = 1_000
 class Mirror:
     """The mirror of one process."""
 
-    def __init__(
-        self,
-        in_force: InForce[Config],
-        tokens: Tokens,
-        router: Router,
-        process: ProcessScope,
-        results: Budget,
-    ) -> None:
+    def __init__(self, in_force: InForce[Config], tokens: Tokens, process: ProcessScope, results: Budget) -> None:
         """`results` limits the responses that are kept, together with those of other calls."""
         self.draining = process.draining
-        self._router = router
-        self._headers = HeaderRules(in_force, process.epoch)
+        self.router = process.router
         self._shared = Shared(tokens, in_force.part(lambda it: it.hold), results)
         self.lot = self._shared.lot
         self.homes = Homes(tokens, results)
-        self._calls = CallContinuation(self._shared, self.homes, router)
+        self._calls = CallContinuation(self._shared, self.homes, process.router)
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
@@ -69,7 +60,7 @@ class Mirror:
 
     async def serve(self, came: Arrival) -> Response:
         """Serve one request of a legacy client; raises GatewayError."""
-        at = replace(came, headers=self._headers.on_behalf(came.incoming, came.live.route))
+        at = replace(came, headers=on_behalf(came.incoming, came.live))
         match at.incoming.method:
             case "POST":
                 return await self._post(at)
@@ -137,12 +128,12 @@ class Mirror:
             case mcp.SET_LEVEL:
                 level = sep_1655_item.new(level_of(params_of(message)), session)
                 self.homes.set_level(session, level)
-                await self._router.to_all(at.incoming)
+                await self.router.to_all(at.incoming)
                 if keeps_level:
                     response = sep_1655_item.given(response, level, at.live)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
-                found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
+                found = await self.router.to_home(session.key, at.incoming, OneStream(at.reply))
                 if found is not None:
                     return found
                 home = self.homes.of(session, at.live)
@@ -170,7 +161,7 @@ class Mirror:
         if self.draining.has_begun:
             raise ShuttingDown("open the stream again")
         with self.draining.leaving_out():
-            found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
+            found = await self.router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is not None:
                 return found
             home = self.homes.of(session, at.live)
@@ -189,7 +180,7 @@ class Mirror:
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
             held.cancel()
         self.homes.end(session)
-        await self._router.to_all(at.incoming)
+        await self.router.to_all(at.incoming)
         return await at.reply.only(FinalMessage(b""))
 
     # -- the upstream -------------------------------------------------------------------------------------------
