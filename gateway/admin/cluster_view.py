@@ -62,7 +62,7 @@ class ClusterView:
         siblings = [name for name in members.others() if members.is_own_host(name)]
         return of_host(own, await self._ask(siblings, _SIBLING_SECONDS), members.host) if siblings else own
 
-    async def tell(self, is_local: bool) -> str:  # noqa: FBT001  (as the peer listener calls it)
+    async def tell(self, *, is_local: bool) -> str:
         """Return the status of this host for another replica; of this process alone for a worker of this host."""
         status = take_snapshot(self._source) if is_local else await self.host()
         return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()

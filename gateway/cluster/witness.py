@@ -6,8 +6,7 @@ witnesses for each other.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from gateway import world
 from gateway.cluster.membership import Membership, host_of
@@ -16,10 +15,9 @@ from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
-from gateway.seal.peer_messages import Kind, PeerRequest
+from gateway.seal.peer_messages import Kind
 
 _MOST_WITNESSES: Final = 8
-_ROUND_DIGITS: Final = 9
 _GOOD_SECONDS: Final = 2.0
 """How long a verdict is cached: retries of many calls of one silent owner cost one round of questions."""
 _MOST_VERDICTS: Final = 1000
@@ -29,23 +27,12 @@ ASK_AGAIN_SECONDS: Final = (10.0, 60.0, 300.0)
 """The pauses after which the replicas are asked about an expired call again, if one of them could not be asked."""
 
 
-class HeldExchange(Protocol):
-    """One exchange that this replica holds, or one task."""
-
-    def has_taken_over(self, round_: int) -> bool:
-        """Whether this replica continued the exchange after that round, in the same upstream call."""
-
-
 class Witness:
-    """Asks the other replicas questions, and answers theirs."""
+    """Asks the other replicas questions, and other processes of this host for what a replica asks."""
 
-    def __init__(
-        self, membership: Membership, peers: PeerClient, find_held: Callable[[str], HeldExchange | None], tasks: Tasks
-    ) -> None:
-        """`find_held` returns the exchange or the task of an id, if this replica holds it."""
+    def __init__(self, membership: Membership, peers: PeerClient, tasks: Tasks) -> None:
         self.membership = membership
         self._peers = peers
-        self._find_held = find_held
         self._tasks = tasks
         self._verdicts: Newest[str, tuple[float, bool]] = Newest(_MOST_VERDICTS)
         """By host: the time until which the verdict is cached, and whether no replica reaches the host."""
@@ -113,18 +100,13 @@ class Witness:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def tell(self, request: PeerRequest, *, is_local: bool) -> str:
-        """Answer another replica's question."""
-        if request.kind == "reach":
-            host = host_of(request.path)
-            return "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
-        if not request.body.isdigit() or len(request.body) > _ROUND_DIGITS:
-            return "unknown"
-        round_ = int(request.body)
-        found = self._find_held(request.path)
-        own = "yes" if found is not None and found.has_taken_over(round_) else "no"
-        if own == "yes" or is_local:
-            return own
-        siblings = [name for name in self.membership.local_candidates(request.path) if name != self.membership.own]
-        words = [own, *await asyncio.gather(*(self._holds(name, request.path, round_) for name in siblings))]
+    async def reach(self, member: str) -> str:
+        """Tell another replica whether this one reaches a third one: reached, silent or unknown."""
+        host = host_of(member)
+        return "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
+
+    async def any_sibling_holds(self, exchange: str, round_: int) -> str:
+        """Tell whether another process of this host took an exchange over after that round: yes, no or unknown."""
+        siblings = [name for name in self.membership.local_candidates(exchange) if name != self.membership.own]
+        words = await asyncio.gather(*(self._holds(name, exchange, round_) for name in siblings))
         return next((word for word in ("yes", "unknown") if word in words), "no")

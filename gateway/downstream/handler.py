@@ -113,6 +113,11 @@ class RequestHandler:
         """Serve one modern request of a host, which is not in HTTP."""
         return self._replied(partial(self._pass_modern, live=live), incoming, reply)
 
+    def has_taken_over(self, exchange: str, round_: int) -> bool:
+        """Whether this replica continued an exchange in the same upstream call after that round, or follows a task."""
+        found = self._continuation.lot.trace(exchange) or self._task_requests.table.find(exchange)
+        return found is not None and found.has_taken_over(round_)
+
     async def _replied(self, serve: Serve[W], incoming: Incoming, reply: W) -> Response:
         """Serve a request up to its reply; an exception becomes a response."""
         self._served += 1

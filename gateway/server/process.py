@@ -20,7 +20,6 @@ from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_connections import PeerConnections
-from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
@@ -57,6 +56,7 @@ from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
 from gateway.server.key_purposes import state_keys
 from gateway.server.listen_errors import cannot_listen
+from gateway.server.peer_listener import PeerListener
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
@@ -117,9 +117,7 @@ class Gateway:
         self._traces = traces
         self.draining = Draining()
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
-        self._witness = Witness(
-            self.members, self._peers, lambda id_: self.lot.trace(id_) or self.task_table.find(id_), self.tasks
-        )
+        self._witness = Witness(self.members, self._peers, self.tasks)
         self._assemble(stream_times, serves_host=serves_host)
         self.client_listener = Listener(
             self.downstream.handle,
@@ -174,9 +172,7 @@ class Gateway:
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
         config, worker, cluster = self.config, self._worker, self._cluster_view
-        peers = PeerListener(
-            self._in_force, self._peer_sealer, self.downstream.handle_hop, self._witness, cluster.tell, self._traffic
-        )
+        peers = PeerListener(self._in_force, self._peer_sealer, self.downstream, self._witness, cluster, self._traffic)
         if (address := config.replica.listen) is not None:
             shared = Listener(peers.handle, address, self._traffic, reuse_port=worker is not None)
             _ = await self._open(shared, address)

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.cluster import membership, peer_listener
+from gateway.cluster import membership
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
+from gateway.server import peer_listener
 from gateway.telemetry import Metrics
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole

@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 from yarl import URL
 
-from gateway.cluster import peer_connections, peer_listener
-from gateway.cluster.peer_listener import PeerListener, PeerReply
+from gateway.cluster import peer_connections
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
 from gateway.http.outbox import FinalMessage
@@ -21,6 +20,8 @@ from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, R
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
+from gateway.server import peer_listener
+from gateway.server.peer_listener import PeerListener, PeerReply
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.noted_connections import NotedConnection

@@ -6,7 +6,7 @@ from gateway.admin import cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import outgoing_messages, subscription
 from gateway.children import child, launcher, stderr_log
-from gateway.cluster import membership, peer_connections, peer_listener
+from gateway.cluster import membership, peer_connections
 from gateway.config.parsing import yaml_tree
 from gateway.downstream import stages
 from gateway.exchange import handshake, input_requests, replay_ledger
@@ -24,6 +24,7 @@ from gateway.protocol.json_text.unpaired_surrogates import MAX_HALVES
 from gateway.routes import deadlines
 from gateway.runtime import arrivals
 from gateway.seal import peer_messages, sep_1655_items
+from gateway.server import peer_listener
 from gateway.sessions import own_answers
 from gateway.sessions.pool import pool
 from gateway.telemetry import redaction

@@ -1,17 +1,18 @@
 """Serves the requests of other replicas."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway import world
+from gateway.admin.cluster_view import ClusterView
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
+from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
@@ -29,6 +30,7 @@ log = get_logger()
 _OVERHEAD_BYTES: Final = 262_144
 """The most that a request's headers and its seal may add to its body."""
 _PIECE_BYTES: Final = 65_536
+_ROUND_DIGITS: Final = 9
 _LOG_SECONDS: Final = 1.0
 """The shortest time between two log lines about rejected requests; the metrics count each."""
 _REJECTED_FIX: Final = (
@@ -45,31 +47,26 @@ _OF_A_PROCESS: Final = ("owner", "session")
 """Requests for what a process holds, which names that process by its epoch. Their age proves nothing: a wall clock may
 jump, and "this call is not mine" is the proof that its owner is dead."""
 
-Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
-"""Serves a client's request that came from another replica; raises PeerFailed."""
-TellStatus = Callable[[bool], Awaitable[str]]
-"""Returns the status of this host, or of this process alone if the argument is true."""
-
 
 class PeerListener:
-    """Opens the requests of other replicas, and hands them to `serve` and `witness`."""
+    """Opens the requests of other replicas, and hands them to what serves or answers them."""
 
     def __init__(  # noqa: PLR0913  (everything that another replica may ask for)
         self,
         in_force: InForce[Config],
         sealer: PeerSealer,
-        serve: Serve,
+        handler: RequestHandler,
         witness: Witness,
-        tell_status: TellStatus,
+        view: ClusterView,
         traffic: Traffic,
     ) -> None:
         self._in_force = in_force
         self._membership = witness.membership
         self._sealer = sealer
-        self._serve = serve
+        self._handler = handler
         self._bodies = traffic.bodies
         self._witness = witness
-        self._tell_status = tell_status
+        self._view = view
         self._metrics = traffic.metrics
         self._started = world.monotonic()
         self._logged = float("-inf")
@@ -127,9 +124,11 @@ class PeerListener:
         elif not self._membership.is_meant(peer_request.to, is_local=is_local):
             await reply.frame(messages.Gone(host))
         elif kind == "status":
-            await reply.frame(messages.Told(await self._tell_status(is_local)))
-        elif kind in ("reach", "holds"):
-            await reply.frame(messages.Told(await self._witness.tell(peer_request, is_local=is_local)))
+            await reply.frame(messages.Told(await self._view.tell(is_local=is_local)))
+        elif kind == "reach":
+            await reply.frame(messages.Told(await self._witness.reach(peer_request.path)))
+        elif kind == "holds":
+            await reply.frame(messages.Told(await self._holds(peer_request, is_local=is_local)))
         else:
             try:
                 headers = CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])
@@ -143,12 +142,21 @@ class PeerListener:
                     peer_request.request_id,
                     peer_request.method,
                 )
-                _ = await self._serve(incoming, reply)
+                _ = await self._handler.handle_hop(incoming, reply)
             except PeerReplaced:
                 await reply.frame(messages.Gone(host))
             except PeerFailed as exc:
                 log.warning(Event.PEER_FAILED, cause=str(exc), request_id=peer_request.request_id)
                 http.wire.abort()  # the other replica must see that the reply is incomplete
+
+    async def _holds(self, peer_request: PeerRequest, *, is_local: bool) -> str:
+        """Tell whether this host took an exchange over, or follows a task."""
+        if not peer_request.body.isdigit() or len(peer_request.body) > _ROUND_DIGITS:
+            return "unknown"
+        exchange, round_ = peer_request.path, int(peer_request.body)
+        if self._handler.has_taken_over(exchange, round_):
+            return "yes"
+        return "no" if is_local else await self._witness.any_sibling_holds(exchange, round_)
 
 
 class PeerReply(ReplyWriter):
