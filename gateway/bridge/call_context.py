@@ -1,24 +1,41 @@
-"""The facts of one call that its parts share, with the rules whether it may run again."""
+"""One exchange as its parts share it: what is known of its call, whether that may run again, and what is told of it.
+
+It is told to the log, the metrics, the traces and the status page.
+"""
 
 from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
 
+from gateway import world
 from gateway.config import Route
-from gateway.exchange.machine import Exchange
-from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
+from gateway.exchange import events as on
+from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, Exchange
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.protocol.request import Request
+from gateway.routes.deadlines import wait_seconds
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
+from gateway.seal.request_state import Envelope, Upstream
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
-from gateway.telemetry import Span
+from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry.process_status import HeldStatus
+from gateway.telemetry.recent_errors import presentable
 from gateway.upstream.channel import Headers
 
+log = get_logger()
+
+HELD: Final = frozenset({PARKED, RESTORED, REFERRED, BROKEN})
+"""The states in which a call waits for its client."""
 _NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
+_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
+"""How an upstream call ends whose result cannot be passed on."""
+_NAME_CHARACTERS: Final = 80
+_TARGET_CHARACTERS: Final = 200
 
 
 class ClientCall(msgspec.Struct, eq=False):
@@ -38,6 +55,49 @@ class ClientCall(msgspec.Struct, eq=False):
         return self.live.process.calls.take(self.key.principal, 2 * self.body_bytes, is_continued=is_continued)
 
 
+class Spoken(msgspec.Struct, frozen=True):
+    """What the log says of a call, whichever side takes rounds."""
+
+    live: LiveRoute
+    method: str
+    target: str
+    request_id: str | None
+
+    def taken_over(self, owner: str, round_: int, *, owner_is_dead: bool, is_resumable: bool = True) -> None:
+        """This replica continues a call that another one began."""
+        log.info(
+            Event.CALL_TAKEN_OVER,
+            route=self.live.route.path,
+            upstream=self.live.route.upstream.name,
+            target=self.target[:_TARGET_CHARACTERS],
+            owner=owner,
+            owner_is_dead=owner_is_dead,
+            round=round_,
+            resumable=is_resumable,
+            request_id=self.request_id,
+        )
+
+    def finished(self, rounds: int, outcome: Outcome, began: float, error: GatewayError | None, cause: str) -> None:
+        """A call of several rounds is over, or one without a result."""
+        route = self.live.route
+        self.live.process.metrics.rounds_per_exchange[route.path,].observe(rounds)
+        to = log.bind()  # the proxy would look each method up anew
+        say = to.warning if isinstance(error, UpstreamError) else to.info
+        say(
+            Event.EXCHANGE_FINISHED,
+            route=route.path,
+            upstream=route.upstream.name,
+            method=self.method[:_TARGET_CHARACTERS],
+            target=self.target[:_TARGET_CHARACTERS],
+            rounds=rounds,
+            outcome=outcome,
+            seconds=round(world.monotonic() - began, 3),
+            request_id=self.request_id,
+            **({"cause": cause} if cause else {}),
+            **({"fix": error.fix} if error is not None else {}),
+        )
+
+
 class Context(ClientCall, eq=False, kw_only=True):
     """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
 
@@ -48,7 +108,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None
     """The span of the newest leg, if it is traced."""
-    is_repeatable: bool = False
+    was_repeatable: bool = False
     """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
     server_info: bytes | None = None
     """Known as soon as there was a session."""
@@ -56,17 +116,203 @@ class Context(ClientCall, eq=False, kw_only=True):
     """The newest round with a requestState that lacks something of what continues the call."""
     is_state_resumable: bool = True
     """Whether another process can resume the call from that state, if this one has sealed any."""
+    _began: float = 0.0
+    _parked_at: float = 0.0
+    _held_seconds: float = 0.0
+    """For how long the call was parked, until it was unparked last."""
+    _answered: Ending = COMPLETE
+    """How the legs that get the result end."""
+    _outcome: Outcome = COMPLETE.outcome
+    _cause: str = ""
+    _error: GatewayError | None = None
+    _is_told: bool = False
+    """Whether nothing more is to be said of the exchange."""
+    _call_span: Span | None = None
+    """The span of the upstream call, until the call is answered or the exchange is over."""
+
+    def __post_init__(self) -> None:
+        self._began = world.monotonic()
+
+    # -- what is known of the call --------------------------------------------------------------------------------
 
     def runs_in(self, session: Session) -> None:
         """The call runs in this session, whose pool key is an equal one."""
         self.key = session.group.key
         self.server_info = session.shaken.server_info
 
+    def left_by_another(self, exchange_id: str, upstream: Upstream | None, *, is_repeatable: bool = False) -> None:
+        """Another process began the call, and left it there."""
+        self.exchange_id, self.was_repeatable = exchange_id, is_repeatable
+        if upstream is not None:
+            self.server_info = upstream.server_info
 
-def may_run_twice(context: Context) -> bool:
-    """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
-    request = context.request
-    return allows_rerun(context.live.route, request.method, request.target) or is_repeatable(context)
+    def judged(self) -> bool:
+        """Whether the call may be repeated: one that is lost later is judged by what was true when it was parked."""
+        self.was_repeatable = self.is_repeatable
+        return self.was_repeatable
+
+    def sealed(self, state: Envelope, *, is_whole: bool) -> None:
+        """This is the newest state; `is_whole` if nothing was left out of it for its size."""
+        self.is_state_resumable = state.is_resumable
+        if not (is_whole and state.is_resumable):
+            self.lacking_round = state.round
+
+    def held(self) -> None:
+        """The call waits for its client, and keeps no more of the request than it needs."""
+        self.request = self.request.held()
+        self.body_bytes = self.request.params_size
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the server says of the tool of this call that it may run twice, as far as is known."""
+        return self.was_repeatable or tool_schemas.is_ephemeral(self.live.upstream.pool, self.key, self.request.target)
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
+        return allows_rerun(self.live.route, self.request.method, self.request.target) or self.is_repeatable
+
+    def may_run_again(self, error: GatewayError) -> bool:
+        """Whether the call that this error ended may be run again. A call that never asked is left to its client."""
+        has_asked = bool(self.exchange.round) and self.exchange.calling
+        return has_asked and isinstance(error, _NO_RESULT_WILL_COME) and self.may_run_twice
+
+    # -- what is told of it -----------------------------------------------------------------------------------------
+
+    def began_before(self, seconds: float) -> None:
+        """The call began so much earlier than the exchange."""
+        self._began -= seconds
+
+    def held_status(self, now: float) -> HeldStatus:
+        """The exchange on the status page: nothing in it comes from a client or an upstream, except the target."""
+        request, exchange = self.request, self.exchange
+        patience = wait_seconds(self.live.config)
+        return HeldStatus(
+            route=self.live.route.path,
+            method=request.method,
+            name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
+            state=exchange.state,
+            round=exchange.round,
+            asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),
+            age_seconds=now - self._began,
+            expires_in_seconds=max(self._parked_at + patience - now, 0) if exchange.state in HELD else None,
+            owner="",
+            caller="",
+        )
+
+    def parked(self) -> None:
+        """The call waits for its client from now on."""
+        self._parked_at = world.monotonic()
+        self.live.process.metrics.held_calls[self.live.route.path,].inc()
+        if self._call_span is not None:
+            self._call_span.happened("parked")
+
+    def unparked(self) -> None:
+        """The call no longer waits for its client."""
+        seconds = world.monotonic() - self._parked_at
+        self._held_seconds += seconds
+        self.live.process.metrics.call_released(self.live.route.path, seconds)
+        if self._call_span is not None:
+            self._call_span.happened("unparked")
+
+    def resulted(self, ending: Ending) -> None:
+        """The call has a result, whatever an earlier run ended with."""
+        self._answered = ending
+
+    def answered(self, said: on.Resulted | on.Failed, translated: on.Event) -> None:
+        """The upstream has answered the call, which ends by what it said, unless that has no translation."""
+        if isinstance(said, on.Failed):
+            self._count(Ending(Outcome.ERROR, str(said.error.code)))
+        else:
+            self._count(self._answered if isinstance(translated, on.Resulted) else _NO_RESULT)
+
+    def _count(self, ending: Ending) -> None:
+        """Count how the upstream answered, with the time that it took for that."""
+        now = world.monotonic()
+        until = self._parked_at if self.exchange.state in HELD else now
+        seconds = until - self._began - self._held_seconds
+        self.live.process.metrics.calls[self.live.route.path, self.request.method, ending.error_type].observe(seconds)
+        if self._call_span is not None:
+            self._call_span.end(ending)
+            self._call_span = None
+
+    def run_again(self) -> None:
+        """The call is sent once more."""
+        self._call_span = None
+        self.step(Step.REPLAYED)
+
+    def became_task(self) -> None:
+        """The client gets the handle of a task."""
+        self._count(self._answered)
+        self.finished()
+        self.is_task()
+
+    def is_task(self) -> None:
+        """The client holds the handle of a task, which has lines of its own in the log: nothing is said here."""
+        self._is_told = True
+
+    def step(self, step: Step) -> None:
+        """Count the step by which a retry continued."""
+        self.live.process.metrics.continuations[self.live.route.path, step].inc()
+        if self.span is not None:
+            self.span.note("step", step)
+
+    def completed(self) -> Ending:
+        """The legs end with a result, whatever an earlier one ended with; returns how they end."""
+        self._outcome, self._cause, self._error = COMPLETE.outcome, "", None
+        return self._answered
+
+    def failed(self, error: GatewayError | jsonrpc.Error) -> None:
+        """The legs end with an error, of the gateway or of the upstream."""
+        self._outcome = Outcome.ERROR
+        if isinstance(error, GatewayError):
+            self._cause, self._error = error.message, error
+            self.live.upstream.health.note(error)
+        else:
+            self._cause = f"the upstream answered with error {error.code}"
+
+    def cancelled(self, cause: str = "") -> None:
+        """The exchange was given up; `cause` if there is more to say about it."""
+        self._outcome = Outcome.CANCELLED
+        self._cause = cause or self._cause
+
+    def taken_over(self, envelope: Envelope, *, owner_is_dead: bool) -> None:
+        """This replica continues a call that another one sent."""
+        self._spoken.taken_over(
+            envelope.owner, envelope.round, owner_is_dead=owner_is_dead, is_resumable=envelope.is_resumable
+        )
+
+    def cooled(self) -> None:
+        """The call is let go of, and nothing more is said about it until its client comes back."""
+        self._is_told = True
+        route = self.live.route.path
+        self.live.process.metrics.calls_cooled[route,].inc()
+        log.info(Event.CALL_COOLED, route=route, round=self.exchange.round, request_id=self.request_id)
+
+    def unsent(self, cause: str) -> None:
+        """A message to the upstream that needs no reply did not arrive."""
+        route = self.live.route.path
+        log.debug(Event.UPSTREAM_FAILED, route=route, request_id=self.request_id, cause=cause)
+
+    def call_span(self, version: str) -> Span | None:
+        """The span of an upstream call: it lasts as long as the call, however many rounds that takes."""
+        if self.span is None:
+            return None
+        request, route = self.request, self.live.route
+        operation = Operation(request.method, request.target, version, route.path)
+        self._call_span = self.span.call(operation, route.upstream.url)
+        return self._call_span
+
+    def finished(self) -> None:
+        """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
+        self._call_span = None
+        rounds = self.exchange.round + 1
+        if not self._is_told and (rounds > 1 or self._outcome is not COMPLETE.outcome):
+            self._spoken.finished(rounds, self._outcome, self._began, self._error, self._cause)
+
+    @property
+    def _spoken(self) -> Spoken:
+        return Spoken(self.live, self.request.method, self.request.target, self.request_id)
 
 
 def allows_rerun(route: Route, method: str, target: str) -> bool:
@@ -74,16 +320,3 @@ def allows_rerun(route: Route, method: str, target: str) -> bool:
     if method != mcp.TOOLS_CALL or route.continuation == "replay":
         return True
     return any(fnmatchcase(target, pattern) for pattern in route.ephemeral)
-
-
-def is_repeatable(context: Context) -> bool:
-    """Whether the server says of the tool of this call that it may run twice, as far as is known."""
-    request, pool = context.request, context.live.upstream.pool
-    return context.is_repeatable or tool_schemas.is_ephemeral(pool, context.key, request.target)
-
-
-def may_run_again(context: Context, error: GatewayError) -> bool:
-    """Whether the call that this error ended may be run again. A call that never asked is left to its client."""
-    exchange = context.exchange
-    has_asked = bool(exchange.round) and exchange.calling
-    return has_asked and isinstance(error, _NO_RESULT_WILL_COME) and may_run_twice(context)

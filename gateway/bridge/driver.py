@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any, ClassVar, Final
 
 from gateway import world
-from gateway.bridge.call_context import ClientCall, Context, may_run_twice
-from gateway.bridge.call_report import HELD, Report
+from gateway.bridge.call_context import HELD, ClientCall, Context
 from gateway.bridge.input_required import input_required
 from gateway.bridge.modern_to_legacy import modern_event, modern_notification
 from gateway.bridge.request_call import RequestCall
@@ -50,7 +49,7 @@ from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
-NewCall = Callable[[Context, Report, Listener], UpstreamCall]
+NewCall = Callable[[Context, Listener], UpstreamCall]
 _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
@@ -67,14 +66,13 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 class Driver(Engine):
     """One exchange with the parts that do its work.
 
-    The parts know each other in one direction: the takeover knows the upstream call; both of them know the report.
+    The parts know each other in one direction: the takeover knows the upstream call; both of them know the context.
     """
 
     __slots__ = (
         "_context",
         "_lot",
         "_reply_bytes",
-        "_report",
         "_retries",
         "_takeover",
         "_upstream_call",
@@ -93,8 +91,7 @@ class Driver(Engine):
         super().__init__(live, exchange)
         self._context = context = Context(live, request, asked.key, asked.headers, asked.body_bytes, exchange=exchange)
         self._lot = lot
-        self._report = Report(context)
-        self._upstream_call = (new_call or RequestCall)(context, self._report, self)
+        self._upstream_call = (new_call or RequestCall)(context, self)
         self._reply_bytes = 0
         """The size of the newest reply."""
         self._takeover: Takeover | None = None
@@ -131,13 +128,13 @@ class Driver(Engine):
 
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""
-        return self._report.held_status(now)
+        return self._context.held_status(now)
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
     def begin(self, leg: ResponseQueue, seconds: float = 0.0) -> None:
         """Start with the first leg, whose call may have run for `seconds` already."""
-        self._report.began_before(seconds)
+        self._context.began_before(seconds)
         self._wait(leg)
         self._feed(on.Called(leg))
         if seconds > TICK_SECONDS and self._deadline(LEG) is not None:
@@ -153,10 +150,7 @@ class Driver(Engine):
         back, and nothing is awaited.
         """
         context = self._context
-        context.exchange_id = envelope.exchange
-        self._takeover = Takeover(
-            context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold
-        )
+        self._takeover = Takeover(context, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold)
         try:
             self._lot.park(self)
             self._restore(handoff.past(self._takeover.envelope))
@@ -228,7 +222,7 @@ class Driver(Engine):
             self._upstream_call.abandon()
             self._give_back(ShuttingDown("call again with the same requestState and inputResponses"))
             return True
-        if not is_resumable and not may_run_twice(self._context):
+        if not is_resumable and not self._context.may_run_twice:
             return False
         if is_resumable:
             self._upstream_call.let_go()
@@ -273,7 +267,7 @@ class Driver(Engine):
         is_same = bool(envelope.owner) and may_be_same and is_same_session
         if is_same:
             self._upstream_call.let_go()
-        self._report.cancelled("another replica has continued the call")
+        self._context.cancelled("another replica has continued the call")
         if self._exchange.legs and envelope.owner:
             if call.is_being_resumed:
                 call.abandon()
@@ -327,9 +321,9 @@ class Driver(Engine):
             case on.Stopped():
                 self._feed_unless_resumed_elsewhere(event)
             case _:
-                translated = modern_event(self._context, self._report, event)
+                translated = modern_event(self._context, event)
                 if isinstance(event, on.Resulted | on.Failed):
-                    self._report.answered(event, translated)
+                    self._context.answered(event, translated)
                 self._feed(translated)
 
     def _notify(self, event: on.Progressed | on.Logged) -> None:
@@ -367,7 +361,7 @@ class Driver(Engine):
         if record is None or not self._lot.cold.has_room(record):
             self._arm(COLD)
             return
-        self._report.cooled()
+        self._context.cooled()
         call.let_go()
         self._feed(on.LetGo(cancel=False))
         self._lot.cold.add(record)
@@ -407,7 +401,7 @@ class Driver(Engine):
             if isinstance(event, on.Stopped):
                 self._upstream_call.watch_silence()
         elif is_resumed is not False and self._exchange.state is state is not FINISHED:
-            self._report.cancelled(
+            self._context.cancelled(
                 "another replica has resumed the call: it was not cancelled upstream"
                 if is_resumed
                 else "another replica may have resumed the call, and could not be asked: it was not cancelled upstream"
@@ -434,15 +428,15 @@ class Driver(Engine):
         self._upstream_call.drop(reason)
 
     def _moved(self, before: State, after: State) -> None:
-        """Keep pool, report and parking lot true to the state, and pick up a call that was continued."""
+        """Keep pool, metrics and parking lot true to the state, and pick up a call that was continued."""
         context, call = self._context, self._upstream_call
         if after in HELD:
             call.rest(resting=True)
             if before not in HELD:
-                self._report.parked()
+                self._context.parked()
         elif before in HELD:
             call.rest(resting=False)
-            self._report.unparked()
+            self._context.unparked()
         super()._moved(before, after)
         if after is ENDED:
             return
@@ -465,11 +459,11 @@ class Driver(Engine):
             self._lot.keep(self)
         elif self._exchange.round:
             self._lot.remove(self)
-        self._report.finished()
+        self._context.finished()
 
     def _cancel(self, reason: str) -> None:
         call = self._upstream_call
-        self._report.cancelled()
+        self._context.cancelled()
         if self._takeover is not None and call.session is None and not call.runs:
             self._takeover.give_up(reason)
         call.cancel(reason)
@@ -480,11 +474,10 @@ class Driver(Engine):
         context.exchange_id = context.exchange_id or world.random_bytes(16).hex()
         left = self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None
         try:
-            body = input_required(context, context.exchange_id, ask, self._upstream_call.whereabouts(), left)
+            body = input_required(context, ask, self._upstream_call.whereabouts(), left)
             if ask.held and ask.stays:
                 self._lot.park(self)
-                held = context.request = context.request.held()
-                context.body_bytes = held.params_size
+                context.held()
                 if self._takeover is not None:
                     self._takeover.renew()
         except GatewayError as exc:
@@ -508,7 +501,7 @@ class Driver(Engine):
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
         """See `Engine`."""
-        self._report.failed(error)
+        self._context.failed(error)
         for leg in legs:
             if isinstance(error, GatewayError):
                 last = FinalMessage.of_error(error, leg.id, leg.request_id)
@@ -533,7 +526,7 @@ class Driver(Engine):
         ].inc(),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
-        do.Reply: lambda self, it: self._end(it.legs, it.result, self._report.completed()),
+        do.Reply: lambda self, it: self._end(it.legs, it.result, self._context.completed()),
         do.Respond: lambda self, it: self._upstream_call.respond(it.upstream_id, it.answer),
         do.RunAgain: lambda self, _: self._upstream_call.run_again(),
         do.SendAnswers: lambda self, it: self._upstream_call.send_answers(it.answers),

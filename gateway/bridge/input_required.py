@@ -5,7 +5,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.bridge.call_context import Context, is_repeatable
+from gateway.bridge.call_context import Context
 from gateway.exchange import input_requests
 from gateway.exchange.commands import Ask
 from gateway.identity.principal import of_headers
@@ -19,9 +19,7 @@ from gateway.seal.request_state import Envelope, Upstream, bind, pack_record
 _SERVER_INFO: Final = mcp.META_SERVER_INFO.encode()
 
 
-def input_required(
-    context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None, left: Envelope | None = None
-) -> bytes:
+def input_required(context: Context, ask: Ask, upstream: Upstream | None, left: Envelope | None = None) -> bytes:
     """The InputRequiredResult of a round; one without questions only hands the state to the client.
 
     `upstream` is where another replica would find the call. `left` is the state of a call that another process left,
@@ -31,13 +29,12 @@ def input_required(
     live, exchange, span = context.live, context.exchange, context.span
     process, route, headers, now = live.process, live.route, context.headers, world.wall()
     # With the credentials in the headers of the newest leg; bound headers always go upstream.
-    context.is_repeatable = is_repeatable(context)  # a call that is lost later is judged by what was true of it
     bearer = Bearer(route.path, context.key.principal, now, lambda names: of_headers(names, headers.get))
     envelope = Envelope(
         issued=now,
         expires=now + wait_seconds(live.config),
         binding=bind(bearer, context.request, route.bound_headers),
-        exchange=exchange_id,
+        exchange=context.exchange_id,
         round=ask.round,
         owner=process.owner if ask.held else "",
         epoch=process.epoch,
@@ -47,7 +44,7 @@ def input_required(
         upstream=upstream if ask.held else None,
         record=pack_record(record) if (record := exchange.record) is not None else None,
         trace=span.token if span is not None else None,
-        repeatable=context.is_repeatable,
+        repeatable=context.judged(),
     )
     if left is not None:
         envelope = replace(envelope, owner=left.owner, epoch=left.epoch, expires=left.expires)
@@ -65,9 +62,7 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
         state = process.states.fitting(smaller)
         if state is None:
             continue
-        is_resumable = context.is_state_resumable = smaller.is_resumable
-        if not (smaller is envelope and is_resumable):
-            context.lacking_round = smaller.round
+        context.sealed(smaller, is_whole=smaller is envelope)
         return state
     raise CallLost(
         "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "

@@ -4,8 +4,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge.call_context import ClientCall, Context, may_run_twice
-from gateway.bridge.call_report import Report
+from gateway.bridge.call_context import ClientCall, Context
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp, tool_list
@@ -42,7 +41,7 @@ def legacy_call(
     return Call(call_id, jsonrpc.request(call_id, request.method, members), listener, token, span=span)
 
 
-def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
+def modern_event(context: Context, event: on.Event) -> on.Event:
     """What the legacy server said, as the exchange knows it."""
     request, route = context.request, context.live.route
     match event:
@@ -58,13 +57,12 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
                         f"result that {flaw}; the call may have had effects"
                     )
                 )
-            # An earlier run may have ended otherwise.
-            report.ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
+            context.resulted(TOOL_FAILED if modern.is_tool_error else COMPLETE)
             return on.Resulted(modern.body)
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
-            return on.Withdrawn(id_, replayable=may_run_twice(context))
+            return on.Withdrawn(id_, replayable=context.may_run_twice)
         case _:
             return event
 

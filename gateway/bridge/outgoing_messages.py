@@ -10,7 +10,6 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import Context
-from gateway.bridge.call_report import Report
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
@@ -26,11 +25,10 @@ _MAX_REFUSALS: Final = 256
 class Outgoing:
     """The messages to the upstream, in the order of the commands. A plain call sends none."""
 
-    __slots__ = ("_context", "_queue", "_report", "is_sending")
+    __slots__ = ("_context", "_queue", "is_sending")
 
-    def __init__(self, context: Context, report: Report) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._report = report
         self._queue: deque[Callable[[], Awaitable[None]]] = deque()
         self.is_sending = False
         """Whether a message has not been sent yet, or the upstream has not accepted it."""
@@ -69,7 +67,7 @@ class Outgoing:
             try:
                 await session.answer(id_, body, headers)
             except UpstreamError as exc:
-                self._report.unsent(exc.message)
+                self._context.unsent(exc.message)
 
         self.put(respond)
 
@@ -117,6 +115,6 @@ class Outgoing:
             async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
                 await send()
         except (UpstreamError, TimeoutError) as exc:
-            self._report.unsent(str(exc))
+            self._context.unsent(str(exc))
             return isinstance(exc, Refused | SessionLost)
         return True

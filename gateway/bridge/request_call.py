@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.bridge.call_context import Context
-from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
@@ -24,11 +23,9 @@ class RequestCall(UpstreamCall):
 
     __slots__ = ("_begun",)
 
-    def __init__(
-        self, context: Context, report: Report, listener: Listener, begun: tuple[Session, Call] | None = None
-    ) -> None:
+    def __init__(self, context: Context, listener: Listener, begun: tuple[Session, Call] | None = None) -> None:
         """`begun` is a call that was sent before its exchange began, so that only the rest of it is read."""
-        super().__init__(context, report, listener)
+        super().__init__(context, listener)
         self._begun = begun
         if begun is not None:
             self._session, self._call = begun
@@ -68,7 +65,7 @@ class RequestCall(UpstreamCall):
                 if not self._is_wanted():
                     self.release(clean=True)  # given up at the moment the session came
                     return
-                span = self._report.call_span(session.shaken.version)
+                span = self._context.call_span(session.shaken.version)
                 call = legacy_call(context.request, context.live.process.call_id(), self._listener, span)
                 if span is None and not bodies.on:
                     broke = partial(self._follow, session, call)
@@ -139,7 +136,7 @@ class RequestCall(UpstreamCall):
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
         session = await self._adopted_session(upstream, is_shared=is_shared)
         call = Call(upstream.call, b"", self._listener, upstream.call)
-        call.span = self._report.call_span(session.shaken.version)
+        call.span = self._context.call_span(session.shaken.version)
         self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
         try:

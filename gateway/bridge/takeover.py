@@ -6,8 +6,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.bridge.call_context import Context, may_run_again, may_run_twice
-from gateway.bridge.call_report import Report
+from gateway.bridge.call_context import Context
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.exchange.machine import REFERRED
@@ -29,10 +28,9 @@ class Takeover:
     declares it lost, and gives the exchange back if it cannot resume the call.
     """
 
-    def __init__(  # noqa: PLR0913  (the parts of one exchange, and what is known of its owner)
+    def __init__(
         self,
         context: Context,
-        report: Report,
         call: UpstreamCall,
         envelope: Envelope,
         *,
@@ -41,18 +39,15 @@ class Takeover:
     ) -> None:
         """`owner_is_dead` if no other process holds the call, so also if this one kept it as a `cold` call."""
         self._context = context
-        self._report = report
         self._call = call
         self.owner_is_dead = owner_is_dead
         self.cold = cold
-        context.is_repeatable = envelope.repeatable
-        self._may_be_sent_already = envelope.state == REFERRED and not may_run_twice(context)
+        self._may_be_sent_already = envelope.state == REFERRED and not (envelope.repeatable or context.may_run_twice)
         if self._may_be_sent_already:  # by the owner, since it asked for visits to URLs
             envelope = handoff.only_for_its_owner(envelope)
         self.envelope = envelope
         """The state from which the call is continued, as far as this process may continue it."""
-        if envelope.upstream is not None:
-            context.server_info = envelope.upstream.server_info
+        context.left_by_another(envelope.exchange, envelope.upstream, is_repeatable=envelope.repeatable)
         call.left_at(envelope.upstream)
 
     @property
@@ -83,7 +78,7 @@ class Takeover:
             await self._resume()
         except GatewayError as exc:
             context.live.upstream.health.note(exc)
-            replayable = may_run_again(context, exc) and context.exchange.record is not None
+            replayable = context.may_run_again(exc) and context.exchange.record is not None
             if not self.owner_is_dead and not replayable and context.exchange.round == self.envelope.round:
                 why = "cannot be reached, and its call cannot be picked up here while it may live"
                 give_back(exc if isinstance(exc, Refused) else OwnerStalled(self.envelope.owner, why))
@@ -96,7 +91,7 @@ class Takeover:
                 elif self.owner_is_dead:
                     self._call.cancel(why)
                 if not replayable:
-                    self._report.step(Step.LOST)
+                    self._context.step(Step.LOST)
                 listener.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task
             listener.hear(on.Broke(bug()))
@@ -105,7 +100,7 @@ class Takeover:
     async def _resume(self) -> None:
         envelope, upstream = self.envelope, self.envelope.upstream
         if self.cold is None:
-            self._report.taken_over(envelope, owner_is_dead=self.owner_is_dead)
+            self._context.taken_over(envelope, owner_is_dead=self.owner_is_dead)
         if upstream is None or not upstream.is_resumable:
             is_recorded = self._context.exchange.record is not None
             raise _owner_lost(envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)

@@ -9,8 +9,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.bridge.call_context import Context, may_run_again
-from gateway.bridge.call_report import Report
+from gateway.bridge.call_context import Context
 from gateway.bridge.outgoing_messages import Outgoing
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
@@ -42,19 +41,17 @@ class UpstreamCall(ABC):
         "_left",
         "_listener",
         "_released",
-        "_report",
         "_session",
         "_task",
         "opened",
         "runs",
     )
 
-    def __init__(self, context: Context, report: Report, listener: Listener) -> None:
+    def __init__(self, context: Context, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
         self.runs = 0
         """How often the call was run again."""
         self._context = context
-        self._report = report
         self._listener = listener
         self._session: Session | None = None
         self._released: Session | None = None
@@ -199,7 +196,7 @@ class UpstreamCall(ABC):
         if isinstance(exc, UpstreamError):
             live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
             exc.is_counted = True
-        replayable = may_run_again(self._context, exc)
+        replayable = self._context.may_run_again(exc)
         if call is None or call is self._call:
             has_state = bool(self._context.exchange.round)
             not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
@@ -223,7 +220,7 @@ class UpstreamCall(ABC):
                 self.session.give_up(self._call)
         self._call = self.opened = None
         self.runs += 1
-        self._report.run_again()
+        self._context.run_again()
         self.start()
 
     def start_resuming(self, resuming: Coroutine[Any, Any, None]) -> None:
@@ -245,7 +242,7 @@ class UpstreamCall(ABC):
         """The call of another replica was found: answers may be sent from now on."""
         if self.opened is not None and not self.opened.done():
             self._is_sent = True
-            self._report.step(Step.RESUMED)
+            self._context.step(Step.RESUMED)
             self.opened.set_result(True)
 
     async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session:
@@ -341,7 +338,7 @@ class UpstreamCall(ABC):
 
     def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
         """Say that these questions have no answer yet, unless the call was run again meanwhile."""
-        replayable = may_run_again(self._context, exc)
+        replayable = self._context.may_run_again(exc)
         if runs != self.runs:
             return
         retryable = isinstance(exc, Refused | Unreachable)
@@ -376,7 +373,7 @@ class UpstreamCall(ABC):
     @property
     def _outgoing(self) -> Outgoing:
         if self._beside is None:
-            self._beside = Outgoing(self._context, self._report)
+            self._beside = Outgoing(self._context)
         return self._beside
 
     # -- the end ------------------------------------------------------------------------------------------------

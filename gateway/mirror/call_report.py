@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from gateway import world
-from gateway.bridge.call_report import Spoken
+from gateway.bridge.call_context import Spoken
 from gateway.exchange import commands as do
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers

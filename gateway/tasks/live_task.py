@@ -145,17 +145,15 @@ class LiveTask(Driver):
         self._hold(handle, self._table.sealer.seal(handle))
         target = context.request.target[:_TARGET_CHARACTERS]
         log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
-        became = on.Became()
-        self._report.became_task(became)
-        self._feed(became)
+        context.became_task()
+        self._feed(on.Became())
 
     def go_on(self, handle: TaskHandle, sealed: str, *, is_shared: bool) -> None:
         """Follow a task that another replica followed, and may still follow if it `is_shared`."""
         assert handle.upstream is not None, "without it, only the owner can follow the task"
-        self._context.exchange_id = handle.exchange
-        self._context.server_info = handle.upstream.server_info
+        self._context.left_by_another(handle.exchange, handle.upstream)
         self._hold(handle, sealed)
-        self._report.is_task()
+        self._context.is_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
         self._restore(Snapshot(OWNED, 0, {}, None, 0))
         self._call.start_resuming(self._call.go_on(handle.upstream, is_shared=is_shared))

@@ -11,7 +11,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.bridge.call_context import Context
-from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
@@ -38,13 +37,12 @@ class TaskCall(UpstreamCall):
     def __init__(
         self,
         context: Context,
-        report: Report,
         listener: Listener,
         adopt: Adopt | None = None,
         former_holder: str = "",
     ) -> None:
         """Without `adopt` the client gets no handle. `former_holder` is the process that followed the task before."""
-        super().__init__(context, report, listener)
+        super().__init__(context, listener)
         self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
@@ -76,7 +74,7 @@ class TaskCall(UpstreamCall):
 
         async def looked(status: str | None) -> None:
             if self._is_given and status in FINAL:
-                self._report.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
+                self._context.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
                 self._resumed()
                 await self.sent()  # before tasks/result
@@ -122,7 +120,7 @@ class TaskCall(UpstreamCall):
             if not self._is_wanted():
                 self.release(clean=True)  # given up at the moment the session came
                 return
-            span = self._report.call_span(session.shaken.version)
+            span = self._context.call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
             call = legacy_call(context.request, context.live.process.call_id(), self._listener, span, task)
             self._sent(call)

@@ -105,7 +105,7 @@ def _fake_context() -> Context:
 
 
 def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
-    body = input_required(_fake_context(), "id", do.Ask((), {}, 1), None)
+    body = input_required(_fake_context(), do.Ask((), {}, 1), None)
     assert json.loads(body) == {"resultType": "input_required", "requestState": "sealed"}
 
 
@@ -113,4 +113,4 @@ def test_a_state_that_does_not_fit_even_without_its_record_is_an_error() -> None
     context = _fake_context()
     context.live.process.states.fitting.return_value = None  # type: ignore[attr-defined]
     with pytest.raises(CallLost, match="do not fit into its requestState"):
-        input_required(context, "id", do.Ask((), {}, 1, held=False), None)
+        input_required(context, do.Ask((), {}, 1, held=False), None)

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 from msgspec import Raw
 
+from gateway.bridge.call_context import Context
 from gateway.bridge.modern_to_legacy import legacy_call, modern_event, modern_notification
 from gateway.exchange import events as on
 from gateway.protocol import mcp
@@ -127,9 +128,9 @@ def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level
 
 @pytest.mark.parametrize(("continuation", "replayable"), [("replay", True), ("hold", False)])
 def test_a_withdrawn_question_says_whether_the_call_may_be_run_again(continuation: str, *, replayable: bool) -> None:
-    context = _fake_context(continuation=continuation, ephemeral=())
-    context.is_repeatable = False
-    context.live.upstream.pool.group.return_value = Mock(tools=None, former=None)
-    event = modern_event(context, Mock(), on.Withdrawn(Raw(b"1")))
+    fake = _fake_context(continuation=continuation, ephemeral=())
+    fake.live.upstream.pool.group.return_value = Mock(tools=None, former=None)
+    context = Context(fake.live, fake.request, Mock(), {}, exchange=Mock())
+    event = modern_event(context, on.Withdrawn(Raw(b"1")))
     assert isinstance(event, on.Withdrawn)
     assert event.replayable is replayable

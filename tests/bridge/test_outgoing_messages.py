@@ -71,7 +71,7 @@ async def test_a_request_that_no_client_knows_is_method_not_found(upstream: Fake
 async def test_a_message_waits_until_those_before_it_are_sent() -> None:
     tasks, go, sent = Tasks(Metrics("0")), asyncio.Event(), list[str]()
     context: Any = SimpleNamespace(live=SimpleNamespace(process=SimpleNamespace(tasks=tasks)), headers={})
-    outgoing = Outgoing(context, SimpleNamespace())  # type: ignore[arg-type]  (no message needs its report)
+    outgoing = Outgoing(context)
 
     async def answer() -> None:
         _ = await go.wait()
@@ -93,7 +93,7 @@ async def test_a_message_waits_until_those_before_it_are_sent() -> None:
 async def test_a_flood_of_questions_is_not_answered_without_end() -> None:
     tasks, go = Tasks(Metrics("0")), asyncio.Event()
     context: Any = SimpleNamespace(live=SimpleNamespace(process=SimpleNamespace(tasks=tasks)), headers={})
-    outgoing, session = Outgoing(context, SimpleNamespace()), AsyncMock()  # type: ignore[arg-type]
+    outgoing, session = Outgoing(context), AsyncMock()
 
     async def answer(*_: object) -> None:
         await go.wait()

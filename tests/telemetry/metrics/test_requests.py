@@ -153,7 +153,7 @@ async def test_the_time_that_people_think_is_not_the_upstreams(
     client = stand.client()
     asked = await client.call()
     later_on = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000.0)
-    monkeypatch.setattr("gateway.bridge.call_report.world", later_on)
+    monkeypatch.setattr("gateway.bridge.call_context.world", later_on)
     assert json.loads((await client.answer(asked)).text) == ACCEPT
     labels = {"method": mcp.TOOLS_CALL, "error_type": ""}
     assert stand.metric(f"{DURATION}_count", **labels) == 1
