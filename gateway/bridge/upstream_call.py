@@ -2,27 +2,31 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import Context
-from gateway.bridge.outgoing_messages import Outgoing
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED
 from gateway.http.outbox import ending_of
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError, bug
+from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError, bug
+from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
+
+_CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
+_YOUNG_SECONDS: Final = 0.5
+_MAX_UNSENT: Final = 256
+"""Messages that may wait until the upstream takes them; its further questions get no answer of the gateway's own."""
 
 
 class UpstreamCall(ABC):
@@ -32,7 +36,6 @@ class UpstreamCall(ABC):
     """
 
     __slots__ = (
-        "_beside",
         "_call",
         "_context",
         "_is_let_go",
@@ -43,6 +46,8 @@ class UpstreamCall(ABC):
         "_released",
         "_session",
         "_task",
+        "_unsent",
+        "newest",
         "opened",
         "runs",
     )
@@ -67,8 +72,10 @@ class UpstreamCall(ABC):
         """Whether another replica continues the call."""
         self._left: Upstream | None = None
         """Where another process left the call, until this one has a session for it, or sends the call itself."""
-        self._beside: Outgoing | None = None
-        """Made with the first message beside the call: few calls have one while they are held."""
+        self.newest: asyncio.Task[UpstreamError | None] | None = None
+        """Sends the newest message beside the call, if the upstream has not accepted it yet."""
+        self._unsent = 0
+        """How many of these messages there are."""
 
     @property
     def session(self) -> Session | None:
@@ -115,8 +122,7 @@ class UpstreamCall(ABC):
         session = self._session
         if session is None:
             return self.is_resumable
-        is_sending = self._beside is not None and self._beside.is_sending
-        return self.is_resumable and session.can_be_left and not is_sending
+        return self.is_resumable and session.can_be_left and self.newest is None
 
     @property
     def may_be_resumed_elsewhere(self) -> bool:
@@ -308,28 +314,50 @@ class UpstreamCall(ABC):
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
             self._call.heard = world.monotonic()  # until now the client was silent, not the upstream
-        self._outgoing.put(partial(self._deliver, answers, self.runs))
+        self._enqueue(self._deliver, answers, self.runs)
 
-    async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> None:
-        """Send answers, one after the other."""
+    def _enqueue(self, send: Callable[..., Awaitable[UpstreamError | None]], *args: object) -> None:
+        """Send something as soon as everything before it is sent."""
+        self._unsent += 1
+        sending = self._send_after(self.newest, send, args)
+        self.newest = self._context.live.process.tasks.start(sending, "send upstream")
+
+    async def _send_after(
+        self,
+        before: asyncio.Task[UpstreamError | None] | None,
+        send: Callable[..., Awaitable[UpstreamError | None]],
+        args: tuple[object, ...],
+    ) -> UpstreamError | None:
+        try:
+            if before is not None:
+                _ = await asyncio.wait((before,))
+            return await send(*args)
+        finally:
+            self._unsent -= 1
+            if not self._unsent:
+                self.newest = None
+
+    async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> UpstreamError | None:
+        """Send answers, one after the other; return why not all of them were sent."""
         if self.opened is not None and not await asyncio.shield(self.opened):
-            return  # without an open stream the call would have its effects, and its result would be lost
+            return None  # without an open stream the call would have its effects, and its result would be lost
         session = self._session
         if session is None or runs != self.runs:
-            return
+            return None
         for number, (question, answer) in enumerate(answers):
             assert question.upstream_id is not None
             if not self._takes_answers:
-                return
+                return None
             try:
                 await session.answer(Raw(question.upstream_id), answer, self._context.headers)
             except UpstreamError as exc:
                 self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
-                return
+                return exc
             except Exception:  # the task reports it; without the answer no result would come
                 if runs == self.runs:
                     self._listener.hear(on.Stopped(bug()))
                 raise
+        return None
 
     @property
     def _takes_answers(self) -> bool:
@@ -351,17 +379,55 @@ class UpstreamCall(ABC):
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""
-        session = self.session
-        if session is not None:
-            self._outgoing.respond(session, id_, body)
+        if self.session is not None and self._unsent < _MAX_UNSENT:
+            # A copy of the id, because the original keeps the whole message in memory.
+            self._enqueue(self._respond, self.session, Raw(bytes(id_)), body, self._context.headers)
+
+    async def _respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
+        try:
+            await session.answer(id_, body, headers)
+        except UpstreamError as exc:
+            self._context.unsent(exc.message)
 
     def cancel(self, reason: str) -> None:
         """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
         session, call = self._session, self._call
         if session is not None and call is not None and self._is_sent:
-            self._outgoing.cancel(session, call, reason, partial(self._is_ours, session))
+            self._enqueue(self._cancel, session, call, reason, self._context.headers)
         else:
             self._stop_task()
+
+    async def _cancel(self, session: Session, call: Call, reason: str, headers: Headers) -> None:
+        # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
+        # cancellation of a young call is repeated while the upstream still works on it.
+        is_young, is_over = world.monotonic() - call.sent < _YOUNG_SECONDS, False
+        for pause in _CANCEL_PAUSES if is_young else _CANCEL_PAUSES[:1]:
+            await asyncio.sleep(pause)
+            if pause and not session.works_on(call):
+                break  # it has ended, or nothing reads it any more
+            is_over = await self._attempt(session.cancel(call, reason, headers))
+        if not is_over:
+            again = self._cancel_again(session, call, reason, headers)
+            self._context.live.process.tasks.spawn(again, "cancel again")
+
+    async def _cancel_again(self, session: Session, call: Call, reason: str, headers: Headers) -> None:
+        """Cancel a call that may still run; nothing waits behind it, and another replica may have gone on with it."""
+        for pause in CANCEL_AGAIN_SECONDS:
+            await asyncio.sleep(pause)
+            if not session.may_run(call) or session.is_forgotten:
+                return
+            if await self._is_ours(session) and await self._attempt(session.cancel(call, reason, headers)):
+                return
+
+    async def _attempt(self, sending: Awaitable[None]) -> bool:
+        """Send something; returns whether it need not be sent again, because it arrived or never will."""
+        try:
+            async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
+                await sending
+        except (UpstreamError, TimeoutError) as exc:
+            self._context.unsent(str(exc))
+            return isinstance(exc, Refused | SessionLost)
+        return True
 
     async def _is_ours(self, session: Session) -> bool:
         """Whether no other replica has gone on with the call, and each can be asked; without a state, none can."""
@@ -369,12 +435,6 @@ class UpstreamCall(ABC):
         if not (context.exchange.round and self._may_be_resumed_elsewhere(session)):
             return True
         return await context.live.process.witness.is_taken(context.exchange_id, context.exchange.round) is False
-
-    @property
-    def _outgoing(self) -> Outgoing:
-        if self._beside is None:
-            self._beside = Outgoing(self._context)
-        return self._beside
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gateway.protocol.errors import GatewayError, bug
 from gateway.telemetry import Event, Metrics, get_logger
 
 log = get_logger()
 
-
+T = TypeVar("T")
 _SHORT = frozenset(
     {"send upstream", "close session", "close subscription", "answer without a client", "end cold calls"}
 )
@@ -35,7 +35,7 @@ class Tasks:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._running: dict[asyncio.Task[None], None] = {}
+        self._running: dict[asyncio.Task[Any], None] = {}
         self.failures = 0
         """Unexpected exceptions so far."""
 
@@ -46,14 +46,14 @@ class Tasks:
         """Start `work` in the background; its exceptions are logged and counted."""
         _ = self.start(work, name)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start `work` as a task that its owner may cancel."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running[task] = None
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         _ = self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             self.failures += 1

@@ -404,12 +404,15 @@ class LiveTask(Driver):
         """
         answers = [(question, raw) for key, raw in responses.items() if (question := self._question(key)) is not None]
         try:
-            sent = self._call.sent(partial(self._feed, on.Updated(tuple(answers))))
+            before = self._call.newest
+            self._feed(on.Updated(tuple(answers)))
         except InvalidParams as exc:
             why = exc.message.partition("; the call still waits")[0]
             raise InvalidParams(f"{why}; the task still waits: send tasks/update again") from exc
-        if (failure := await sent) is not None:
-            raise failure
+        if (sending := self._call.newest) is not None:
+            failure = await asyncio.shield(sending)
+            if failure is not None and sending is not before:
+                raise failure
 
     def cancel(self) -> None:
         """Cancel the task as far as its server can without harm; it is cancelled for its client in any case."""

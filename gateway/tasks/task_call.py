@@ -50,8 +50,6 @@ class TaskCall(UpstreamCall):
         """Whether the client has the handle."""
         self._is_cancelled = False
         """Whether that client has cancelled the task, and its server knows."""
-        self._failure: UpstreamError | None = None
-        """Why the newest answers of that client were not sent."""
 
     def _can_be_found_in(self, session: Session) -> bool:
         """As for other calls: the task can be followed in its session, or the stream read on which it will be made."""
@@ -77,7 +75,8 @@ class TaskCall(UpstreamCall):
                 self._context.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
                 self._resumed()
-                await self.sent()  # before tasks/result
+                if self.newest is not None:  # answers go before tasks/result
+                    _ = await asyncio.wait((self.newest,))
 
         former = "" if is_shared else self._former_holder
         past = Past(looked, is_shared=is_shared, former_holder=former)
@@ -216,29 +215,15 @@ class TaskCall(UpstreamCall):
             self._is_cancelled = not driven.must_not_be_cancelled
         else:
             driven.stop()
-        self._outgoing.try_to_send(driven.cancel)
+        self._enqueue(self._cancel_task, driven)
+
+    async def _cancel_task(self, driven: Follower) -> None:
+        _ = await self._attempt(driven.cancel())
 
     # -- for the holder of the handle ---------------------------------------------------------------------------
 
-    def sent(self, send: Callable[[], None] = lambda: None) -> asyncio.Future[UpstreamError | None]:
-        """Tell when all answers are sent that there are after `send`, or why those of `send` were not."""
-        done: asyncio.Future[UpstreamError | None] = asyncio.get_running_loop().create_future()
-
-        async def forget() -> None:
-            self._failure = None
-
-        async def tell() -> None:
-            if not done.done():  # who waited may have left
-                done.set_result(self._failure)
-
-        self._outgoing.put(forget)
-        send()
-        self._outgoing.put(tell)
-        return done
-
     def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
         if self._is_given:
-            self._failure = exc
             self._listener.hear(on.Undelivered(left, exc, retryable=True))
         else:
             super()._undelivered(left, exc, runs)
@@ -292,12 +277,10 @@ class TaskCall(UpstreamCall):
         return self._is_given or (self._context.exchange.state is FINISHED and self._can_be_found_in(session))
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
-        give_back = super()._give_back
+        self._enqueue(self._give_back_now, session, clean)
 
-        async def release() -> None:
-            give_back(session, clean=clean)
-
-        self._outgoing.put(release)
+    async def _give_back_now(self, session: Session, clean: bool) -> None:  # noqa: FBT001  (an argument of `_enqueue`)
+        super()._give_back(session, clean=clean)
 
     def _is_last_in(self, session: Session) -> bool:  # noqa: ARG002  (a session that had a task never serves another)
         return True

@@ -1,11 +1,20 @@
-"""The upstream call of one exchange: what becomes of it when the upstream does not take a message."""
+"""The upstream call of one exchange, and the messages beside it."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from msgspec import Raw
 
+from gateway.bridge import upstream_call
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.protocol import mcp
+from gateway.runtime.tasks import Tasks
+from gateway.seal.request_state import Upstream
 from gateway.sessions.session import Session
+from gateway.telemetry import Metrics
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, one_question, text
 from tests.support.replicas import Gate, later
 from tests.support.stand import Start
@@ -269,3 +278,130 @@ async def test_a_call_is_judged_by_what_its_tool_was_when_it_was_parked(upstream
     upstream.on(mcp.TOOLS_LIST, lambda turn: turn.for_ever())
     assert (await stand.client().answer(asked)).text == "again"
     assert len(upstream.of(mcp.TOOLS_LIST)) == 1
+
+
+async def test_leaving_in_the_first_round_cancels_at_once_and_once(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    ended = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.raw(b": running\n\n")
+        await ended.wait()
+        await turn.error(0, "cancelled") if turn.response is None else await turn.result(text("too late"))
+
+    upstream.tool(tool)
+    call = later(client.call())
+    await upstream.saw("tools/call")
+    await leave(call)
+    cancelled = (await upstream.saw(mcp.CANCELLED))[0]
+    assert cancelled.body["params"]["requestId"] == upstream.of("tools/call")[0].body["id"]
+    assert cancelled.session == upstream.of("tools/call")[0].session
+    assert stand.sessions("quarantined") == 1
+    assert "DELETE" not in upstream.words, "never under a pending call"
+    ended.set()
+    await upstream.saw("DELETE")
+    await eventually(lambda: stand.sessions("quarantined") == 0)
+    assert len(upstream.of(mcp.CANCELLED)) == 1
+
+
+async def test_a_cancellation_that_is_refused_is_sent_again_though_nothing_reads_the_call_any_more(
+    upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_call, "CANCEL_AGAIN_SECONDS", (0.0,))
+
+    async def breaks_off(turn: Turn) -> None:
+        await turn.raw(b": running\n\n")
+        await turn.reset()
+
+    upstream.tool(breaks_off)
+    upstream.once(mcp.CANCELLED, lambda turn: turn.reply(503))
+    assert (await client.call()).error["data"]["reason"] == "call_lost"
+    one, other = await upstream.saw(mcp.CANCELLED, 2)
+    assert one.body["params"] == other.body["params"]
+
+
+async def test_a_request_that_no_client_knows_is_method_not_found(upstream: FakeUpstream, client: Client) -> None:
+    async def tool(turn: Turn) -> None:
+        answer = await turn.ask("tasks/list")
+        await turn.result(text(str(answer["error"]["code"])))
+
+    upstream.tool(tool)
+    assert (await client.call()).text == "-32601"
+
+
+class _Call(UpstreamCall):
+    """One that sends nothing of its own."""
+
+    async def _run(self) -> None:
+        pass
+
+    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
+        pass
+
+
+def _call() -> tuple[UpstreamCall, AsyncMock, Tasks]:
+    tasks, fake_session = Tasks(Metrics("0")), AsyncMock()
+    context: Any = SimpleNamespace(live=SimpleNamespace(process=SimpleNamespace(tasks=tasks)), headers={})
+    call = _Call(context, Mock())
+    call._session = fake_session
+    return call, fake_session, tasks
+
+
+async def test_a_message_waits_until_those_before_it_are_sent() -> None:
+    call, fake_session, tasks = _call()
+    go, sent = asyncio.Event(), list[Raw]()
+
+    async def answer(id_: Raw, *_: object) -> None:
+        if id_ == Raw(b"1"):
+            _ = await go.wait()
+        sent.append(id_)
+
+    fake_session.answer.side_effect = answer
+    for id_ in (b"1", b"2"):
+        call.respond(Raw(id_), Raw(b"{}"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (sent, call.newest is None) == ([], False)
+    go.set()
+    await tasks.settle(60)
+    assert (sent, call.newest) == ([Raw(b"1"), Raw(b"2")], None)
+
+
+async def test_a_bug_in_one_message_does_not_keep_back_the_next() -> None:
+    call, fake_session, tasks = _call()
+    fake_session.answer.side_effect = (ZeroDivisionError, None)
+    call.respond(Raw(b"1"), Raw(b"{}"))
+    call.respond(Raw(b"2"), Raw(b"{}"))
+    await tasks.settle(60)
+    assert (fake_session.answer.await_count, tasks.failures, call.newest) == (2, 1, None)
+
+
+async def test_a_flood_of_questions_is_not_answered_without_end() -> None:
+    call, fake_session, tasks = _call()
+    for _ in range(1_000):
+        call.respond(Raw(b"1"), Raw(b"{}"))
+    await tasks.settle(60)
+    assert fake_session.answer.await_count == 256
+
+
+async def test_a_held_call_that_is_left_frees_its_session_at_once(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    closed = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        try:
+            _ = await turn.elicit("name")
+        finally:
+            closed.set()
+
+    upstream.tool(tool)
+    _ = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    (session,) = stand.group().sessions
+    assert session.in_flight is not None
+    session.leave(session.in_flight)
+    assert not session.pending, "no task would notice later"
+    await closed.wait()
+    driver.expire()

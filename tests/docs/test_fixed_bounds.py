@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admin import cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
-from gateway.bridge import outgoing_messages, subscription
+from gateway.bridge import subscription, upstream_call
 from gateway.children import child, launcher, stderr_log
 from gateway.cluster import membership, peer_connections
 from gateway.config.parsing import yaml_tree
@@ -75,7 +75,7 @@ FIXED = [
         "answers of the gateway's own",
         [
             f"{own_answers._MAX_QUEUED} in",
-            f"{outgoing_messages._MAX_REFUSALS} in",
+            f"{upstream_call._MAX_UNSENT} in",
             f"an id of {size(own_answers._MAX_ID_BYTES)}",
         ],
     ),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import aiohttp
 import pytest
 
-from gateway.bridge import outgoing_messages, subscription
+from gateway.bridge import subscription, upstream_call
 from gateway.cluster import membership, witness
 from gateway.server import drain
 from gateway.sessions.pool import pool
@@ -27,7 +27,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     # As in the gateway, a session's quarantine ends before the last pause.
-    monkeypatch.setattr(outgoing_messages, "_CANCEL_PAUSES", (0.0, 0.05, 0.4))
+    monkeypatch.setattr(upstream_call, "_CANCEL_PAUSES", (0.0, 0.05, 0.4))
     monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
     monkeypatch.setattr(membership, "_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (0.02, 0.05))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.bridge import outgoing_messages
+from gateway.bridge import upstream_call
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.telemetry import Metrics
@@ -69,7 +69,7 @@ async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream
 async def test_a_failure_without_a_waiting_client_is_shown(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outgoing_messages, "CANCEL_AGAIN_SECONDS", ())  # nobody is there to be told
+    monkeypatch.setattr(upstream_call, "CANCEL_AGAIN_SECONDS", ())  # nobody is there to be told
     stand = await begin()
 
     async def ask_and_break(turn: Turn) -> None:
