@@ -316,6 +316,8 @@ class Driver(Engine):
         match event:
             case on.Nested():
                 self._feed(event)
+            case on.Became():
+                pass  # the client sees an ordinary call
             case on.Progressed() | on.Logged():
                 self._notify(event)
             case on.Stopped():

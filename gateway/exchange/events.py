@@ -105,7 +105,10 @@ class Withdrawn(Event, frozen=True):
 
 
 class Became(Event, frozen=True):
-    """The call has become a task, and its client gets the handle."""
+    """The call has become a task, whose client gets the handle; `ttl_seconds` if its server limits its time."""
+
+    task_id: str
+    ttl_seconds: float | None = None
 
 
 class Updated(Event, frozen=True):

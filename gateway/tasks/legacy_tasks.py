@@ -8,7 +8,6 @@ tasks/result brings, and whether the status is final.
 
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.exchange import events as on
@@ -19,23 +18,15 @@ FINAL: Final = frozenset({"completed", "failed", "cancelled"})
 """The states of a task that is over."""
 
 
-class Created(msgspec.Struct, frozen=True):
-    """A task as its server announced it."""
-
-    id: str
-    ttl_seconds: float | None
-    """None if the server states no limit."""
-
-
 Ended = on.Resulted | on.Failed | on.Broke
 """How a task ended: with a result or an error, or it was cancelled."""
 
 
-def created(result: Raw) -> Created | None:
-    """The task of a CreateTaskResult; None if this is another result."""
+def created(result: Raw) -> on.Became | None:
+    """What a CreateTaskResult says; None if this is another result."""
     task = jsonrpc.members(jsonrpc.members(result).get("task"))
     task_id = jsonrpc.text(task.get("taskId"))
-    return Created(task_id, _seconds(task.get("ttl"))) if task_id else None
+    return on.Became(task_id, _seconds(task.get("ttl"))) if task_id else None
 
 
 def _seconds(raw: Raw | None) -> float | None:

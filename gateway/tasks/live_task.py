@@ -44,10 +44,8 @@ from gateway.runtime.budget import Share
 from gateway.runtime.call_bytes import Weight
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import QuestionKey, TaskHandle, TaskSealer
-from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks, modern_tasks, sep_2322_form
 from gateway.tasks.follower import TaskGone
-from gateway.tasks.legacy_tasks import Created
 from gateway.tasks.modern_tasks import View
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import COMPLETE, Event, TaskOutcome, get_logger
@@ -73,11 +71,7 @@ class LiveTask(Driver):
         former_holder: str | None = None,
     ) -> None:
         """`former_holder` is the process that followed the task before, if this one is to `go_on` with it."""
-        if former_holder is None:
-            new_call = partial(TaskCall, adopt=self._adopt)
-        else:
-            new_call = partial(TaskCall, former_holder=former_holder)
-        super().__init__(asked, lot, new_call, weight)
+        super().__init__(asked, lot, partial(TaskCall, former_holder=former_holder or ""), weight)
         self._table = table
         self._handle: TaskHandle
         """Set once the call is a task, as are the next ones."""
@@ -118,12 +112,13 @@ class LiveTask(Driver):
 
     # -- the handle ---------------------------------------------------------------------------------------------
 
-    def _adopt(self, session: Session, created: Created) -> None:
-        """Give the client the handle of the task that the call has become."""
-        context, live = self._context, self.live
+    def _adopt(self, became: on.Became) -> None:
+        """Give the client the handle of the task that the call has become; raises Busy."""
+        context, live, session = self._context, self.live, self._call.session
+        assert session is not None, "the task was made there"
         self._table.check(self.principal)
         ttl = live.config.tasks.ttl_seconds
-        ttl = min(ttl, created.ttl_seconds or ttl)
+        ttl = min(ttl, became.ttl_seconds or ttl)
         now, names, shaken = world.wall(), live.route.bound_headers, session.shaken
         session_id = session.channel.session_id
         context.exchange_id = self.id or world.token_urlsafe(12)
@@ -138,7 +133,7 @@ class LiveTask(Driver):
             owner=live.process.owner,
             epoch=live.process.epoch,
             ttl_ms=int(ttl * 1000),
-            upstream=Upstream(session_id, shaken.version, created.id.encode(), shaken.server_info, None)
+            upstream=Upstream(session_id, shaken.version, became.task_id.encode(), shaken.server_info, None)
             if session_id is not None
             else None,
         )
@@ -146,7 +141,7 @@ class LiveTask(Driver):
         target = context.request.target[:_TARGET_CHARACTERS]
         log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
         context.became_task()
-        self._feed(on.Became())
+        self._feed(became)
 
     def go_on(self, handle: TaskHandle, sealed: str, *, is_shared: bool) -> None:
         """Follow a task that another replica followed, and may still follow if it `is_shared`."""
@@ -223,6 +218,8 @@ class LiveTask(Driver):
     def hear(self, event: on.Event) -> None:
         """Take one event of the call, or of the session of the task."""
         match event:
+            case on.Became() if not self._is_task:
+                self._adopt(event)
             case _ if not self._is_task:
                 super().hear(event)
             case on.Notice():

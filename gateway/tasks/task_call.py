@@ -1,11 +1,11 @@
 """An upstream call that is a task: the sibling of `bridge.request_call`.
 
 The server is asked to run the tool as a task, which is followed to its end. The client sees an ordinary call, or gets
-the handle of the task (`adopt`).
+the handle of the task.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
-from gateway.exchange.machine import FINISHED
+from gateway.exchange.machine import FINISHED, OWNED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError, bug
 from gateway.runtime.tasks import telling
@@ -24,26 +24,16 @@ from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
 from gateway.tasks.follower import Follower, Past
-from gateway.tasks.legacy_tasks import FINAL, Created
+from gateway.tasks.legacy_tasks import FINAL
 from gateway.telemetry import Step
-
-Adopt = Callable[[Session, Created], None]
-"""Gives the client the handle of a task; raises Busy."""
 
 
 class TaskCall(UpstreamCall):
     """The call, in a session of its own: some servers lose the tasks of a session when another one ends."""
 
-    def __init__(
-        self,
-        context: Context,
-        listener: Listener,
-        adopt: Adopt | None = None,
-        former_holder: str = "",
-    ) -> None:
-        """Without `adopt` the client gets no handle. `former_holder` is the process that followed the task before."""
+    def __init__(self, context: Context, listener: Listener, former_holder: str = "") -> None:
+        """`listener` raises Busy if there is no place for a task. `former_holder` followed the task before."""
         super().__init__(context, listener)
-        self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
         self._is_given = False
@@ -170,15 +160,15 @@ class TaskCall(UpstreamCall):
         else:
             await self._drive(driven, past)
 
-    def _made(self, session: Session, created: Created, call: Call) -> None:
+    def _made(self, session: Session, created: on.Became, call: Call) -> None:
         """Follow the task from now on, though its server may leave the stream of the call open for a while."""
-        _ = self._new_follower(session, created.id, call)
+        _ = self._new_follower(session, created.task_id, call)
         if not self._is_wanted():
             self.cancel("the client closed its request")
             self.release(clean=False)
-        elif self._adopt is not None:
-            self._adopt(session, created)
-            self._is_given = True
+        else:
+            self._listener.hear(created)
+            self._is_given = self._context.exchange.state is OWNED
 
     async def _drive(self, driven: Follower, past: Past | None = None) -> None:
         """Follow a task to its end, which ends no other run if the call was run again meanwhile."""

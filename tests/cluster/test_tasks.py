@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.cluster.worker import Address
+from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Told
-from gateway.tasks.legacy_tasks import Created
 from tests.cluster.test_witness import cut_off, is_quiet, only
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_store import FakeStore
@@ -308,7 +308,7 @@ async def test_a_call_that_becomes_a_task_while_others_are_asked_about_it_has_no
     task = only(one)
     task.fire(Timer.TTL)
     await in_time(arrived.wait())
-    task._adopt(task._call.session, Created("t1", None))
+    task.hear(on.Became("t1"))
     go.set()
     await eventually(lambda: "ask about an expired call" not in one.tasks())
     task.check()

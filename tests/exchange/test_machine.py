@@ -698,9 +698,9 @@ def in_state(state: State) -> Exchange:
         case State.AWAY:
             return (opened(FIRST) >> on.Left(FIRST)).exchange
         case State.OWNED:
-            return (resumed(FIRST, SECOND) >> on.Became() << ANY).exchange
+            return (resumed(FIRST, SECOND) >> on.Became("t") << ANY).exchange
         case State.SETTLED:
-            return (resumed(FIRST, SECOND) >> on.Became() << ANY >> on.Resulted(RESULT) << ANY << ANY).exchange
+            return (resumed(FIRST, SECOND) >> on.Became("t") << ANY >> on.Resulted(RESULT) << ANY << ANY).exchange
         case State.FINISHED:
             return (parked(FIRST) >> on.Resulted(RESULT) << ANY).exchange
         case State.ENDED:
@@ -717,7 +717,7 @@ def event_of(kind: type[on.Event]) -> on.Event:
         on.Responded("name", ACCEPT),
         asked(8),
         on.Withdrawn(raw(0)),
-        on.Became(),
+        on.Became("t"),
         on.Updated(((QUESTION, ACCEPT),)),
         on.Cancelled(),
         on.Resulted(RESULT),

@@ -69,16 +69,16 @@ def adopted() -> Playbook:
 
 
 def test_the_legs_that_wait_get_the_handle() -> None:
-    play = waiting(FIRST) >> on.Became() << do.Give((FIRST,))
+    play = waiting(FIRST) >> on.Became("t") << do.Give((FIRST,))
     assert play.state is State.OWNED
     assert play.exchange.timers == (Timer.TTL,)
     assert play.exchange.calling
     joined = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-    assert joined >> on.Became() << do.Give((SECOND, THIRD))
+    assert joined >> on.Became("t") << do.Give((SECOND, THIRD))
 
 
 def test_what_was_asked_before_there_was_a_task_is_a_question_of_the_task() -> None:
-    play = waiting(FIRST) >> asked(0) << ANY >> on.Became() << do.Give((FIRST,))
+    play = waiting(FIRST) >> asked(0) << ANY >> on.Became("t") << do.Give((FIRST,))
     assert play >> updated((question(play, 0), ACCEPT)) << do.SendAnswers(((ANY, ACCEPT),))
     assert not play.questions
 
@@ -88,7 +88,7 @@ def test_a_client_that_was_away_gets_the_handle_when_it_comes_back(*, is_parked:
     play = parked(FIRST) if is_parked else detached(FIRST, SECOND)
     answers = {} if is_parked else {"elicitation-1": ACCEPT}
     again = answered(THIRD, 1, **answers)
-    assert play >> on.Became() >> again << do.Give((THIRD,)) >> again << do.Give((THIRD,))
+    assert play >> on.Became("t") >> again << do.Give((THIRD,)) >> again << do.Give((THIRD,))
     assert play.refuses(answered(FIRST, 1, **{"elicitation-1": DECLINE}), InvalidState)
     assert play.refuses(answered(FIRST, 7), InvalidState)
     play >> on.Resulted(RESULT) << ANY << ANY
@@ -136,7 +136,7 @@ def test_a_question_with_the_id_of_a_withdrawn_one_is_open_again_if_its_answer_w
 
 
 def test_what_its_client_cannot_answer_is_refused_and_the_task_goes_on() -> None:
-    play = Playbook(Capabilities(form=True)) >> on.Called(FIRST) << ANY >> on.Became() << ANY
+    play = Playbook(Capabilities(form=True)) >> on.Called(FIRST) << ANY >> on.Became("t") << ANY
     assert play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), error(mcp.METHOD_NOT_FOUND))
     assert play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
     assert play.counts == ["refused", "undeclared"]
@@ -175,7 +175,7 @@ def test_a_task_that_ends_with_urls_has_failed() -> None:
 
 @pytest.mark.parametrize("replayable", [True, False])
 def test_a_task_that_breaks_is_neither_run_again_nor_cancelled(*, replayable: bool) -> None:
-    play = resumed(FIRST, SECOND) >> on.Became() << ANY
+    play = resumed(FIRST, SECOND) >> on.Became("t") << ANY
     assert play >> on.Broke(LOST, replayable) << do.Keep(do.Fail((), LOST)) << RELEASED
     assert play.state is State.SETTLED
 
@@ -199,7 +199,7 @@ def test_a_task_that_is_not_followed_any_more_is_not_cancelled() -> None:
 
 
 def test_a_task_keeps_what_is_open_and_nothing_of_its_call() -> None:
-    play = resumed(FIRST, SECOND) >> on.Became() << ANY
+    play = resumed(FIRST, SECOND) >> on.Became("t") << ANY
     assert play.exchange.kept_bytes == 0
     play >> asked(1)
     assert play.exchange.kept_bytes == len(bytes(question(play, 1).params or b""))

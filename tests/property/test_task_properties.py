@@ -82,7 +82,7 @@ class TaskWorld(World):
 
     def become(self) -> None:
         self.is_task = True
-        self.take(on.Became())
+        self.take(on.Became("t"))
         assert self.exchange.state is State.OWNED
         self.check()
 

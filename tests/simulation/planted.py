@@ -433,7 +433,7 @@ FAULTS: Final = (
     Planted(
         "tasks: a cancellation does not reach the server",
         "tasks/task_call.py",
-        "        self._outgoing.try_to_send(driven.cancel)\n",
+        "        self._enqueue(self._cancel_task, driven)\n",
         "",
         needs="tasks",
     ),

@@ -210,7 +210,7 @@ def opened(by: on.Leg, *, returns: bool = True, may_ask: bool = True) -> Playboo
 
 def owned(by: on.Leg, **options: Any) -> Playbook:
     """A playbook whose client holds the handle of a task."""
-    return waiting(by, **options) >> on.Became() << do.Give((by,))
+    return waiting(by, **options) >> on.Became("t") << do.Give((by,))
 
 
 def broken(by: on.Leg, **options: Any) -> Playbook:

@@ -7,7 +7,7 @@ from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import TaskCancelled
 from gateway.tasks import legacy_tasks
-from gateway.tasks.legacy_tasks import FINAL, Created, Ended
+from gateway.tasks.legacy_tasks import FINAL, Ended
 from tests.support.playbook import same
 
 RELATED = '"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}'
@@ -17,22 +17,23 @@ CONTENT = '"content":[{"type":"text","text":"done"}]'
 
 
 @pytest.mark.parametrize(
-    ("result", "created"),
+    ("result", "made"),
     [
-        ('{"task":{"taskId":"t","status":"working","ttl":60000}}', Created("t", 60)),
-        ('{"task":{"taskId":"t","status":"input_required"}}', Created("t", None)),
-        ('{"task":{"taskId":"t","ttl":null}}', Created("t", None)),
-        ('{"task":{"taskId":"t","ttl":true}}', Created("t", None)),
-        ('{"task":{"taskId":"t","ttl":-1}}', Created("t", None)),
-        ('{"task":{"taskId":"t","ttl":"long"}}', Created("t", None)),
+        ('{"task":{"taskId":"t","status":"working","ttl":60000}}', ("t", 60)),
+        ('{"task":{"taskId":"t","status":"input_required"}}', ("t", None)),
+        ('{"task":{"taskId":"t","ttl":null}}', ("t", None)),
+        ('{"task":{"taskId":"t","ttl":true}}', ("t", None)),
+        ('{"task":{"taskId":"t","ttl":-1}}', ("t", None)),
+        ('{"task":{"taskId":"t","ttl":"long"}}', ("t", None)),
         ('{"task":{"taskId":""}}', None),
         ('{"task":5}', None),
         ('{"content":[]}', None),
         ("[]", None),
     ],
 )
-def test_a_task_is_read_from_the_result_that_made_it(result: str, created: Created | None) -> None:
-    assert legacy_tasks.created(Raw(result.encode())) == created
+def test_a_task_is_read_from_the_result_that_made_it(result: str, made: tuple[str, float | None] | None) -> None:
+    found = legacy_tasks.created(Raw(result.encode()))
+    assert (found and (found.task_id, found.ttl_seconds)) == made
 
 
 @pytest.mark.parametrize(
