@@ -20,7 +20,6 @@ from gateway.legacy_front.stream import ENDED
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.routes.live_route import ProcessScope
 from gateway.seal.claims import Claims
 from gateway.telemetry import Passed, TrafficEra
 
@@ -47,16 +46,15 @@ def beginning(incoming: Incoming) -> Front | None:
 class LegacyFront:
     """The sessions of one process."""
 
-    def __init__(self, process: ProcessScope, ids: Claims[SessionId], table: SessionTable) -> None:
-        self._process = process
+    def __init__(self, ids: Claims[SessionId], table: SessionTable) -> None:
         self._ids = ids
         self.sessions = table
 
     async def begin(self, front: Front, at: Arrival, connect: Connect) -> Response:
         """Serve a request that begins a session."""
-        if self._process.draining.has_begun:
+        names, process = at.live.route.bound_headers, at.live.process
+        if process.draining.has_begun:
             raise ShuttingDown("initialize again")
-        names, process = at.live.route.bound_headers, self._process
         caller = digest(at.bearer, names)
         id_ = SessionId(
             front=front, route=at.incoming.path, owner=process.owner, epoch=process.epoch, names=names, caller=caller
@@ -88,13 +86,13 @@ class LegacyFront:
             found = self._ids.open(given)
             found.check(at.bearer)
         except InvalidState as exc:
-            self._process.metrics.state_rejections[exc.reason,].inc()
+            at.live.process.metrics.state_rejections[exc.reason,].inc()
             return None
         if found.front == "http":
             at.incoming.found_session()
-        if not self._process.is_own(found.owner, found.epoch):
-            with self._process.draining.leaving_out(at.incoming.method == "GET"):
-                return await forward(self._process.router, found.owner, given, at.incoming, at.reply)
+        if not at.live.process.is_own(found.owner, found.epoch):
+            with at.live.process.draining.leaving_out(at.incoming.method == "GET"):
+                return await forward(at, found.owner, given)
         session = self.sessions.find(given)
         if session is None:
             raise session_gone()
@@ -116,11 +114,12 @@ class LegacyFront:
 
         A drain waits for the requests of clients that are open in it instead.
         """
+        process = session.live.process
         try:
-            with self._process.draining.leaving_out(), session.in_use():
+            with process.draining.leaving_out(), session.in_use():
                 yield
         finally:
-            self._process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
+            process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
 
     async def _post(self, session: FrontSession, at: Arrival) -> Response:
         if session.is_initialized:

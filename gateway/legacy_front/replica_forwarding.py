@@ -11,10 +11,9 @@ from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import ReplyBroken
-from gateway.cluster.router import Router
-from gateway.http.incoming import Incoming
 from gateway.http.reply import OneStream, ReplyWriter
 from gateway.http.server.response import Response
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.session import session_gone
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, OwnerStalled, Stopping
@@ -25,17 +24,18 @@ _EVENT_BYTES: Final = 1 << 30
 """The owner has applied the limit of the configuration."""
 
 
-async def forward(router: Router, owner: str, given: str, incoming: Incoming, reply: ReplyWriter) -> Response:
+async def forward(at: Arrival, owner: str, given: str) -> Response:
     """Have the owner of a session serve a request; raises GatewayError, or PeerFailed for one of another replica.
 
     `given` is the id of the session.
     """
+    incoming, reply = at.incoming, at.reply
     watched = _WatchedReply(reply, incoming.rpc_id)
     headers = CIMultiDict(incoming.headers)
     headers[mcp.SESSION_ID] = given  # a client of HTTP+SSE has it in its address
     named = msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
     try:
-        replied = await router.to_holder(owner, named, watched)
+        replied = await at.live.process.router.to_holder(owner, named, watched)
     except ReplyBroken as exc:
         if incoming.peer_request is not None:
             raise

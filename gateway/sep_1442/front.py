@@ -11,17 +11,15 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import Profile, Request, of_initialize, params_of, request_of
 from gateway.mirror.server_client import ServerClient, initialize, is_modern, server_of
-from gateway.mirror.streamable.call_continuation import CallContinuation
-from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable import call_continuation
 from gateway.mirror.streamable.streamed_call import Shared
-from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
+from gateway.mirror.streamable.tokens import NoSession, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
@@ -42,13 +40,9 @@ _NOBODY: Final = Profile(mcp.LEGACY, b"{}", b"{}")
 class Stateless:
     """The dialect in one process."""
 
-    def __init__(self, in_force: InForce[Config], tokens: Tokens, mirror: Mirror, own_side: OwnSide) -> None:
-        self._mirror = mirror
+    def __init__(self, shared: Shared, own_side: OwnSide) -> None:
         self._own_side = own_side
-        self._shared = Shared(tokens, in_force.part(lambda it: it.hold), mirror.lot.results)
-        self.lot = self._shared.lot
-        """The calls that may ask."""
-        self._calls = CallContinuation(self._shared, mirror.homes, mirror.router)
+        self._shared, self.lot = shared, shared.lot
 
     def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""
@@ -74,11 +68,11 @@ class Stateless:
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         del sent
         if message.method is None:
-            return await self._calls.answer(at, _stateless(at), message)
+            return await call_continuation.answer(self._shared, at, _stateless(at), message)
         if id_ is None:  # the paper gives no other notification of a client than a cancellation a meaning
             session = self._session(at)
             if message.method == mcp.CANCELLED and session is not None:
-                await self._calls.cancel(at, session, message)
+                await call_continuation.cancel(self._shared, at, session, message)
             return await at.accept()
         serving = self._request(at, id_, message)
         del message  # a call keeps the params alone, and these coroutines wait for its end
@@ -111,7 +105,7 @@ class Stateless:
                 found = await initialize(server, declared.profile, headers)
                 return await _result(at, id_, vocabulary.discover_result(found))
             case vocabulary.LISTEN:
-                if self._mirror.draining.has_begun:
+                if at.live.process.draining.has_begun:
                     raise ShuttingDown("listen again")
                 server, headers = await self._server(at)
                 listening = Listening(at.live, id_, at.incoming.request_id)
@@ -126,7 +120,7 @@ class Stateless:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
     async def _call(self, at: Arrival, request: Request, declared: Declared, session: Session | None) -> Response:
-        if self._mirror.draining.refuses_calls:
+        if at.live.process.draining.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
         if session is not None and (session.key, request.id) in self._shared.running:

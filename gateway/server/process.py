@@ -37,6 +37,7 @@ from gateway.legacy_front.front import LegacyFront
 from gateway.legacy_front.session_ids import session_ids
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.parking.cold_expiry import ColdExpiry
 from gateway.parking.lot import Lot
@@ -230,13 +231,14 @@ class Gateway:
         self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
-        front = LegacyFront(process, session_ids(keys), SessionTable(in_force, self.metrics, tasks))
-        mirror = Mirror(in_force, Tokens(keys), process, self.lot.results)
+        front = LegacyFront(session_ids(keys), SessionTable(in_force, self.metrics, tasks))
+        hold, results = in_force.part(lambda config: config.hold), self.lot.results
+        mirror = Mirror(Shared(Tokens(keys), hold, results))
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
-        stateless = Stateless(in_force, Tokens(keys, "sep-1442, "), mirror, own_side)
+        stateless = Stateless(Shared(Tokens(keys, "sep-1442, "), hold, results), own_side)
         legacy = LegacyRouting(front, mirror, stateless)
         task_requests = TaskRequests(process, self.lot, self.task_table)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy, task_requests)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.config import InForce
-from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.seal.keyring import Keys
 from tests.support import workbench
@@ -58,9 +58,9 @@ async def _at_rest(stand: Stand) -> None:
     assert stand.metric("mcp_gateway_task_failures_total") == stand.planted_bugs
 
 
-def mirror_of(stand: Stand) -> Mirror:
-    """What serves the legacy clients of a gateway."""
-    return stand.gateway.downstream._legacy.mirror
+def mirror_of(stand: Stand) -> Shared:
+    """What the calls of the legacy clients of a gateway share."""
+    return stand.gateway.downstream._legacy.mirror.shared
 
 
 def sealed() -> Tokens:

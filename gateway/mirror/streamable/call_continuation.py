@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
-from gateway.cluster.router import Held, Router, TakeOver
+from gateway.cluster.router import Held, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
@@ -16,7 +16,6 @@ from gateway.legacy_front.backend import cancelled
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
-from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, Session
 from gateway.protocol import jsonrpc
@@ -24,124 +23,125 @@ from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, Owne
 from gateway.telemetry import Step
 
 
-class CallContinuation:
-    """The way to the calls that were begun before."""
+async def cancel(shared: Shared, at: Arrival, session: Session, message: jsonrpc.Message) -> None:
+    """Cancel the call of a session that a notification names."""
+    held = shared.running.get((session.key, cancelled(message) or b""))
+    if held is not None:
+        held.cancel()
+    else:
+        await at.live.process.router.to_all(at.incoming)
 
-    def __init__(self, shared: Shared, homes: Homes, router: Router) -> None:
-        self._shared, self._homes = shared, homes
-        self._router = router
 
-    async def cancel(self, at: Arrival, session: Session, message: jsonrpc.Message) -> None:
-        """Cancel the call of a session that a notification names."""
-        held = self._shared.running.get((session.key, cancelled(message) or b""))
-        if held is not None:
-            held.cancel()
-        else:
-            await self._router.to_all(at.incoming)
+async def _route(at: Arrival, place: CallPlace) -> Response | TakeOver:
+    """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
+    found = await at.live.process.router.route(Held(place.owner, place.exchange), at.incoming, OneStream(at.reply))
+    if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
+        _continued(at, Step.FORWARDED)  # counted only at the replica that the client reached
+    return found
 
-    async def _route(self, at: Arrival, place: CallPlace) -> Response | TakeOver:
-        """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
-        found = await self._router.route(Held(place.owner, place.exchange), at.incoming, OneStream(at.reply))
-        if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
-            _continued(at, Step.FORWARDED)  # counted only at the replica that the client reached
-        return found
 
-    # -- answers ------------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------------------------
 
-    async def answer(self, at: Arrival, session: Session, message: jsonrpc.Message) -> Response:
-        """Take the response to a nested request, or have the replica take it that holds the call."""
-        shared = self._shared
-        token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
-        try:
-            asked = shared.tokens.place(NESTED, token or "", session.key)
-        except InvalidState as exc:
-            raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
-        is_echo = sep_1685_state.is_echo(asked, message)
-        if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
-            asked, message = sep_1685_state.taken(asked, message, shared.tokens)
-        held, is_own = shared.lot.find(asked.exchange), _is_own(at, asked)
-        if held is not None:
-            _continued(at, Step.HELD)
-        elif not is_own:
-            found = await self._route(at, asked)
-            if not isinstance(found, TakeOver):
-                return found
-            held = shared.lot.find(asked.exchange) or self._restored(at, session, asked, is_proven=found.proven)
-            _continued(at, Step.LOST if held is None else Step.RESUMED)
-        if is_echo and held is None:
-            raise InvalidRequestState("expired" if not is_own and _is_old(at, asked) else "ended")
-        if held is not None:
-            if is_echo and not held.is_open(asked):
-                raise InvalidRequestState("answered")
-            held.answer(asked, message, at)
-        return await at.accept()
 
-    def _restored(self, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool) -> StreamedCall | None:
-        """The call of a replica that has died, as far as a token tells; None if it cannot go on.
+async def answer(shared: Shared, at: Arrival, session: Session, message: jsonrpc.Message) -> Response:
+    """Take the response to a nested request, or have the replica take it that holds the call."""
+    token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
+    try:
+        asked = shared.tokens.place(NESTED, token or "", session.key)
+    except InvalidState as exc:
+        raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
+    is_echo = sep_1685_state.is_echo(asked, message)
+    if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
+        asked, message = sep_1685_state.taken(asked, message, shared.tokens)
+    held, is_own = shared.lot.find(asked.exchange), _is_own(at, asked)
+    if held is not None:
+        _continued(at, Step.HELD)
+    elif not is_own:
+        found = await _route(at, asked)
+        if not isinstance(found, TakeOver):
+            return found
+        held = shared.lot.find(asked.exchange) or _restored(shared, at, session, asked, is_proven=found.proven)
+        _continued(at, Step.LOST if held is None else Step.RESUMED)
+    if is_echo and held is None:
+        raise InvalidRequestState("expired" if not is_own and _is_old(at, asked) else "ended")
+    if held is not None:
+        if is_echo and not held.is_open(asked):
+            raise InvalidRequestState("answered")
+        held.answer(asked, message, at)
+    return await at.accept()
 
-        Without questions, the call runs from its beginning, or is a task.
-        """
-        request = left.request
-        if request is None or left.exchange in self._shared.ended or _is_old(at, left):
-            return None
-        level = self._homes.level(session)
-        held = StreamedCall(self._shared, at, session, left.exchange, request, level, left.progress)
-        held.restore(left)
-        held.report.spoken.taken_over(left.owner, left.progress.round, owner_is_dead=is_proven)
-        return held
 
-    # -- clients that come back ---------------------------------------------------------------------------------
+def _restored(
+    shared: Shared, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool
+) -> StreamedCall | None:
+    """The call of a replica that has died, as far as a token tells; None if it cannot go on.
 
-    async def resume(self, at: Arrival, session: Session, token: str) -> Response:
-        """Go on with a stream that broke."""
-        try:
-            left = self._shared.tokens.place(EVENT, token, session.key)
-        except InvalidState as exc:
-            raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
-        if left.is_final:
-            raise not_served("GET", "POST, DELETE")  # some clients ask for more after an error
-        is_own, is_proven, lot = _is_own(at, left), True, self._shared.lot
-        if lot.find(left.exchange) is None and not is_own:
-            found = await self._route(at, left)
-            if not isinstance(found, TakeOver):
-                return found
-            is_proven = found.proven
-        # What follows goes to whoever holds this credential, so the upstream sees it first.
-        _ = await initialize(server_of(at.live), session.profile, at.headers)
-        may_go_on = not is_own and await self._may_go_on(at, session, left, is_proven=is_proven)
-        held, step = lot.find(left.exchange), Step.HELD
-        if held is None and may_go_on:
-            held = self._restored(at, session, left, is_proven=is_proven)
-            step = Step.RESUMED if left.asking or left.progress.task is not None else Step.REPLAYED
-        if held is None and not is_proven and left.exchange not in self._shared.ended:
-            raise OwnerStalled(left.owner, "does not react, and may still run the call")
-        _continued(at, Step.LOST if held is None else step)
-        if held is None:
-            error = CallLost(
-                f"The replica {left.owner} ended while it ran this call; the call may have had effects: check them "
-                "before calling again",
-                data={"reason": "owner_lost"},
-            )
-            await at.reply.start()
-            return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
-        if not is_own:
-            held.continued(left)
-        return await held.write(at, left.number if is_own else 0)
+    Without questions, the call runs from its beginning, or is a task.
+    """
+    request = left.request
+    if request is None or left.exchange in shared.ended or _is_old(at, left):
+        return None
+    level = shared.homes.level(session)
+    held = StreamedCall(shared, at, session, left.exchange, request, level, left.progress)
+    held.restore(left)
+    held.report.spoken.taken_over(left.owner, left.progress.round, owner_is_dead=is_proven)
+    return held
 
-    async def _may_go_on(self, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool) -> bool:
-        """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
 
-        A task has one driver, because the second one would cancel it when its client stays away.
-        """
-        request, catalog = left.request, self._shared.catalog
-        if request is None or left.asking:
-            return request is not None
-        if left.progress.task is not None:
-            return is_proven
-        if allows_rerun(at.live.route, request.method, request.target):
-            return True
-        server, profile = server_of(at.live), session.profile
-        return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
+# -- clients that come back -------------------------------------------------------------------------------------------
+
+
+async def resume(shared: Shared, at: Arrival, session: Session, token: str) -> Response:
+    """Go on with a stream that broke."""
+    try:
+        left = shared.tokens.place(EVENT, token, session.key)
+    except InvalidState as exc:
+        raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
+    if left.is_final:
+        raise not_served("GET", "POST, DELETE")  # some clients ask for more after an error
+    is_own, is_proven, lot = _is_own(at, left), True, shared.lot
+    if lot.find(left.exchange) is None and not is_own:
+        found = await _route(at, left)
+        if not isinstance(found, TakeOver):
+            return found
+        is_proven = found.proven
+    # What follows goes to whoever holds this credential, so the upstream sees it first.
+    _ = await initialize(server_of(at.live), session.profile, at.headers)
+    may_go_on = not is_own and await _may_go_on(shared, at, session, left, is_proven=is_proven)
+    held, step = lot.find(left.exchange), Step.HELD
+    if held is None and may_go_on:
+        held = _restored(shared, at, session, left, is_proven=is_proven)
+        step = Step.RESUMED if left.asking or left.progress.task is not None else Step.REPLAYED
+    if held is None and not is_proven and left.exchange not in shared.ended:
+        raise OwnerStalled(left.owner, "does not react, and may still run the call")
+    _continued(at, Step.LOST if held is None else step)
+    if held is None:
+        error = CallLost(
+            f"The replica {left.owner} ended while it ran this call; the call may have had effects: check them "
+            "before calling again",
+            data={"reason": "owner_lost"},
+        )
+        await at.reply.start()
+        return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
+    if not is_own:
+        held.continued(left)
+    return await held.write(at, left.number if is_own else 0)
+
+
+async def _may_go_on(shared: Shared, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool) -> bool:
+    """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
+
+    A task has one driver, because the second one would cancel it when its client stays away.
+    """
+    request, catalog = left.request, shared.catalog
+    if request is None or left.asking:
+        return request is not None
+    if left.progress.task is not None:
+        return is_proven
+    if allows_rerun(at.live.route, request.method, request.target):
+        return True
+    server, profile = server_of(at.live), session.profile
+    return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
 
 
 def _continued(at: Arrival, step: Step) -> None:

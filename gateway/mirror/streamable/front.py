@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
-from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
@@ -24,17 +23,13 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.client_requests import level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.server_client import initialize, server_of
-from gateway.mirror.streamable import sep_1655_item
-from gateway.mirror.streamable.call_continuation import CallContinuation
-from gateway.mirror.streamable.session_homes import Homes
+from gateway.mirror.streamable import call_continuation, sep_1655_item
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
-from gateway.mirror.streamable.tokens import Session, Tokens
+from gateway.mirror.streamable.tokens import Session
 from gateway.passthrough.header_rules import on_behalf
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown, not_served
 from gateway.protocol.jsonrpc import request_id
-from gateway.routes.live_route import ProcessScope
-from gateway.runtime.budget import Budget
 from gateway.seal import sep_1655_items
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -45,18 +40,12 @@ _MAX_ID_BYTES: Final = 1_000
 class Mirror:
     """The mirror of one process."""
 
-    def __init__(self, in_force: InForce[Config], tokens: Tokens, process: ProcessScope, results: Budget) -> None:
-        """`results` limits the responses that are kept, together with those of other calls."""
-        self.draining = process.draining
-        self.router = process.router
-        self._shared = Shared(tokens, in_force.part(lambda it: it.hold), results)
-        self.lot = self._shared.lot
-        self.homes = Homes(tokens, results)
-        self._calls = CallContinuation(self._shared, self.homes, process.router)
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
-        return self._shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
+        return self.shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
 
     async def serve(self, came: Arrival) -> Response:
         """Serve one request of a legacy client; raises GatewayError."""
@@ -82,19 +71,19 @@ class Mirror:
             raise
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         if message.method == mcp.INITIALIZE and id_ is not None:
-            if self.draining.refuses_calls:
+            if at.live.process.draining.refuses_calls:
                 raise ShuttingDown("try again")
             keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
             profile = of_initialize(params_of(message), keeps_state=keeps_state)
             result = await initialize(server_of(at.live), profile, at.headers)
-            token = self._shared.tokens.new_session(at.bearer, profile)
+            token = self.shared.tokens.new_session(at.bearer, profile)
             return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
         session = self._session(at)
         if message.method is None:
-            return await self._calls.answer(at, session, message)
+            return await call_continuation.answer(self.shared, at, session, message)
         if id_ is None:
             if message.method == mcp.CANCELLED:
-                await self._calls.cancel(at, session, message)
+                await call_continuation.cancel(self.shared, at, session, message)
             return await at.accept()
         serving = self._request(at, session, id_, message)
         del message  # a call keeps the params alone, and these coroutines wait for its end
@@ -109,34 +98,34 @@ class Mirror:
         version = at.incoming.headers.get(mcp.PROTOCOL_VERSION)
         if version is not None and version not in mcp.LEGACY_VERSIONS:
             raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
-        session = self._shared.tokens.session(token, at.bearer, at.live.config.state.session_ttl_seconds)
-        self.homes.check(session)
+        session = self.shared.tokens.session(token, at.bearer, at.live.config.state.session_ttl_seconds)
+        self.shared.homes.check(session)
         at.incoming.found_session()
         return session
 
     async def _request(self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
-        if (session.key, id_) in self._shared.running:
+        if (session.key, id_) in self.shared.running:
             raise IdInUse
         response = jsonrpc.result(id_, b"{}")
         keeps_level = sep_1655_item.is_kept(at.live, session)
         if keeps_level:
             message, kept = sep_1655_item.taken(message, at, session)
-            self.homes.learn_level(session, kept)
+            self.shared.homes.learn_level(session, kept)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
                 level = sep_1655_item.new(level_of(params_of(message)), session)
-                self.homes.set_level(session, level)
-                await self.router.to_all(at.incoming)
+                self.shared.homes.set_level(session, level)
+                await at.live.process.router.to_all(at.incoming)
                 if keeps_level:
                     response = sep_1655_item.given(response, level, at.live)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
-                found = await self.router.to_home(session.key, at.incoming, OneStream(at.reply))
+                found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
                 if found is not None:
                     return found
-                home = self.homes.of(session, at.live)
+                home = self.shared.homes.of(session, at.live)
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
                 if len(id_) > _MAX_ID_BYTES:
@@ -144,10 +133,10 @@ class Mirror:
                 request = request_of(id_, message)
                 del message
                 at.incoming.drop_body(id_)
-                if self.draining.refuses_calls:
+                if at.live.process.draining.refuses_calls:
                     raise ShuttingDown("call again")
-                exchange, wanted = world.token_urlsafe(9), self.homes.level(session)
-                return await StreamedCall(self._shared, at, session, exchange, request, wanted).write(at)
+                exchange, wanted = world.token_urlsafe(9), self.shared.homes.level(session)
+                return await StreamedCall(self.shared, at, session, exchange, request, wanted).write(at)
         return await at.reply.whole(FinalMessage(response))
 
     # -- GET ----------------------------------------------------------------------------------------------------
@@ -155,21 +144,21 @@ class Mirror:
     async def _get(self, at: Arrival) -> Response:
         session = self._session(at)
         place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
-        if place is not None and (subscribed := self._shared.tokens.subscribed(place, session)) is None:
-            return await self._calls.resume(at, session, place)
+        if place is not None and (subscribed := self.shared.tokens.subscribed(place, session)) is None:
+            return await call_continuation.resume(self.shared, at, session, place)
         self._check_home(at)
-        if self.draining.has_begun:
+        if at.live.process.draining.has_begun:
             raise ShuttingDown("open the stream again")
-        with self.draining.leaving_out():
-            found = await self.router.to_home(session.key, at.incoming, OneStream(at.reply))
+        with at.live.process.draining.leaving_out():
+            found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is not None:
                 return found
-            home = self.homes.of(session, at.live)
+            home = self.shared.homes.of(session, at.live)
             return await home.write(at.reply, at.headers, subscribed)
 
     def _check_home(self, at: Arrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
-        if self.draining.has_begun and at.incoming.peer_request is not None:
+        if at.live.process.draining.has_begun and at.incoming.peer_request is not None:
             raise PeerReplaced(at.incoming.peer_request.to)
 
     # -- DELETE -------------------------------------------------------------------------------------------------
@@ -177,14 +166,14 @@ class Mirror:
     async def _delete(self, at: Arrival) -> Response:
         """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
         session = self._session(at)
-        for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
+        for held in [held for (key, _), held in self.shared.running.items() if key == session.key]:
             held.cancel()
-        self.homes.end(session)
-        await self.router.to_all(at.incoming)
+        self.shared.homes.end(session)
+        await at.live.process.router.to_all(at.incoming)
         return await at.reply.only(FinalMessage(b""))
 
     # -- the upstream -------------------------------------------------------------------------------------------
 
     def server(self, at: Arrival) -> CallServer:
         """The server for a link that holds its own state."""
-        return CallServer(at.live, server_of(at.live), self._shared.catalog, (at.incoming.path, at.caller.principal))
+        return CallServer(at.live, server_of(at.live), self.shared.catalog, at.caller_key)

@@ -30,6 +30,7 @@ from gateway.mirror.client_requests import Request, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import ServerClient, server_of
 from gateway.mirror.streamable import sep_1685_state
+from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.parking.lot import Lot
@@ -47,11 +48,12 @@ class Shared:
     """What the streamed calls of one front share."""
 
     def __init__(self, tokens: Tokens, hold: InForce[Hold], results: Budget) -> None:
-        """`results` limits the responses that are kept, together with those of other calls."""
+        """`results` limits what is kept of calls and of subscriptions, together with the results of other calls."""
         self.tokens = tokens
         self.lot: Lot[StreamedCall] = Lot(hold, results)
         """The calls that may ask, and their responses for a while."""
         self.catalog = ToolCatalog()
+        self.homes = Homes(tokens, results)
         self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
         self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
