@@ -7,10 +7,10 @@ import pytest
 from gateway.parking.cold_expiry import ColdExpiry
 from gateway.protocol import mcp
 from tests.cluster.test_witness import telling
-from tests.downstream.test_known_heads import reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.known_calls import reply, request
 from tests.support.raw_connection import raw_connection
 from tests.support.replicas import Cluster, asked_peers, opened, order, reseal, retry_params, steps
 from tests.support.workbench import ACCEPT, Reply, Stand, eventually

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.downstream.test_known_heads import reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.known_calls import reply, request
 from tests.support.raw_connection import raw_connection
 from tests.support.replicas import (
     TWICE,

@@ -8,24 +8,12 @@ import pytest
 
 from gateway.config import parse
 from gateway.protocol import mcp
-from gateway.server.drain import drain
-from tests.downstream.test_known_heads import (
-    LABELS,
-    Gate,
-    arguments,
-    gate,
-    known,
-    reply,
-    request,
-    retry_of,
-)
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.known_calls import LABELS, Gate, arguments, calling, known, reply, request, retry_of, said, status
 from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import Stand, configuration, eventually
-
-__all__ = ["gate"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +45,7 @@ async def two_sessions(stand: Stand, gate: Gate, raw: RawConnection, other: RawC
     await eventually(lambda: stand.gateway.downstream.in_flight == 2)
     gate.opened.set()
     for each in (raw, other):
-        assert b" 200 OK" in (await reply(each))[0]
+        assert await status(each) == 200
     await eventually(lambda: stand.sessions("idle") == 2)
     return sent
 
@@ -86,16 +74,7 @@ async def test_another_client_asks_at_the_same_time(stand: Stand, gate: Gate) ->
         assert direct(stand) == 1, "no session is idle for the second one"
         gate.opened.set()
         for each in (raw, other):
-            assert b" 200 OK" in (await reply(each))[0]
-
-
-async def test_requests_behind_it_are_answered_in_order(stand: Stand, gate: Gate) -> None:
-    async with raw_connection(stand) as raw:
-        _ = await caught(stand, gate, raw)
-        await raw.send(request(stand, name="second") + request(stand, name="third"))
-        gate.opened.set()
-        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(3)]
-    assert names == ["tool", "second", "third"]
+            assert await status(each) == 200
 
 
 async def test_a_question_makes_an_exchange_of_it(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
@@ -114,7 +93,7 @@ async def test_a_question_makes_an_exchange_of_it(upstream: FakeUpstream, stand:
         assert (direct(stand), stand.held) == (0, 1)
         await eventually(lambda: stand.gateway.downstream.in_flight == 0)
         await raw.send(retry_of(stand, asked))
-        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+        assert await said(raw) == "done"
 
 
 async def test_a_client_gets_its_keep_alive(begin: Start, gate: Gate) -> None:
@@ -128,14 +107,12 @@ async def test_a_client_gets_its_keep_alive(begin: Start, gate: Gate) -> None:
         assert b'"tool"' in await raw.until(b"0\r\n\r\n")
 
 
-@pytest.mark.parametrize("is_promoted", [False, True])
 async def test_a_client_that_leaves_cancels_it_once(
-    accepted: list[NotedConnection], upstream: FakeUpstream, stand: Stand, gate: Gate, *, is_promoted: bool
+    accepted: list[NotedConnection], upstream: FakeUpstream, stand: Stand, gate: Gate
 ) -> None:
     async with raw_connection(stand) as raw:
         _ = await caught(stand, gate, raw)
-        if is_promoted:
-            assert len(stand.gateway.downstream.legs.running) == 1, "it is an exchange, which no task waits for yet"
+        assert len(stand.gateway.downstream.legs.running) == 1, "it is an exchange, which no task waits for yet"
         accepted[-1].wire.abort()
         await upstream.saw(mcp.CANCELLED)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
@@ -145,27 +122,23 @@ async def test_a_client_that_leaves_cancels_it_once(
 
 
 async def test_a_result_that_is_large_is_written_by_the_task(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
-    async with raw_connection(stand) as raw:
-        sent = request(stand)
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         upstream.tool(lambda turn: turn.result(text("x" * 200_000)))
         await raw.send(sent)
-        assert json.loads((await reply(raw))[1])["result"]["content"] == text("x" * 200_000)["content"]
+        assert await said(raw) == "x" * 200_000
         await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+        assert await status(raw) == 200, "the connection goes on"
     assert stand.metric("mcp_server_operation_duration_seconds_count", **LABELS) == 5
 
 
 async def test_an_error_of_the_server_reaches_the_client(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
-    async with raw_connection(stand) as raw:
-        sent = request(stand)
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         upstream.tool(lambda turn: turn.error(-32050, "odd"))
         await raw.send(sent)
         assert json.loads((await reply(raw))[1])["error"]["code"] == -32603
         upstream.tool(gate)
         await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+        assert await status(raw) == 200, "the connection goes on"
 
 
 async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
@@ -189,7 +162,7 @@ async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
         monkeypatch.setattr(held.transport, "write", write)
         held.resume_writing()
         for _ in range(2):
-            assert b" 200 OK" in (await reply(raw))[0]
+            assert await status(raw) == 200
         await eventually(lambda: not held.wire.is_writing)
 
 
@@ -215,50 +188,35 @@ async def test_a_client_that_is_sent_away_gets_its_reply_first(stand: Stand, gat
         assert b"\r\nConnection: close\r\n" in answer
 
 
-async def test_a_drain_waits_for_it(begin: Start, gate: Gate) -> None:
-    stand = await begin(hold={"drain_seconds": 5})
-    async with raw_connection(stand) as raw:
-        _ = await caught(stand, gate, raw)
-        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
-        await eventually(lambda: stand.gateway.draining.has_begun)
-        gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
-        await draining
-
-
 async def test_none_begins_once_a_drain_has_begun(stand: Stand, gate: Gate) -> None:
-    async with raw_connection(stand) as raw:
-        sent = request(stand)
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         stand.gateway.draining.begin(ends_at=None)
         await raw.send(sent)
-        assert b" 503 " in (await reply(raw))[0]
+        assert await status(raw) == 503
 
 
 async def test_what_was_learnt_before_a_reload_counts_no_more(
     upstream: FakeUpstream, stand: Stand, gate: Gate
 ) -> None:
-    async with raw_connection(stand) as raw:
-        sent = request(stand)
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         config = parse(configuration(upstream.url, limits={"body_bytes": 100}), "test", {})
         stand.gateway.apply(config)
         await raw.send(sent)
-        assert b" 413 " in (await reply(raw))[0]
+        assert await status(raw) == 413
 
 
 async def test_a_tool_that_changes_is_looked_at_again(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
     async with raw_connection(stand) as raw:
         sent = await caught(stand, gate, raw)
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         upstream.side(upstream.of("tools/call")[-1].session).put_nowait(
             b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
         )
         listed = len(upstream.of("tools/list"))
         await eventually(lambda: all(group.tools is None for group in groups(stand)), "the announcement is heard")
         await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         assert len(upstream.of("tools/list")) == listed + 1
 
 
@@ -280,10 +238,10 @@ async def test_a_caller_with_too_many_held_calls_is_refused(upstream: FakeUpstre
         _, asked = await reply(raw)
         calls = len(upstream.of("tools/call"))
         await raw.send(sent)
-        assert b" 429 " in (await reply(raw))[0]
+        assert await status(raw) == 429
         assert len(upstream.of("tools/call")) == calls
         await raw.send(retry_of(stand, asked))
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
 
 
 async def test_bodies_that_are_to_be_logged_are_read_as_all_others(begin: Start, gate: Gate) -> None:
@@ -293,13 +251,12 @@ async def test_bodies_that_are_to_be_logged_are_read_as_all_others(begin: Start,
         await gate.catch(stand, raw, request(stand))
         assert direct(stand) == 0
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
 
 
 async def test_a_listener_that_closes_waits_for_it(accepted: list[NotedConnection], stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (_, sent):
+        pass
     await eventually(lambda: not stand.gateway.client_listener.connections)
     async with raw_connection(stand) as raw:  # it has no task yet
         await gate.catch(stand, raw, sent)
@@ -307,14 +264,12 @@ async def test_a_listener_that_closes_waits_for_it(accepted: list[NotedConnectio
         closing = asyncio.get_running_loop().create_task(stand.gateway.client_listener.close())
         await eventually(lambda: accepted[-1].wire.is_last)
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         await closing
 
 
 async def test_none_begins_while_the_server_may_be_modern(stand: Stand, gate: Gate) -> None:
-    async with raw_connection(stand) as raw:
-        sent = request(stand)
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         era = stand.gateway.routes.live["/mcp"].upstream.era
         assert era is not None
         for speaks_sse in (True, False):
@@ -322,4 +277,4 @@ async def test_none_begins_while_the_server_may_be_modern(stand: Stand, gate: Ga
         await gate.catch(stand, raw, sent)
         assert direct(stand) == 0
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200

@@ -8,18 +8,15 @@ import pytest
 
 from gateway.config import parse
 from gateway.parking.lot import Lot
-from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.known_calls import LABELS, Gate, arguments, calling, known, reply, request, retry_of, said, status
 from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
-from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.raw_connection import raw_connection
 from tests.support.replicas import ask
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Stand, configuration, eventually
-
-arguments: dict[str, Any] = {}
-"""More params of a call: with arguments, a form of its body is learnt, and so its way."""
+from tests.support.workbench import Stand, configuration, eventually
 
 
 @pytest.fixture(params=["by the task", "directly"], autouse=True)
@@ -28,64 +25,8 @@ def _served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(arguments, "arguments", {"a": 1})
 
 
-def request(stand: Stand, *lines: str, name: str = "tool", body: bytes | None = None) -> bytes:
-    """A call as a client sends it again and again."""
-    headers, built = stand.client().build("tools/call", {"name": name, **arguments})
-    body = built if body is None else body
-    head = [f"{name}: {value}" for name, value in headers.items()]
-    head += [f"Host: {stand.gateway.listen}", *lines, f"Content-Length: {len(body)}", "", ""]
-    return "\r\n".join(["POST /mcp HTTP/1.1", *head]).encode() + body
-
-
-async def reply(raw: RawConnection) -> tuple[bytes, bytes]:
-    """The head and the body of one reply."""
-    head = await raw.until(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    return head, await raw.exactly(length)
-
-
-async def known(stand: Stand, raw: RawConnection, sent: bytes) -> None:
-    """Send a request until its head is known, as on a connection that is kept open."""
-    for _ in range(3):
-        await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0]
-
-
-class Gate:
-    """A tool that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.opened = asyncio.Event()
-        self.opened.set()
-        self.ended: list[bool] = []
-
-    async def __call__(self, turn: Turn) -> None:
-        try:
-            await self.opened.wait()
-            await turn.result(text(turn.body["params"]["name"]))
-            self.ended.append(True)
-        except asyncio.CancelledError:
-            self.ended.append(False)
-            raise
-
-    async def catch(self, stand: Stand, raw: RawConnection, sent: bytes) -> None:
-        """Have a call wait."""
-        self.opened.clear()
-        await raw.send(sent)
-        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it is served")
-
-
-@pytest.fixture
-def gate(upstream: FakeUpstream) -> Gate:
-    found = Gate()
-    upstream.tool(found)
-    return found
-
-
 async def test_a_call_whose_head_is_known_is_answered_like_any_other(stand: Stand, gate: Gate) -> None:
-    sent = request(stand, "X-Request-Id: mine")
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand, "X-Request-Id: mine") as (raw, sent):
         await raw.send(sent)
         head, body = await reply(raw)
     assert b"\r\nX-Request-Id: mine\r\n" in head
@@ -93,9 +34,6 @@ async def test_a_call_whose_head_is_known_is_answered_like_any_other(stand: Stan
     assert b"connection" not in head.lower()
     assert json.loads(body)["result"]["content"] == text("tool")["content"]
     assert stand.metric("mcp_server_operation_duration_seconds_count", **LABELS) == 4
-
-
-LABELS = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete", "error_type": ""}
 
 
 async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gate) -> None:
@@ -110,7 +48,7 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         for part in (second[10:], first + second):
             await raw.send(part)
         gate.opened.set()
-        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(4)]
+        names = [await said(raw) for _ in range(4)]
     assert names == ["tool", "later", "tool", "later"]
     await eventually(lambda: not len(budget), "nothing is counted any more")
 
@@ -118,16 +56,14 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
 async def test_a_client_that_does_not_read_gets_no_second_reply_yet(
     stand: Stand, gate: Gate, accepted: list[NotedConnection]
 ) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         held = accepted[-1]
         held.pause_writing()
         await raw.send(sent)
         await eventually(lambda: held.wire.is_writing, "the reply waits until the client reads")
         assert stand.gateway.downstream.in_flight == 0
         held.resume_writing()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
 
 
 async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(
@@ -146,43 +82,37 @@ async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(
         held.resume_writing()
         held.data_received(padded[100:])
         for _ in range(4):
-            assert b" 200 OK" in (await reply(raw))[0]
+            assert await status(raw) == 200
     await eventually(lambda: not len(budget), "nothing is counted any more")
 
 
 async def test_what_a_head_decided_is_decided_anew_after_a_reload(
     upstream: FakeUpstream, stand: Stand, gate: Gate
 ) -> None:
-    sent = request(stand, "Authorization: Bearer a")
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand, "Authorization: Bearer a") as (raw, sent):
         sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
         stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
         await raw.send(sent)
-        assert b" 403 " in (await reply(raw))[0]
+        assert await status(raw) == 403
     assert gate.ended == [True] * 3
 
 
 async def test_a_request_that_waits_behind_another_one_is_decided_anew_after_a_reload(
     upstream: FakeUpstream, stand: Stand, gate: Gate, accepted: list[NotedConnection]
 ) -> None:
-    sent = request(stand, "Authorization: Bearer a")
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand, "Authorization: Bearer a") as (raw, sent):
         await gate.catch(stand, raw, sent)
         accepted[-1].data_received(sent)
         sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
         stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0], "it began before"
-        assert b" 403 " in (await reply(raw))[0]
+        assert await status(raw) == 200, "it began before"
+        assert await status(raw) == 403
     assert gate.ended == [True] * 4
 
 
 async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         await gate.catch(stand, raw, sent)
     await upstream.saw("notifications/cancelled")
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
@@ -194,9 +124,7 @@ async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, sta
 async def test_a_client_may_leave_as_soon_as_its_request_is_here(
     stand: Stand, gate: Gate, accepted: list[NotedConnection]
 ) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (_, sent):
         held, gate.opened = accepted[-1], asyncio.Event()
         held.data_received(sent)
         held.wire.abort()
@@ -206,43 +134,30 @@ async def test_a_client_may_leave_as_soon_as_its_request_is_here(
 
 
 async def test_a_question_in_such_a_call_reaches_the_client(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async def asking(turn: Turn) -> None:
+        await turn.elicit("Name")
+        await turn.result(text("done"))
 
-        async def asking(turn: Turn) -> None:
-            await turn.elicit("Name")
-            await turn.result(text("done"))
-
+    async with calling(stand) as (raw, sent):
         upstream.tool(asking)
         await raw.send(sent)
-        asked = json.loads((await reply(raw))[1])["result"]
-        assert asked["resultType"] == "input_required"
-        answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
-        more = {"name": "tool", **arguments, "requestState": asked["requestState"], "inputResponses": answers}
-        _, retry = stand.client().build("tools/call", more)
+        _, asked = await reply(raw)
+        retry = retry_of(stand, asked)
         for _ in range(3):  # the repeated ones get the kept result
-            await raw.send(request(stand, body=retry))
-            assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+            await raw.send(retry)
+            assert await said(raw) == "done"
 
 
-@pytest.mark.parametrize(
-    ("changed", "status"),
-    [(b'"tools/call"', b" 400 "), (b'"jsonrpc"', b" 400 "), (b'"2026-07-28"', b" 400 "), (b'"tool"', b" 400 ")],
-)
-async def test_such_a_request_is_checked_like_any_other(
-    stand: Stand, gate: Gate, changed: bytes, status: bytes
-) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+@pytest.mark.parametrize("changed", [b"tools/call", b"jsonrpc", b"2026-07-28", b"tool"])
+async def test_such_a_request_is_checked_like_any_other(stand: Stand, gate: Gate, changed: bytes) -> None:
+    async with calling(stand) as (raw, sent):
         calls = len(gate.ended)
-        await raw.send(sent.replace(changed, b'"' + b"x" * (len(changed) - 2) + b'"'))
+        await raw.send(sent.replace(b'"%b"' % changed, b'"%b"' % (b"x" * len(changed))))
         head, body = await reply(raw)
-        assert status in head
+        assert b" 400 " in head
         assert "error" in json.loads(body)
         await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+        assert await status(raw) == 200, "the connection goes on"
     assert len(gate.ended) == calls + 1
     assert stand.gateway.downstream.in_flight == 0
 
@@ -256,7 +171,7 @@ async def test_a_notification_under_a_known_head_is_202(stand: Stand, gate: Gate
         answer, nothing = await reply(raw)
         assert (b" 202 " in answer, nothing) == (True, b"")
         await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+        assert await status(raw) == 200, "the connection goes on"
     assert len(gate.ended) == 4
 
 
@@ -275,14 +190,12 @@ async def test_a_known_head_may_come_before_its_body(stand: Stand, gate: Gate, m
         await asyncio.sleep(0.01)  # a packet of its own
         await raw.send(rest[len(body) + more :])
         for _ in range(2):
-            assert b" 200 OK" in (await reply(raw))[0]
+            assert await status(raw) == 200
     assert gate.ended == [True] * 5
 
 
 async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
     await eventually(lambda: not stand.metric("mcp_gateway_connections"))
@@ -301,18 +214,16 @@ async def test_a_connection_that_waits_for_a_body_is_not_idle(timers: Timers, st
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
         timers.ring(IDLE_SECONDS)
         await raw.send(body)
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         assert [each.cancelled() for each in timers.of(IDLE_SECONDS)] == [True, False], "its idle time begins anew"
 
 
 async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         for part in (sent[:-20], sent[-20:] + sent[:30], sent[30:]):
             await raw.send(part)
         for _ in range(2):
-            assert b" 200 OK" in (await reply(raw))[0]
+            assert await status(raw) == 200
     assert gate.ended == [True] * 5
 
 
@@ -323,7 +234,7 @@ async def test_a_known_head_may_ask_for_leave_to_send_its_body(stand: Stand, gat
         await raw.send(head + end)
         assert await raw.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await raw.send(body)
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
     assert gate.ended == [True] * 4
 
 
@@ -336,9 +247,7 @@ async def test_the_last_request_of_a_connection_may_have_a_known_head(stand: Sta
 
 
 async def test_a_bug_before_the_call_ends_it(stand: Stand, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         calls = len(gate.ended)
 
         def broken(*_: object) -> None:
@@ -357,27 +266,23 @@ async def test_a_bug_before_the_call_ends_it(stand: Stand, gate: Gate, monkeypat
 
 async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
     stand = await begin(hold={"drain_seconds": 5})
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         await gate.catch(stand, raw, sent)
         draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
         await eventually(lambda: stand.gateway.draining.has_begun)
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         await draining
 
 
 async def test_a_long_call_outlives_the_time_of_an_idle_connection(timers: Timers, stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
+    async with calling(stand) as (raw, sent):
         await gate.catch(stand, raw, sent)
         timers.ring(IDLE_SECONDS)
         gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         await raw.send(sent)
-        assert b" 200 OK" in (await reply(raw))[0]
+        assert await status(raw) == 200
         timers.ring(IDLE_SECONDS)
         assert await raw.rest() == b"", "an idle connection ends with its time"
 
@@ -385,14 +290,6 @@ async def test_a_long_call_outlives_the_time_of_an_idle_connection(timers: Timer
 # -- the caller of a known head ---------------------------------------------------------------------------------------
 
 PROXY, STRANGER = "127.0.0.2", "127.0.0.3"
-
-
-def retry_of(stand: Stand, body: bytes, *lines: str) -> bytes:
-    """The retry with an answer to what a reply asks."""
-    asked = json.loads(body)["result"]
-    answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
-    params = {"name": "tool", **arguments, "requestState": asked["requestState"], "inputResponses": answers}
-    return request(stand, *lines, body=stand.client().build("tools/call", params)[1])
 
 
 async def test_a_known_head_in_which_a_proxy_names_a_user_names_nobody_from_elsewhere(
@@ -406,7 +303,7 @@ async def test_a_known_head_in_which_a_proxy_names_a_user_names_nobody_from_else
         await known(stand, proxy, retry)
     async with raw_connection(stand, own=STRANGER) as stranger:
         await stranger.send(retry)
-        assert b" 400 " in (await reply(stranger))[0]
+        assert await status(stranger) == 400
     assert stand.metric("mcp_gateway_state_rejected_total", reason="other_principal") == 1
 
 
@@ -457,5 +354,5 @@ async def test_what_a_legacy_head_decided_is_decided_anew_after_a_reload(
         sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
         stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
         await raw.send(sent)
-        assert b" 403 " in (await reply(raw))[0]
+        assert await status(raw) == 403
     assert gate.ended == [True] * 6
