@@ -12,11 +12,13 @@ from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response, WholeResponse
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
-from gateway.legacy_front.front import LegacyFront, beginning
+from gateway.legacy_front.front import begin, beginning, continued
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
+from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable import front as mirror
+from gateway.mirror.streamable.streamed_call import Shared
 from gateway.passthrough.forwarder import finds_modern, pass_legacy
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras
@@ -38,9 +40,9 @@ _NO_SESSION: Final[Mapping[str, tuple[int, ...]]] = {"POST": (400,), "GET": (405
 class LegacyRouting:
     """The ways of one listener's legacy requests."""
 
-    def __init__(self, front: LegacyFront, mirror: Mirror, stateless: Stateless) -> None:
-        self.front = front
-        self.mirror = mirror
+    def __init__(self, sessions: SessionTable, mirrored: Shared, stateless: Stateless) -> None:
+        self.sessions = sessions
+        self.mirrored = mirrored
         self.stateless = stateless
 
     async def serve(self, at: Arrival) -> Response:
@@ -48,9 +50,9 @@ class LegacyRouting:
         incoming, upstream, era = at.incoming, at.live.upstream, at.live.route.era
         has_given_id = given_id(incoming) is not None
         if has_given_id:  # it looks like one of the gateway's, and may be another's
-            if self.mirror.owns(incoming):
+            if mirror.owns(self.mirrored, incoming):
                 return await self._mirrored(None, at)
-            if (served := await self.front.continued(at)) is not None:
+            if (served := await continued(self.sessions, at)) is not None:
                 return served
         is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
         front = None if is_addressed else beginning(incoming)
@@ -62,7 +64,7 @@ class LegacyRouting:
         if names_session and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is not None and spoken is not None and spoken != _TRANSPORTS[front]:
-            return await self.front.begin(front, at, self._connect(at))
+            return await begin(self.sessions, front, at, self._connect(at))
         probe = upstream.era
         if front is None:
             may_refuse = names_session and era == "auto" and probe is not None and probe.known is not False
@@ -84,11 +86,11 @@ class LegacyRouting:
     async def hop(self, at: Arrival, *, is_relayed: bool) -> Response | None:
         """Serve a request of a session that another replica received; None if it belongs to no session."""
         if is_relayed:
-            served = await self.front.continued(at)
+            served = await continued(self.sessions, at)
             if served is None:
                 raise session_gone()
             return served
-        return await self.mirror.serve(at) if self.mirror.owns(at.incoming) else None
+        return await mirror.serve(self.mirrored, at) if mirror.owns(self.mirrored, at.incoming) else None
 
     async def _passed_unless_refused(self, front: Front | None, at: Arrival) -> Response:
         """Pass a request to the server, unless its refusal tells of another transport, or another era.
@@ -109,26 +111,26 @@ class LegacyRouting:
             is_modern = at.live.route.era != "bridge" and await finds_modern(at)
             if is_modern:
                 probe.refuses_legacy = True
-                return await (self.mirror.serve(at) if front is None else self._mirrored(front, at))
+                return await (mirror.serve(self.mirrored, at) if front is None else self._mirrored(front, at))
         if front is None:
             is_mirrored = not is_post and probe.known and probe.refuses_legacy
-            return await self.mirror.serve(at) if is_mirrored else passed
+            return await mirror.serve(self.mirrored, at) if is_mirrored else passed
         is_spoken = at.live.upstream.transport == _TRANSPORTS[front]
         if is_spoken or (front == "http" and reply_messages.is_answered(passed.body, incoming.body)):
             return passed  # a server of streamable HTTP has read the request
         try:
-            return await self.front.begin(front, at, self._connect(at))
+            return await begin(self.sessions, front, at, self._connect(at))
         except NoHandshake:
             return passed
 
     async def _mirrored(self, front: Front | None, at: Arrival) -> Response:
         """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
         if front == "sse":
-            return await self.front.begin(front, at, partial(MirrorBackend, self.mirror.server(at)))
+            return await begin(self.sessions, front, at, partial(MirrorBackend, mirror.call_server(self.mirrored, at)))
         at.live.process.metrics.passed(at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
-        return await self.mirror.serve(at)
+        return await mirror.serve(self.mirrored, at)
 
     def _connect(self, at: Arrival) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
         is_decided = at.live.route.era == "bridge" or at.live.upstream.stdio is not None
-        return partial(SessionRelay, at.live, mirror_of=None if is_decided else self.mirror.server(at))
+        return partial(SessionRelay, at.live, mirror_of=None if is_decided else mirror.call_server(self.mirrored, at))

@@ -20,7 +20,6 @@ from gateway.legacy_front.stream import ENDED
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.seal.claims import Claims
 from gateway.telemetry import Passed, TrafficEra
 
 _METHODS: Final = "GET, POST, DELETE"
@@ -43,125 +42,122 @@ def beginning(incoming: Incoming) -> Front | None:
     return "sse" if is_sse and not {mcp.PROTOCOL_VERSION, mcp.LAST_EVENT_ID} & {*headers} else None
 
 
-class LegacyFront:
-    """The sessions of one process."""
+async def begin(sessions: SessionTable, front: Front, at: Arrival, connect: Connect) -> Response:
+    """Serve a request that begins a session."""
+    names, process = at.live.route.bound_headers, at.live.process
+    if process.draining.has_begun:
+        raise ShuttingDown("initialize again")
+    caller = digest(at.bearer, names)
+    id_ = SessionId(
+        front=front, route=at.incoming.path, owner=process.owner, epoch=process.epoch, names=names, caller=caller
+    )
+    session = sessions.open(at.live, front, sessions.ids.seal(id_), at.caller, connect)
+    goes_on = False
+    try:
+        with _serving(session):
+            if front == "sse":  # the stream is the session
+                reply = at.http_reply()
+                await reply.start()
+                address = f"{at.incoming.url.raw_path}?{QUERY}={session.id}"
+                # Not shown with the bodies: it is secret.
+                await reply.stream.write(f"event: endpoint\ndata: {address}\n\n".encode())
+                return await session.standalone.write(reply, 0)
+            response = await _post(session, at)
+            goes_on = session.is_initialized
+            return response
+    finally:
+        if not goes_on:
+            session.end(InvalidRequest("The client has ended the session by closing its stream"))
 
-    def __init__(self, ids: Claims[SessionId], table: SessionTable) -> None:
-        self._ids = ids
-        self.sessions = table
 
-    async def begin(self, front: Front, at: Arrival, connect: Connect) -> Response:
-        """Serve a request that begins a session."""
-        names, process = at.live.route.bound_headers, at.live.process
-        if process.draining.has_begun:
-            raise ShuttingDown("initialize again")
-        caller = digest(at.bearer, names)
-        id_ = SessionId(
-            front=front, route=at.incoming.path, owner=process.owner, epoch=process.epoch, names=names, caller=caller
-        )
-        session = self.sessions.open(at.live, front, self._ids.seal(id_), at.caller, connect)
-        goes_on = False
+async def continued(sessions: SessionTable, at: Arrival) -> Response | None:
+    """Serve a request of a session; None if it names no session of a gateway's. Raises GatewayError."""
+    given = given_id(at.incoming)
+    if given is None:
+        return None
+    try:
+        found = sessions.ids.open(given)
+        found.check(at.bearer)
+    except InvalidState as exc:
+        at.live.process.metrics.state_rejections[exc.reason,].inc()
+        return None
+    if found.front == "http":
+        at.incoming.found_session()
+    if not at.live.process.is_own(found.owner, found.epoch):
+        with at.live.process.draining.leaving_out(at.incoming.method == "GET"):
+            return await forward(at, found.owner, given)
+    session = sessions.find(given)
+    if session is None:
+        raise session_gone()
+    with _serving(session):
+        match at.incoming.method:
+            case "POST":
+                return await _post(session, at)
+            case "GET" if session.front == "http":
+                return await _get(session, at)
+            case "DELETE" if session.front == "http":
+                session.end(InvalidRequest("The client has ended the session"))
+                return await at.reply.only(ENDED)
+        allowed = _METHODS if session.front == "http" else "POST"
+        raise NotAllowed(f"HTTP {at.incoming.method[:20]} is not served in a session", allowed=allowed)
+
+
+@contextmanager
+def _serving(session: FrontSession) -> Iterator[None]:
+    """Count a request of a session, and keep the session from being idle.
+
+    A drain waits for the requests of clients that are open in it instead.
+    """
+    process = session.live.process
+    try:
+        with process.draining.leaving_out(), session.in_use():
+            yield
+    finally:
+        process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
+
+
+async def _post(session: FrontSession, at: Arrival) -> Response:
+    if session.is_initialized:
+        at.incoming.found_session()  # over HTTP+SSE, it exists before
+    message = at.message()
+    try:
+        stream = session.take(message)
+    except GatewayError as exc:
+        if session.tells_refused(message, exc):
+            return await at.accept()
+        raise
+    is_greeting = message.opened.method == mcp.INITIALIZE
+    at.incoming.drop_body(message.request_id)  # the session has the message
+    del message
+    if stream is not None and session.front == "http":
         try:
-            with self._serving(session):
-                if front == "sse":  # the stream is the session
-                    reply = at.http_reply()
-                    await reply.start()
-                    address = f"{at.incoming.url.raw_path}?{QUERY}={session.id}"
-                    # Not shown with the bodies: it is secret.
-                    await reply.stream.write(f"event: endpoint\ndata: {address}\n\n".encode())
-                    return await session.standalone.write(reply, 0)
-                response = await self._post(session, at)
-                goes_on = session.is_initialized
-                return response
+            return await stream.reply(at.reply)
         finally:
-            if not goes_on:
-                session.end(InvalidRequest("The client has ended the session by closing its stream"))
+            session.left(stream)
+    if is_greeting:
+        await session.initialized()  # the upstream may refuse the credential, which only a status can tell
+        if session.refusal is not None:
+            raise session.refusal
+    return await at.accept()
 
-    async def continued(self, at: Arrival) -> Response | None:
-        """Serve a request of a session; None if it names no session of a gateway's. Raises GatewayError."""
-        given = given_id(at.incoming)
-        if given is None:
-            return None
-        try:
-            found = self._ids.open(given)
-            found.check(at.bearer)
-        except InvalidState as exc:
-            at.live.process.metrics.state_rejections[exc.reason,].inc()
-            return None
-        if found.front == "http":
-            at.incoming.found_session()
-        if not at.live.process.is_own(found.owner, found.epoch):
-            with at.live.process.draining.leaving_out(at.incoming.method == "GET"):
-                return await forward(at, found.owner, given)
-        session = self.sessions.find(given)
-        if session is None:
-            raise session_gone()
-        with self._serving(session):
-            match at.incoming.method:
-                case "POST":
-                    return await self._post(session, at)
-                case "GET" if session.front == "http":
-                    return await self._get(session, at)
-                case "DELETE" if session.front == "http":
-                    session.end(InvalidRequest("The client has ended the session"))
-                    return await at.reply.only(ENDED)
-            allowed = _METHODS if session.front == "http" else "POST"
-            raise NotAllowed(f"HTTP {at.incoming.method[:20]} is not served in a session", allowed=allowed)
 
-    @contextmanager
-    def _serving(self, session: FrontSession) -> Iterator[None]:
-        """Count a request of a session, and keep the session from being idle.
-
-        A drain waits for the requests of clients that are open in it instead.
-        """
-        process = session.live.process
-        try:
-            with process.draining.leaving_out(), session.in_use():
-                yield
-        finally:
-            process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
-
-    async def _post(self, session: FrontSession, at: Arrival) -> Response:
-        if session.is_initialized:
-            at.incoming.found_session()  # over HTTP+SSE, it exists before
-        message = at.message()
-        try:
-            stream = session.take(message)
-        except GatewayError as exc:
-            if session.tells_refused(message, exc):
-                return await at.accept()
-            raise
-        is_greeting = message.opened.method == mcp.INITIALIZE
-        at.incoming.drop_body(message.request_id)  # the session has the message
-        del message
-        if stream is not None and session.front == "http":
-            try:
-                return await stream.reply(at.reply)
-            finally:
-                session.left(stream)
-        if is_greeting:
-            await session.initialized()  # the upstream may refuse the credential, which only a status can tell
-            if session.refusal is not None:
-                raise session.refusal
-        return await at.accept()
-
-    async def _get(self, session: FrontSession, at: Arrival) -> Response:
-        """Serve a stream from a place that the client names, or the standalone one from where the last one ended."""
-        stream, position = session.standalone, session.standalone.delivered
-        place = at.incoming.headers.get(mcp.LAST_EVENT_ID)
-        if place is not None:
-            name, _, number = place.partition("-")
-            is_place = len(place) <= 40 and name.isdecimal() and number.isdecimal()
-            found = session.streams.get(int(name)) if is_place else None
-            if found is None or not (found.is_resumable and found.can_resume(int(number))):
-                raise NotAllowed(  # what clients take for `no stream here`, without giving up their session
-                    "Last-Event-ID names no event that is kept here: its stream is complete, or its events were "
-                    "forgotten because those of all clients took more than limits.replay_bytes",
-                    allowed="POST, DELETE",
-                )
-            stream, position = found, int(number)
-        try:
-            return await stream.write(at.reply, position)
-        finally:
-            if stream is not session.standalone:
-                session.left(stream)
+async def _get(session: FrontSession, at: Arrival) -> Response:
+    """Serve a stream from a place that the client names, or the standalone one from where the last one ended."""
+    stream, position = session.standalone, session.standalone.delivered
+    place = at.incoming.headers.get(mcp.LAST_EVENT_ID)
+    if place is not None:
+        name, _, number = place.partition("-")
+        is_place = len(place) <= 40 and name.isdecimal() and number.isdecimal()
+        found = session.streams.get(int(name)) if is_place else None
+        if found is None or not (found.is_resumable and found.can_resume(int(number))):
+            raise NotAllowed(  # what clients take for `no stream here`, without giving up their session
+                "Last-Event-ID names no event that is kept here: its stream is complete, or its events were "
+                "forgotten because those of all clients took more than limits.replay_bytes",
+                allowed="POST, DELETE",
+            )
+        stream, position = found, int(number)
+    try:
+        return await stream.write(at.reply, position)
+    finally:
+        if stream is not session.standalone:
+            session.left(stream)

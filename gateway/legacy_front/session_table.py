@@ -8,12 +8,13 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.session import FrontSession
-from gateway.legacy_front.session_ids import Front
+from gateway.legacy_front.session_ids import Front, SessionId
 from gateway.protocol.errors import Busy, GatewayError, InvalidRequest
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
+from gateway.seal.claims import Claims
 from gateway.telemetry import Metrics
 
 _SWEEP_SECONDS: Final = 1.0
@@ -29,7 +30,8 @@ the most notices the limit."""
 class SessionTable:
     """Sessions by their sealed ids."""
 
-    def __init__(self, in_force: InForce[Config], metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(self, ids: Claims[SessionId], in_force: InForce[Config], metrics: Metrics, tasks: Tasks) -> None:
+        self.ids = ids
         self.budget = Budget(
             "limits.replay_bytes", in_force.part(lambda config: max(REPLAY_BYTES, config.limits.event_bytes))
         )

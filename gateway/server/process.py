@@ -33,10 +33,8 @@ from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
-from gateway.legacy_front.front import LegacyFront
 from gateway.legacy_front.session_ids import session_ids
 from gateway.legacy_front.session_table import SessionTable
-from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.parking.cold_expiry import ColdExpiry
@@ -231,15 +229,14 @@ class Gateway:
         self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
-        front = LegacyFront(session_ids(keys), SessionTable(in_force, self.metrics, tasks))
+        sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
         hold, results = in_force.part(lambda config: config.hold), self.lot.results
-        mirror = Mirror(Shared(Tokens(keys), hold, results))
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
         stateless = Stateless(Shared(Tokens(keys, "sep-1442, "), hold, results), own_side)
-        legacy = LegacyRouting(front, mirror, stateless)
+        legacy = LegacyRouting(sessions, Shared(Tokens(keys), hold, results), stateless)
         task_requests = TaskRequests(process, self.lot, self.task_table)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy, task_requests)
 
@@ -262,7 +259,7 @@ class Gateway:
         for listener in self.listeners:
             listener.forget_heads()
         self.routes.rebuild(config, tls)
-        self.downstream.front.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
+        self.downstream.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self.client_listener.is_secure:
             self.tasks.spawn(self.client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
@@ -284,7 +281,7 @@ class Gateway:
         self.task_table.leave(is_resumable=self.is_resumable)
         for live in self.routes.live.values():
             live.upstream.retire()
-        self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
+        self.downstream.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         _ = await asyncio.gather(*(listener.close() for listener in self.listeners))
         await self.routes.end_children()

@@ -37,143 +37,135 @@ _MAX_ID_BYTES: Final = 1_000
 """The ids of events carry the id of their call."""
 
 
-class Mirror:
-    """The mirror of one process."""
+def owns(shared: Shared, incoming: Incoming) -> bool:
+    """Whether a request belongs to a mirrored session."""
+    return shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
 
-    def owns(self, incoming: Incoming) -> bool:
-        """Whether a request belongs to a mirrored session."""
-        return self.shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
+async def serve(shared: Shared, came: Arrival) -> Response:
+    """Serve one request of a legacy client; raises GatewayError."""
+    at = replace(came, headers=on_behalf(came.incoming, came.live))
+    match at.incoming.method:
+        case "POST":
+            return await _post(shared, at)
+        case "GET":
+            return await _get(shared, at)
+        case "DELETE":
+            return await _delete(shared, at)
+        case _:
+            raise not_served(at.incoming.method, _METHODS)
 
-    async def serve(self, came: Arrival) -> Response:
-        """Serve one request of a legacy client; raises GatewayError."""
-        at = replace(came, headers=on_behalf(came.incoming, came.live))
-        match at.incoming.method:
-            case "POST":
-                return await self._post(at)
-            case "GET":
-                return await self._get(at)
-            case "DELETE":
-                return await self._delete(at)
-            case _:
-                raise not_served(at.incoming.method, _METHODS)
 
-    # -- POST ---------------------------------------------------------------------------------------------------
+async def _post(shared: Shared, at: Arrival) -> Response:
+    try:
+        message = at.opened()
+    except GatewayError:
+        with suppress(GatewayError):
+            _ = _session(shared, at)  # an unreadable message does not end the session in which it came
+        raise
+    id_ = request_id(message.id) if isinstance(message.id, Raw) else None
+    if message.method == mcp.INITIALIZE and id_ is not None:
+        if at.live.process.draining.refuses_calls:
+            raise ShuttingDown("try again")
+        keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
+        profile = of_initialize(params_of(message), keeps_state=keeps_state)
+        result = await initialize(server_of(at.live), profile, at.headers)
+        token = shared.tokens.new_session(at.bearer, profile)
+        return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
+    session = _session(shared, at)
+    if message.method is None:
+        return await call_continuation.answer(shared, at, session, message)
+    if id_ is None:
+        if message.method == mcp.CANCELLED:
+            await call_continuation.cancel(shared, at, session, message)
+        return await at.accept()
+    serving = _request(shared, at, session, id_, message)
+    del message  # a call keeps the params alone, and these coroutines wait for its end
+    return await serving
 
-    async def _post(self, at: Arrival) -> Response:
-        try:
-            message = at.opened()
-        except GatewayError:
-            with suppress(GatewayError):
-                _ = self._session(at)  # an unreadable message does not end the session in which it came
-            raise
-        id_ = request_id(message.id) if isinstance(message.id, Raw) else None
-        if message.method == mcp.INITIALIZE and id_ is not None:
-            if at.live.process.draining.refuses_calls:
-                raise ShuttingDown("try again")
-            keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
-            profile = of_initialize(params_of(message), keeps_state=keeps_state)
-            result = await initialize(server_of(at.live), profile, at.headers)
-            token = self.shared.tokens.new_session(at.bearer, profile)
-            return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
-        session = self._session(at)
-        if message.method is None:
-            return await call_continuation.answer(self.shared, at, session, message)
-        if id_ is None:
-            if message.method == mcp.CANCELLED:
-                await call_continuation.cancel(self.shared, at, session, message)
-            return await at.accept()
-        serving = self._request(at, session, id_, message)
-        del message  # a call keeps the params alone, and these coroutines wait for its end
-        return await serving
 
-    def _session(self, at: Arrival) -> Session:
-        token = at.incoming.headers.get(mcp.SESSION_ID)
-        if token is None:
-            raise InvalidRequest(
-                "The header Mcp-Session-Id is missing; send initialize first, and then its session id"
-            )
-        version = at.incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if version is not None and version not in mcp.LEGACY_VERSIONS:
-            raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
-        session = self.shared.tokens.session(token, at.bearer, at.live.config.state.session_ttl_seconds)
-        self.shared.homes.check(session)
-        at.incoming.found_session()
-        return session
+def _session(shared: Shared, at: Arrival) -> Session:
+    token = at.incoming.headers.get(mcp.SESSION_ID)
+    if token is None:
+        raise InvalidRequest("The header Mcp-Session-Id is missing; send initialize first, and then its session id")
+    version = at.incoming.headers.get(mcp.PROTOCOL_VERSION)
+    if version is not None and version not in mcp.LEGACY_VERSIONS:
+        raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
+    session = shared.tokens.session(token, at.bearer, at.live.config.state.session_ttl_seconds)
+    shared.homes.check(session)
+    at.incoming.found_session()
+    return session
 
-    async def _request(self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
-        if (session.key, id_) in self.shared.running:
-            raise IdInUse
-        response = jsonrpc.result(id_, b"{}")
-        keeps_level = sep_1655_item.is_kept(at.live, session)
-        if keeps_level:
-            message, kept = sep_1655_item.taken(message, at, session)
-            self.shared.homes.learn_level(session, kept)
-        match message.method:
-            case mcp.PING:
-                pass
-            case mcp.SET_LEVEL:
-                level = sep_1655_item.new(level_of(params_of(message)), session)
-                self.shared.homes.set_level(session, level)
-                await at.live.process.router.to_all(at.incoming)
-                if keeps_level:
-                    response = sep_1655_item.given(response, level, at.live)
-            case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
-                self._check_home(at)
-                found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
-                if found is not None:
-                    return found
-                home = self.shared.homes.of(session, at.live)
-                await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
-            case _:
-                if len(id_) > _MAX_ID_BYTES:
-                    raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
-                request = request_of(id_, message)
-                del message
-                at.incoming.drop_body(id_)
-                if at.live.process.draining.refuses_calls:
-                    raise ShuttingDown("call again")
-                exchange, wanted = world.token_urlsafe(9), self.shared.homes.level(session)
-                return await StreamedCall(self.shared, at, session, exchange, request, wanted).write(at)
-        return await at.reply.whole(FinalMessage(response))
 
-    # -- GET ----------------------------------------------------------------------------------------------------
-
-    async def _get(self, at: Arrival) -> Response:
-        session = self._session(at)
-        place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
-        if place is not None and (subscribed := self.shared.tokens.subscribed(place, session)) is None:
-            return await call_continuation.resume(self.shared, at, session, place)
-        self._check_home(at)
-        if at.live.process.draining.has_begun:
-            raise ShuttingDown("open the stream again")
-        with at.live.process.draining.leaving_out():
+async def _request(shared: Shared, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
+    if (session.key, id_) in shared.running:
+        raise IdInUse
+    response = jsonrpc.result(id_, b"{}")
+    keeps_level = sep_1655_item.is_kept(at.live, session)
+    if keeps_level:
+        message, kept = sep_1655_item.taken(message, at, session)
+        shared.homes.learn_level(session, kept)
+    match message.method:
+        case mcp.PING:
+            pass
+        case mcp.SET_LEVEL:
+            level = sep_1655_item.new(level_of(params_of(message)), session)
+            shared.homes.set_level(session, level)
+            await at.live.process.router.to_all(at.incoming)
+            if keeps_level:
+                response = sep_1655_item.given(response, level, at.live)
+        case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
+            _check_home(at)
             found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is not None:
                 return found
-            home = self.shared.homes.of(session, at.live)
-            return await home.write(at.reply, at.headers, subscribed)
+            home = shared.homes.of(session, at.live)
+            await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
+        case _:
+            if len(id_) > _MAX_ID_BYTES:
+                raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
+            request = request_of(id_, message)
+            del message
+            at.incoming.drop_body(id_)
+            if at.live.process.draining.refuses_calls:
+                raise ShuttingDown("call again")
+            exchange, wanted = world.token_urlsafe(9), shared.homes.level(session)
+            return await StreamedCall(shared, at, session, exchange, request, wanted).write(at)
+    return await at.reply.whole(FinalMessage(response))
 
-    def _check_home(self, at: Arrival) -> None:
-        """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
-        if at.live.process.draining.has_begun and at.incoming.peer_request is not None:
-            raise PeerReplaced(at.incoming.peer_request.to)
 
-    # -- DELETE -------------------------------------------------------------------------------------------------
+async def _get(shared: Shared, at: Arrival) -> Response:
+    session = _session(shared, at)
+    place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
+    if place is not None and (subscribed := shared.tokens.subscribed(place, session)) is None:
+        return await call_continuation.resume(shared, at, session, place)
+    _check_home(at)
+    if at.live.process.draining.has_begun:
+        raise ShuttingDown("open the stream again")
+    with at.live.process.draining.leaving_out():
+        found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
+        if found is not None:
+            return found
+        home = shared.homes.of(session, at.live)
+        return await home.write(at.reply, at.headers, subscribed)
 
-    async def _delete(self, at: Arrival) -> Response:
-        """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
-        session = self._session(at)
-        for held in [held for (key, _), held in self.shared.running.items() if key == session.key]:
-            held.cancel()
-        self.shared.homes.end(session)
-        await at.live.process.router.to_all(at.incoming)
-        return await at.reply.only(FinalMessage(b""))
 
-    # -- the upstream -------------------------------------------------------------------------------------------
+def _check_home(at: Arrival) -> None:
+    """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
+    if at.live.process.draining.has_begun and at.incoming.peer_request is not None:
+        raise PeerReplaced(at.incoming.peer_request.to)
 
-    def server(self, at: Arrival) -> CallServer:
-        """The server for a link that holds its own state."""
-        return CallServer(at.live, server_of(at.live), self.shared.catalog, at.caller_key)
+
+async def _delete(shared: Shared, at: Arrival) -> Response:
+    """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
+    session = _session(shared, at)
+    for held in [held for (key, _), held in shared.running.items() if key == session.key]:
+        held.cancel()
+    shared.homes.end(session)
+    await at.live.process.router.to_all(at.incoming)
+    return await at.reply.only(FinalMessage(b""))
+
+
+def call_server(shared: Shared, at: Arrival) -> CallServer:
+    """The server for a link that holds its own state."""
+    return CallServer(at.live, server_of(at.live), shared.catalog, at.caller_key)
