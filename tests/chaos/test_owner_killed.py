@@ -1,4 +1,4 @@
-"""SIGKILL of the replica that holds a call, in every state that a call can be in.
+"""SIGKILL of the replica that holds a call, in every state that a call can be in; and SIGTERM, whose time is over.
 
 The right outcome depends on the legacy server (does it keep an event store?) and on the tool (may it run twice?).
 In every cell, the server's ledger shows how often the tool ran and was answered, and the metrics of the living
@@ -29,6 +29,7 @@ STATES = (
     "running",  # the client is connected to the owner and has not been asked yet
     "running, relayed",  # the same in the retry of a round without questions, which came through another replica
     "parked",
+    "parked, drained",  # the replica ends in order, at the deadline of its drain
     "answering",  # the client is connected to the owner; the tool has its answer and still works
     "answering, relayed",  # the same, through another replica
     "answered",  # the client has the result and repeats its retry
@@ -77,16 +78,17 @@ class Scene:
     elsewhere: Client
     before: Gate
     after: Gate
-
-    async def first_round(self) -> str:
-        self.before.open()
-        return await self.call.begin(self.at_owner)
+    is_drained: bool
 
 
 async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Reply] | None", state: str) -> Reply:
     """Kill the owner; return what the client gets, by its open reply or by a retry."""
     before = await steps(scene.survivors)
-    await scene.owner.kill()
+    if scene.is_drained:
+        scene.owner.terminate()
+        assert await scene.owner.exited() == 0
+    else:
+        await scene.owner.kill()
     task = waiting or asyncio.get_running_loop().create_task(scene.call.retry(scene.elsewhere, state))
     if step == "lost":
         return await prompt(task)
@@ -119,8 +121,9 @@ async def play(state: str, scene: Scene, step: str) -> Reply | None:
         await scene.owner.until_metric(HELD, lambda held: not held)  # it has the retry
         asked = await killed(scene, step, waiting, answer.state)
         return asked if step == "lost" else await call.retry(scene.elsewhere, asked.state)
-    token = await scene.first_round()
-    if state == "parked":
+    scene.before.open()
+    token = await call.begin(scene.at_owner)
+    if state.startswith("parked"):
         return await killed(scene, step, None, token)
     if state == "answering, relayed":
         waiting = loop.create_task(call.retry(scene.elsewhere, token))
@@ -150,7 +153,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path) -> None:
     start = len(server.ledger())  # no two cells at once
     before = await steps(survivors)
     async with wire(owner.url) as client:
-        scene = Scene(call, owner, survivors, client, client.on(survivors[0].url), *gates)
+        scene = Scene(call, owner, survivors, client, client.on(survivors[0].url), *gates, "drained" in state)
         answer = await play(state, scene, step)
     taken = await steps(survivors) - before
 
@@ -166,7 +169,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path) -> None:
     # The tool ran twice only if it may, and each run got its answer once.
     assert call.runs == (2 if step == "replayed" else 1)
     assert call.answers == {"broken": 0, "lost": int(given), "resumed": 1, "replayed": 1 + given}[step]
-    if step == "lost" and state != "answered":
+    if step == "lost" and state not in {"answered", "parked, drained"}:  # a drain declines the question first
         await call.wait(lambda _: any(e["event"] == "cancelled" for e in server.ledger()[start:]), "cancelled")
     scene.before.open()
     scene.after.open()
