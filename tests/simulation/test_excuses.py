@@ -7,15 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.simulation import test_stories_ownership as ownership
-from tests.simulation import test_stories_remains as remains
-from tests.simulation import test_stories_shared_sessions as shared
-from tests.simulation import test_stories_states as states
-from tests.simulation import test_stories_tasks as tasks
 from tests.simulation.history import Line, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault
 from tests.simulation.test_stories import story
+from tests.simulation.test_stories_remains import ended_under_its_call
+from tests.simulation.test_stories_shared_sessions import questions_of_two_calls
+from tests.simulation.told import REPLAY, TASKS, call, played, task
 
 Change = Callable[[Outcome], object]
 INVALID: Final = "its state is invalid"
@@ -24,7 +22,7 @@ GIVEN: Final = "to which another one gave this call"
 
 
 class Excuse(NamedTuple):
-    """A history of `stories/`, or of a function; the complaint that each change brings, which takes a cause away."""
+    """A story, or the history of a function; the complaint that each change brings, which takes a cause away."""
 
     told: str | Callable[[], Outcome]
     says: str
@@ -150,39 +148,89 @@ def fails_earlier(outcome: Outcome) -> None:
 
 def left_before_a_drain() -> Outcome:
     """The session of the cold call ends with its result, and the signal comes just after that."""
-    the_call = ownership.call(1, 1, 1, 1, think=3.0, habit="leaves unread", questions=1, between=1.0)
     hold = {"cold_seconds": 1.0, "drain_delay_seconds": 0.1, "drain_seconds": 0.1}
-    return ownership.played(the_call, Fault("term", 4.2, 0.1, target=1), replicas=1, **hold)
+    the_call = call(1, 1, 1, 1, habit="leaves unread", questions=1, between=1.0)
+    return played(the_call, Fault("term", 4.2, 0.1), replicas=1, **hold)
 
 
 def given_up_by_a_former_owner() -> Outcome:
     """Who took it over ends in its drain, and the client comes back with its state after that of the owner expired."""
-    cut_off, drain = Fault("one way", 5.0, 6.0, target=1), Fault("term", 12.0, 1.0, target=2)
+    cut_off, drain = Fault("one way", 5.0, 6.0), Fault("term", 12.0, 1.0, target=2)
     hold = {"ttl_seconds": 16.0, "drain_delay_seconds": 0.5, "drain_seconds": 1.0}
-    return ownership.played(ownership.call(1, 3, 1, think=8.0, questions=2), cut_off, drain, **hold)
+    return played(call(1, 3, 1, think=8.0, questions=2), cut_off, drain, **hold)
 
 
 def declined_in_a_drain() -> Outcome:
     """A replica declines the open questions of a run before it cancels it, and ends meanwhile."""
-    the_call = ownership.call(1, tool="search", questions=2, refuses="late 503", **{"at once": True})
-    fault, route = Fault("term", 0.0, 15.0, target=1, when="asking"), {"continuation": "replay"}
-    return ownership.played(the_call, fault, replicas=1, route=route, quiet_seconds=2.0, drain_seconds=1.0)
-
-
-def questions_of_two_calls() -> Outcome:
-    one = shared.call("c1", 0.0, "pay", **shared.REFERRED, aside=True)
-    return shared.played(one, shared.call("c2", 3.2, "search", **shared.DEAF))
+    the_call = call(tool="search", questions=2, refuses="late 503", **{"at once": True})
+    hold = {"quiet_seconds": 2.0, "drain_seconds": 1.0}
+    return played(the_call, Fault("term", 0.0, 15.0, when="asking"), replicas=1, **REPLAY, **hold)
 
 
 def made_elsewhere() -> Outcome:
-    return tasks.played(Fault("kill", 7.0, 6.0), questions=1, made=8.0, asks_first=False)
+    return played(task(questions=1, made=8.0, asks_first=False), Fault("kill", 7.0, 6.0), **TASKS)
 
 
 def ended_twice() -> Outcome:
-    script: dict[str, Any] = {"fragile": True, "before": 1.0, "questions": 2}
-    return tasks.played(Fault("one way", 0.0, 6.0, target=3), habit="cancels", replicas=(3, 3, 1, 2, 3), **script)
+    the_task = task(3, 3, 1, 2, 3, habit="cancels", fragile=True, before=1.0, questions=2)
+    return played(the_task, Fault("one way", 0.0, 6.0, target=3), **TASKS)
 
 
+def told_at_the_end(reason: str, fault: Fault, *events: str, age: float = 0.0, **script: Any) -> Outcome:
+    """Its client was told this in place of its result, after a fault and lines of a log that had to do with others."""
+    outcome = played(call(think=1.0, questions=1, **script), replicas=1)
+    (record,) = outcome.records
+    final = record.final
+    assert final is not None
+    assert final.state is not None
+    record.outcome = "error"
+    final.message = {"error": {"code": -32602, "message": "", "data": {"reason": reason}}}
+    record.left_unread = True
+    if age:
+        record.states[final.state] = final.at - age
+    fields = {"owner": "", "owner_is_dead": False, "request_id": "", "round": 1}
+    outcome.lines += [Line(record.began, "gw-1", "info", event, fields) for event in events]
+    outcome.faults = [fault]
+    return outcome
+
+
+def ages(seconds: float) -> Change:
+    """The state was so old when its client came."""
+
+    def changed(outcome: Outcome) -> None:
+        final = outcome.records[0].final
+        assert final is not None
+        outcome.records[0].states[final.state or ""] = final.at - seconds
+
+    return changed
+
+
+def keys_end(after: float, outcome: Outcome) -> Outcome:
+    """The keys of the state ended so long after the call began."""
+    outcome.plan.config["state"] = {}
+    outcome.deaths = [(outcome.records[0].began + after, "gw-1")]
+    return outcome
+
+
+def got_other_answers() -> Outcome:
+    outcome = played(call(think=1.0, questions=1), replicas=1)
+    (record,) = outcome.records
+    record.told[-1].carried, outcome.faults = {"c1/0": "c1/0=9"}, [Fault("kill", 1.0, 2.0)]
+    fields = {"owner": "", "owner_is_dead": False, "request_id": ""}
+    outcome.lines.append(Line(record.began, "gw-1", "info", "call.taken_over", fields))
+    return outcome
+
+
+def came_long_before(outcome: Outcome) -> None:
+    """The first event id, while everything was slow already."""
+    outcome.ledger.runs[0].began -= 2.0
+    outcome.faults = [
+        replace(each, at=each.at - 2.0, seconds=each.seconds + 2.0) if each.kind == "slow" else each
+        for each in outcome.faults
+    ]
+
+
+KILLED: Final = Fault("kill", 60.0, 2.0)
 WITHOUT_COLD: Final = (unsaid("call.cooled"),)
 
 EXCUSES: Final = (
@@ -205,17 +253,25 @@ EXCUSES: Final = (
         "an_owner_whose_clock_was_set_does_not_hear_of_its_client", INVALID, each(target=2, seconds=1.0, kind="stall")
     ),
     Excuse(
-        states.comes_back_where_no_link_leads,
+        "a client comes back through a replica that does not reach the owner, in a grace period of 6.0 s",
         INVALID,
         (instead(), instead(Fault("peers", 4.0, 2.0, 2, 3)), instead(Fault("stop", 4.0, 2.0, 2))),
     ),
-    Excuse(states.comes_back_with_a_state_of_the_future, INVALID, each(target=3, seconds=2.0, kind="stall")),
+    Excuse(
+        "a replica does not tell an owner whose state is of the future that its client is back",
+        INVALID,
+        each(target=3, seconds=2.0, kind="stall"),
+    ),
     Excuse(
         "a_replica_that_hears_nothing_of_the_owner_has_no_session_for_its_call", INVALID, (unsaid("call.taken_over"),)
     ),
-    Excuse(states.is_kept_from_coming, INVALID, each("part", seconds=4.0, at=6.0, target=3, kind="stop")),
     Excuse(
-        states.comes_where_no_link_leads_to_the_owner,
+        "a client loses the grace period at a replica that it does not reach",
+        INVALID,
+        each("part", seconds=4.0, at=6.0, target=3, kind="stop"),
+    ),
+    Excuse(
+        "a client loses the grace period where no link leads to the owner",
         INVALID,
         (*map(is_not_told, (2, 3, 4)), *each(seconds=3.0, at=4.0, target=2, kind="part")),
     ),
@@ -223,8 +279,46 @@ EXCUSES: Final = (
     Excuse("a_client_that_lost_its_replica_waits_for_a_link_that_is_down", INVALID, (first_link_is_up,)),
     Excuse("a_call_goes_cold_whose_questions_did_not_reach_its_client", INVALID, (is_never_stalled,)),
     Excuse("the_call_of_the_faster_of_two_rivals_goes_cold", f"c10: was told at 12.80 that {INVALID}", WITHOUT_COLD),
-    Excuse(states.copy_comes_late, INVALID, WITHOUT_COLD),
-    Excuse(states.reply_is_lost, INVALID, (*WITHOUT_COLD, instead())),
+    Excuse("a copy of a request is refused only if its call went cold meanwhile, after 2.0 s", INVALID, WITHOUT_COLD),
+    Excuse(
+        "a repeat of a request whose reply was lost is refused only if its call went cold, after 2.0 s",
+        INVALID,
+        (*WITHOUT_COLD, instead()),
+    ),
+    Excuse(
+        "a client had not read the questions when its connection broke, and its call went cold after 2.0 s",
+        INVALID,
+        (*WITHOUT_COLD, is_heard),
+    ),
+    Excuse(partial(told_at_the_end, "invalid_request_state", KILLED, "call.cooled"), INVALID, WITHOUT_COLD),
+    Excuse(
+        lambda: keys_end(0.1, told_at_the_end("invalid_request_state", KILLED)),
+        INVALID,
+        (lambda outcome: keys_end(-0.1, outcome),),
+    ),
+    *(
+        Excuse(
+            partial(told_at_the_end, reason, Fault("jump", 0.0, 60.0, amount=90.0), age=95.0),
+            reason,
+            (ages(85.0), ages(185.0), *each(amount=0.0)),
+        )
+        for reason in ("session_lost", "call_lost")
+    ),
+    *(
+        Excuse(f"an owner that hears of the end of a leg gives up its client: {kind}", INVALID, each(kind, at=1.9))
+        for kind in ("peers", "part")
+    ),
+    Excuse(
+        "a question comes before the first event id of its call",
+        "ended without a cause",
+        (without("slow"), came_long_before),
+    ),
+    Excuse(got_other_answers, "answered c1/0=9, and got a result with c1/0=1", (unsaid("call.taken_over"),)),
+    Excuse(
+        partial(told_at_the_end, "call_lost", Fault("jump", 1.0, 2.0), "call.taken_over", aside=True),
+        "ended without a cause: error call_lost",
+        (unsaid("call.taken_over"),),
+    ),
     Excuse("a_state_whose_key_is_of_one_process_ages_on_its_way", INVALID, (has_no_keys,)),
     Excuse("a_state_whose_key_is_of_a_process_that_was_started_again_ages_on_its_way", INVALID, (has_no_keys,)),
     # a call that is given to another replica, taken over, or given up
@@ -282,7 +376,7 @@ EXCUSES: Final = (
     ),
     Excuse(questions_of_two_calls, "answered for it", (has_other_callers,)),
     Excuse(
-        remains.ended_under_its_call,
+        ended_under_its_call,
         "server: a session was deleted while c1 ran in it",
         (lambda outcome: put(outcome.records[0], final=None),),
     ),
@@ -317,12 +411,12 @@ EXCUSES: Final = (
     Excuse(made_elsewhere, "was served without a task", (lambda outcome: outcome.tasks[0].requests.clear(),)),
     Excuse(ended_twice, "t1: ended twice", (instead(),)),
     Excuse(
-        partial(tasks.played, questions=1, patience=1.0),
+        "an answer that comes after the end of its task changes nothing",
         "run 1 got no answer to t1/0",
         (lambda outcome: outcome.tasks[0].call.script.update(patience=3.0),),
     ),
     Excuse(
-        partial(tasks.played, questions=2, refuses="503"),
+        "an answer that the server refuses is asked for again: 503",
         "was refused without a cause: another one",
         (lambda outcome: outcome.tasks[0].refusals.insert(0, "another one"),),
     ),

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.simulation.history import History
 from tests.simulation.oracle import complaints
-from tests.simulation.plan import Call, Plan
 from tests.simulation.server import Kind
+from tests.simulation.told import call, played
 
 _IDLE: list[tuple[float, float]] = [
     # (after how many seconds the server closes a connection, how much later the next request is sent)
@@ -33,11 +32,9 @@ def test_an_answer_that_comes_when_the_server_closes_its_idle_connections(
 
 
 def _expect_results(idle: float, has_events: bool, *, think: float, apart: float, questions: int) -> None:  # noqa: FBT001
-    calls = tuple(
-        Call(f"c{number}", round(number * apart, 6), "pay", "ann", {"questions": questions}, think)
-        for number in range(1, 9)
-    )
-    config = {"hold": {"ttl_seconds": 90.0}, "sessions": {"idle_seconds": 30}}
-    outcome = History(Plan(1, 1, Kind(has_events, idle), config, calls, ())).run()
+    calls = [
+        call(tag=f"c{number}", at=round(number * apart, 6), think=think, questions=questions) for number in range(1, 9)
+    ]
+    outcome = played(*calls, replicas=1, kind=Kind(has_events, idle))
     assert [record.outcome for record in outcome.records] == ["result"] * len(calls)
     assert complaints(outcome) == []

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.history import History, Outcome
+from tests.simulation import told
+from tests.simulation.history import Outcome
 from tests.simulation.listening import URIS, Change, Listener
 from tests.simulation.oracle import complaints
-from tests.simulation.plan import Fault, Plan
-from tests.simulation.server import Kind
+from tests.simulation.plan import Fault
 
 _TIMES = (2.0, 5.0, 5.5, 6.5, 9.0, 14.0, 25.0, 45.0, 80.0)
 
@@ -19,17 +19,14 @@ def listener(*replicas: int, path: str = "/mcp", is_legacy: bool = False, **othe
     return Listener("l1", wants_lists=True, replicas=replicas, path=path, is_legacy=is_legacy, **settings)
 
 
-def played(the_listener: Listener, *faults: Fault, replicas: int = 3) -> Outcome:
+def played(the_listener: Listener, *faults: Fault) -> Outcome:
     """What became of a listener in a cluster that lives through these faults."""
-    hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    changes = tuple(
+    changes = (
         Change(at + number / 100, "ann", uri, the_listener.path)
         for at in _TIMES
         for number, uri in enumerate((*URIS, ""))
     )
-    config = {"hold": hold, "sessions": {"idle_seconds": 30}}
-    kind = Kind(has_changes=True)
-    return History(Plan(1, replicas, kind, config, (), faults, (the_listener,), changes)).run()
+    return told.played(the_listener, *changes, *faults)
 
 
 def ends(outcome: Outcome) -> list[str]:

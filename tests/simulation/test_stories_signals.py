@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from tests.simulation import told
 from tests.simulation.history import History
 from tests.simulation.oracle import BUG_LEVELS, complaints
-from tests.simulation.plan import Call, Fault, Plan
-from tests.simulation.server import Kind
+from tests.simulation.plan import Fault, Plan
+from tests.simulation.told import NO_EVENTS, OWN_KEYS, call, played
 from tests.simulation.world import START
 
 _SOON_SECONDS = 2.1
@@ -19,21 +20,21 @@ _BEFORE = 3.0
 
 def _plan(**config: Any) -> Plan:
     replicas = 1 if config else 2
-    calls = tuple(
-        Call(
-            f"c{number}",
-            0.2 * number,
-            "pay",
-            ("ann", "bob", "eve")[number % 3],
-            {"questions": number % 3, "before": 6.0 if number % 4 == 0 else 0.0, "aside": number % 5 == 0},
+    calls = (
+        call(
+            *(1, 1, replicas),
+            tag=f"c{number}",
+            at=0.2 * number,
+            caller=("ann", "bob", "eve")[number % 3],
             think=(0.2, 3.0, 8.0)[number % 3],
             habit=("plain", "abandons", "slow reader", "twice")[number % 4],
-            replicas=(1, 1, replicas),
+            questions=number % 3,
+            before=6.0 if number % 4 == 0 else 0.0,
+            aside=number % 5 == 0,
         )
         for number in range(1, 13)
     )
-    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    return Plan(1, replicas, Kind(), {"hold": hold, "sessions": {"idle_seconds": 30}, **config}, calls, ())
+    return told.plan(*calls, replicas=replicas, **config)
 
 
 def _ended(plan: Plan, signals: tuple[float, ...], number: signal.Signals = signal.SIGTERM) -> float:
@@ -64,12 +65,9 @@ def test_a_second_signal_during_a_drain_ends_the_process_soon(after: float) -> N
 
 
 def test_a_second_signal_ends_the_process_as_soon_if_replicas_wait_there_as_well_as_clients() -> None:
-    calls = (
-        Call("c1", 0.0, "pay", "ann", {"questions": 0, "before": 9.0}, 0.2, "plain", (1,)),
-        Call("c2", 0.0, "pay", "bob", {"questions": 2, "between": 9.0}, 0.2, "plain", (1, 2)),
-    )
-    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    plan = Plan(1, 2, Kind(has_events=False), {"hold": hold, "sessions": {"idle_seconds": 30}}, calls, ())
+    waits = call(think=0.2, questions=0, before=9.0)
+    asks = call(1, 2, tag="c2", caller="bob", think=0.2, questions=2, between=9.0)
+    plan = told.plan(waits, asks, replicas=2, kind=NO_EVENTS)
     second = _BEFORE + 0.5  # nothing is handed over before the drain begins
     assert second <= _ended(plan, (_BEFORE, second)) <= second + _SOON_SECONDS
 
@@ -98,11 +96,8 @@ def test_a_signal_while_the_gateway_starts_ends_it_soon(
 
 def test_a_drain_sends_a_client_away_though_another_request_of_it_has_ended() -> None:
     """The copy of its retry is not read, and ends after 6 s; the drain begins after that, and lasts 4 s."""
-    script = {"questions": 2, "between": 12.0, "logs": True}
-    the_call = Call("c1", 0.0, "pay", "ann", script, 0.2, "unread copy", (1, 1, 1, 2))
-    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    plan = Plan(1, 2, Kind(), {"hold": hold, "sessions": {"idle_seconds": 30}}, (the_call,), ())
-    history = History(plan)
+    the_call = call(1, 1, 1, 2, think=0.2, habit="unread copy", questions=2, between=12.0, logs=True)
+    history = History(told.plan(the_call, replicas=2))
     history.later(8.0, lambda: history.gateway(1).signal(signal.SIGINT))
     (record,) = history.run().records
     assert [told.result.get("inputRequests") is None for told in record.told[:2]] == [False, True]
@@ -112,11 +107,9 @@ def test_a_drain_sends_a_client_away_though_another_request_of_it_has_ended() ->
 
 def test_a_second_signal_may_come_from_another_fault() -> None:
     """The replica then ends without a word to its server: whatever its client could know is excused."""
-    the_call = Call("c1", 0.0, "search", "ann", {"questions": 0, "before": 9.0}, 0.2, "plain", (1, 2))
-    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    config = {"hold": hold, "sessions": {"idle_seconds": 30}}
+    the_call = call(1, 2, tool="search", think=0.2, questions=0, before=9.0)
     faults = Fault("term", 1.0, 60.0, target=1), Fault("term", 1.5, 60.0, target=1)
-    outcome = History(Plan(1, 2, Kind(has_events=False), config, (the_call,), faults)).run()
+    outcome = played(the_call, *faults, replicas=2, kind=NO_EVENTS)
     assert [fault.kind for fault in outcome.faults] == ["term", "term twice"]
     assert complaints(outcome) == []
 
@@ -124,10 +117,8 @@ def test_a_second_signal_may_come_from_another_fault() -> None:
 @pytest.mark.parametrize("kind", ["term", "int"])
 @pytest.mark.parametrize("lost", ["reply", "session", "cancellation"])
 def test_only_a_drain_that_is_cut_short_loses_what_a_whole_one_hands_over_or_cancels(kind: str, lost: str) -> None:
-    the_call = Call("c1", 0.0, "pay", "ann", {"questions": 1}, 2.0, "plain", (1,))
-    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    plan = Plan(1, 1, Kind(has_events=lost != "cancellation"), {"hold": hold}, (the_call,), ())
-    outcome = History(plan).run()
+    kind_of_server = NO_EVENTS if lost == "cancellation" else None
+    outcome = played(call(think=2.0, questions=1), replicas=1, kind=kind_of_server)
     (record,), (run,) = outcome.records, outcome.ledger.runs
     assert complaints(outcome) == []
     if lost == "cancellation":
@@ -146,10 +137,8 @@ def test_only_a_drain_that_is_cut_short_loses_what_a_whole_one_hands_over_or_can
 def test_a_call_that_goes_cold_in_a_process_with_its_own_keys_may_be_answered_until_the_drain_is_over(
     cold_seconds: float,
 ) -> None:
-    hold = {"ttl_seconds": 40.0, "cold_seconds": cold_seconds, "drain_delay_seconds": 0.5, "drain_seconds": 10.0}
-    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "state": {}, "replica": {"id": "gw-1"}}
-    the_call = Call("c1", 0.0, "pay", "ann", {"questions": 1}, 7.0, "plain", (1,))
-    outcome = History(Plan(1, 1, Kind(), config, (the_call,), (Fault("term", 2.0, 60.0),))).run()
+    how = {"cold_seconds": cold_seconds, "drain_delay_seconds": 0.5, "drain_seconds": 10.0, **OWN_KEYS}
+    outcome = played(call(think=7.0, questions=1), Fault("term", 2.0, 60.0), replicas=1, **how)
     (record,) = outcome.records
     assert [line.event for line in outcome.lines if line.event.startswith("call.")] == ["call.cooled"]
     assert record.outcome == "result"
@@ -158,11 +147,9 @@ def test_a_call_that_goes_cold_in_a_process_with_its_own_keys_may_be_answered_un
 
 def test_a_process_that_is_alone_breaks_no_new_connection_when_it_ends() -> None:
     """Of clients that come one after the other, some are told to come later, and the others find nobody there."""
-    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "state": {}, "replica": {"id": "gw-1"}}
     times = [_BEFORE + number / 1000 for number in range(30, 230)]
-    calls = tuple(Call(f"c{at}", at, "pay", "ann", {"questions": 0}, 0.2, "plain", (1,)) for at in times)
-    outcome = History(Plan(1, 1, Kind(), config, calls, (Fault("int", _BEFORE, 2.0, 1),))).run()
+    calls = [call(tag=f"c{at}", at=at, think=0.2, questions=0) for at in times]
+    outcome = played(*calls, Fault("int", _BEFORE, 2.0, 1), replicas=1, **OWN_KEYS)
     assert {record.outcome for record in outcome.records} == {"result"}
     reasons = {record.told[0].reason for record in outcome.records}
     assert reasons == {"stopping", ""}
