@@ -9,19 +9,17 @@ Only the published documents are cached, for some seconds, so any replica can se
 
 import asyncio
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
 from multidict import MultiMapping
 
-from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
-from gateway.config import Config, InForce, Route
-from gateway.http.server.body import BodyReader
+from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, request, where
+from gateway.config import Config, InForce
 from gateway.http.server.request import HttpRequest, media_type
 from gateway.http.server.response import Response, WholeResponse
-from gateway.http.upstream_client import REDIRECTS, Client
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
@@ -36,6 +34,8 @@ from gateway.protocol.errors import (
     Unreachable,
     UpstreamError,
 )
+from gateway.routes.live_route import LiveRoute
+from gateway.routes.route_table import RouteTable
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _PASSED_UP: Final = ("Accept", "Accept-Language", "Authorization", "Content-Type", "MCP-Protocol-Version")
@@ -63,30 +63,32 @@ class _Target(NamedTuple):
 class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
-    def __init__(self, in_force: InForce[Config], client_for: Callable[[str], Client], bodies: BodyReader) -> None:
-        self._bodies = bodies
-        self._client_for = client_for
+    def __init__(self, in_force: InForce[Config], routes: RouteTable) -> None:
+        self._routes = routes
         self._at_once = 0
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
         self._config = config
-        self._routes = {route.path.rstrip("/"): route for route in config.routes if route.upstream.url is not None}
         issuer = config.principal.issuer if config.principal.source == "jwt" else None
         self._issuer = issuer if oauth_metadata.origin(issuer) is not None else None
         """The issuer whose tokens the gateway itself requires, if it is a URL, as RFC 8414 requires."""
-        self._verified = {route.path.rstrip("/") for route in config.routes} if self._issuer is not None else set()
-        self._upstream = OAuthUpstream(self._client_for)
+        self._upstream = OAuthUpstream()
+
+    def _at(self, suffix: str) -> LiveRoute | None:
+        """The route of a suffix, which has no slash at its end."""
+        live = self._routes.live
+        return live.get(suffix) or live.get(f"{suffix}/")
 
     def challenge(self, http: HttpRequest, value: str) -> str:
         """Rewrite a WWW-Authenticate value so that it points the client to the gateway."""
         suffix = http.head.path.rstrip("/")
-        route = self._routes.get(suffix)
+        live = self._at(suffix)
         try:
-            if route is not None:
-                value = oauth_metadata.challenge(value, self._place(http, route))
-            if suffix in self._verified:
+            if live is not None and live.route.upstream.url is not None:
+                value = oauth_metadata.challenge(value, self._place(http, live))
+            if live is not None and self._issuer is not None:
                 value = oauth_metadata.with_metadata(value, self._public(http), suffix)
         except GatewayError:
             pass
@@ -122,46 +124,47 @@ class OAuthProxy:
                 f"HTTP {http.head.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
                 allowed=", ".join((*methods, "OPTIONS")),
             )
-        if asked.kind == oauth_metadata.RESOURCE and asked.suffix in self._verified - self._routes.keys():
-            return _document(self._of_issuer(self._public(http) + (asked.suffix or "/")))  # a stdio server has none
-        route = self._route(asked)
-        place = self._place(http, route)
+        found = self._at(asked.suffix)
+        if found is not None and found.route.upstream.url is None:  # a stdio server has none of its own
+            if asked.kind == oauth_metadata.RESOURCE and self._issuer is not None:
+                return _document(self._of_issuer(self._public(http) + (asked.suffix or "/")))
+            found = None
+        live = found or self._only(asked)
+        place = self._place(http, live)
         body = b""
         if http.head.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
-            body = await self._bodies.read(http, limit, self._config.limits.receive_seconds)
+            body = await self._routes.process.traffic.bodies.read(http, limit, self._config.limits.receive_seconds)
         if self._at_once >= _AT_ONCE:  # counted after the body, so a slow sender occupies no place
             raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
         self._at_once += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
                 if asked.kind in oauth_metadata.ENDPOINTS:
-                    return await self._forward(http, body, asked.kind, route, place)
-                return await self._metadata(asked, route, place)
+                    return await self._forward(http, body, asked.kind, live, place)
+                return await self._metadata(asked, live, place)
         except TimeoutError as exc:
             raise Unreachable(
-                f"{where(route)} did not answer an OAuth request within timeouts.handshake_seconds"
+                f"{where(live)} did not answer an OAuth request within timeouts.handshake_seconds"
             ) from exc
         finally:
             self._at_once -= 1
 
-    def _route(self, asked: _Target) -> Route:
-        route = self._routes.get(asked.suffix)
-        if route is not None:
-            return route
-        routes = list(self._routes.values())
-        if not asked.suffix and routes and len({oauth_metadata.origin(each.upstream.url) for each in routes}) == 1:
-            return routes[0]
+    def _only(self, asked: _Target) -> LiveRoute:
+        """The route to the only upstream, for a path without a suffix; raises MethodNotFound."""
+        over_http = [live for live in self._routes.live.values() if live.route.upstream.url is not None]
+        if not asked.suffix and len({oauth_metadata.origin(live.route.upstream.url) for live in over_http}) == 1:
+            return over_http[0]
         raise MethodNotFound(
             f"{asked.kind}{asked.suffix[:80]} does not belong to a route; append the path of a route to {asked.kind}"
         )
 
     # -- the public URL -----------------------------------------------------------------------------------------
 
-    def _place(self, http: HttpRequest, route: Route) -> Place:
-        upstream = oauth_metadata.origin(route.upstream.url)
+    def _place(self, http: HttpRequest, live: LiveRoute) -> Place:
+        upstream = oauth_metadata.origin(live.route.upstream.url)
         assert upstream is not None, "the configuration admits http(s) URLs only"
-        return Place(self._public(http), route.path.rstrip("/"), upstream)
+        return Place(self._public(http), live.route.path.rstrip("/"), upstream)
 
     def _public(self, http: HttpRequest) -> str:
         """The origin under which the client of this request reaches the gateway; raises InvalidRequest."""
@@ -179,8 +182,8 @@ class OAuthProxy:
 
     # -- metadata -----------------------------------------------------------------------------------------------
 
-    async def _metadata(self, asked: _Target, route: Route, place: Place) -> WholeResponse:
-        published = await self._upstream.published(route, place)
+    async def _metadata(self, asked: _Target, live: LiveRoute, place: Place) -> WholeResponse:
+        published = await self._upstream.published(live, place)
         if asked.kind == oauth_metadata.RESOURCE:
             document = published.resource
             own = self._of_issuer(place.resource)
@@ -191,7 +194,9 @@ class OAuthProxy:
                 oauth_metadata.authorization_server(document, place, asked.suffix) if document is not None else None
             )
         if shown is None:
-            raise MethodNotFound(f"The upstream of route {route.path} publishes no {asked.kind.rpartition('/')[2]}")
+            raise MethodNotFound(
+                f"The upstream of route {live.route.path} publishes no {asked.kind.rpartition('/')[2]}"
+            )
         return _document(shown)
 
     def _of_issuer(self, resource: str) -> Document | None:
@@ -200,27 +205,28 @@ class OAuthProxy:
 
     # -- endpoints ----------------------------------------------------------------------------------------------
 
-    async def _forward(self, http: HttpRequest, body: bytes, kind: str, route: Route, place: Place) -> WholeResponse:
-        published = await self._upstream.published(route, place)
-        server = published.server or {}
-        target = oauth_metadata.endpoint(server, oauth_metadata.ENDPOINTS[kind], place)
+    async def _forward(
+        self, http: HttpRequest, body: bytes, kind: str, live: LiveRoute, place: Place
+    ) -> WholeResponse:
+        published = await self._upstream.published(live, place)
+        name = oauth_metadata.ENDPOINTS[kind]
+        target = oauth_metadata.endpoint(published.server or {}, name, place)
         if target is None:
             raise MethodNotFound(
-                f"The metadata of the upstream of route {route.path} names no {oauth_metadata.ENDPOINTS[kind]} on the "
-                "upstream's own origin"
+                f"The metadata of the upstream of route {live.route.path} names no {name} on the upstream's own origin"
             )
         named = _renamed(published.resource, place)
         query = oauth_metadata.replaced(http.head.url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
         if not _is_plain(target) or " " in target:
-            raise Unreachable(f"{where(route)} names a {oauth_metadata.ENDPOINTS[kind]} that is not a URL")
+            raise Unreachable(f"{where(live)} names a {name} that is not a URL")
         if media_type(http.head.headers) == _FORM and body.isascii():
             body = oauth_metadata.replaced(body.decode(), named).encode()
         headers = _picked(http.head.headers, _PASSED_UP)
         if kind == "/authorize":
             _ = headers.pop("Authorization", None)  # a browser's, for the gateway's origin
-        async with self._upstream.request(http.head.method, route, target, headers, body) as reply:
+        async with request(http.head.method, live, target, headers, body) as reply:
             came = reply.headers
             kept = _picked(came, _PASSED_DOWN)
             if "WWW-Authenticate" in kept:
@@ -229,7 +235,7 @@ class OAuthProxy:
             if location is not None and reply.status in REDIRECTS and _is_plain(location):
                 with suppress(ValueError):  # `//[` is not a URL
                     kept["Location"] = _location(place.upstream + target, location, published, place)
-            return WholeResponse(body=await body_of(reply, route), status=reply.status, headers=kept)
+            return WholeResponse(body=await body_of(reply, live), status=reply.status, headers=kept)
 
 
 def _target(path: str) -> _Target | None:

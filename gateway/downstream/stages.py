@@ -19,7 +19,6 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.server.body import last_id
 from gateway.http.server.response import Response
-from gateway.http.upstream_client import Client
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
 
@@ -53,7 +52,7 @@ class Stages:
         self._authenticator = authenticator
         self._legacy = legacy
         self._bodies = routes.process.traffic.bodies
-        self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
+        self._oauth_proxy = OAuthProxy(in_force, routes)
         self.challenge = self._oauth_proxy.challenge
         self.serve = stacked((self._check_host, self._find_path, self._authenticate, self._receive), serve)
         self._use(in_force.value)
@@ -62,13 +61,6 @@ class Stages:
     def _use(self, config: Config) -> None:
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
-
-    def _client_of(self, path: str) -> Client:
-        """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
-        live = self._routes.live.get(path)
-        if live is None:
-            raise no_route(path)
-        return live.upstream.client
 
     def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Refuse a page that must not send requests here; the head of a known caller has passed before."""
