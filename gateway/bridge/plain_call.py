@@ -81,7 +81,7 @@ class PlainCall(msgspec.Struct, eq=False):
         try:
             calls.reserve(principal, 2 * asked.body_bytes)
             self._size = 2 * asked.body_bytes
-            call = self._call = legacy_call(request, live.process.call_id(), self)
+            call = self._call = legacy_call(request, next(live.process.call_ids), self)
             is_begun = session.begin(call, asked.headers, unusual)
         finally:
             if not is_begun:

@@ -66,7 +66,7 @@ class RequestCall(UpstreamCall):
                     self.release(clean=True)  # given up at the moment the session came
                     return
                 span = self._context.call_span(session.shaken.version)
-                call = legacy_call(context.request, context.live.process.call_id(), self._listener, span)
+                call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span)
                 if span is None and not bodies.on:
                     broke = partial(self._follow, session, call)
                     if session.begin(call, context.headers, broke):

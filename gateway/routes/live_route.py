@@ -4,7 +4,7 @@ A reload makes a new `LiveRoute`; calls in flight keep the one that they began w
 `LiveUpstream` as long as everything that shapes a session stays the same. A process has one `ProcessScope`.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -60,8 +60,8 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     draining: Draining
     stream_times: StreamTimes = DEFAULT_TIMES
     traces: Traces | None = None
-    call_id: Callable[[], bytes] = msgspec.field(default_factory=numbered)
-    """Returns the id of a new upstream call."""
+    call_ids: Iterator[bytes] = msgspec.field(default_factory=numbered)
+    """The ids of upstream calls."""
 
     def is_own(self, owner: str, epoch: str) -> bool:
         """Whether this process has what these names stand for, or had it."""

@@ -5,7 +5,7 @@ request a response belongs to: no other request of any replica has it.
 """
 
 from binascii import hexlify
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
@@ -19,9 +19,9 @@ def new_id() -> bytes:
     return b'"gw-' + hexlify(world.random_bytes(_BYTES)) + b'"'
 
 
-def numbered() -> Callable[[], bytes]:
-    """As `new_id`, at less cost: only what all ids of one maker have in common is drawn.
+def numbered() -> Iterator[bytes]:
+    """As `new_id`, without an end and at less cost: only what all ids of one maker have in common is drawn.
 
     It is drawn for each process that is simulated, and not at import: ids must not depend on what ran before.
     """
-    return map(f'"gw-{world.token_hex(_BYTES)}-%d"'.encode().__mod__, count()).__next__
+    return map(f'"gw-{world.token_hex(_BYTES)}-%d"'.encode().__mod__, count())

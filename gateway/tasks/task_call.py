@@ -111,7 +111,7 @@ class TaskCall(UpstreamCall):
                 return
             span = self._context.call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
-            call = legacy_call(context.request, context.live.process.call_id(), self._listener, span, task)
+            call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span, task)
             self._sent(call)
             await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)))
         except GatewayError as exc:
