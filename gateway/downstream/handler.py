@@ -16,7 +16,7 @@ from gateway.downstream.direct_calls import DirectCalls
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import placed
-from gateway.downstream.rejections import Rejections
+from gateway.downstream.rejections import reject
 from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import TaskRequests
@@ -73,7 +73,6 @@ class RequestHandler:
         self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
         self._task_requests = task_requests
         self._catalog = ToolCatalog()
-        self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
         self._served = 0
         """The requests in flight that coroutines serve."""
@@ -128,7 +127,7 @@ class RequestHandler:
         except Notification:
             return WholeResponse(status=202)  # closing the response is what cancels
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
-            return await self._rejections.answer(exc, incoming, reply)
+            return await reject(exc, incoming, reply, self._routes)
         finally:
             self._served -= 1
 

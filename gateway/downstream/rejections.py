@@ -16,8 +16,9 @@ from gateway.protocol.errors import (
     StateFromFuture,
     UpstreamError,
 )
+from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
-from gateway.telemetry import Event, get_logger
+from gateway.telemetry import Event, Metrics, get_logger
 
 log = get_logger()
 
@@ -44,70 +45,52 @@ def no_route(path: str) -> MethodNotFound:
     return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
 
 
-class Rejections:
-    """The error responses of one listener, with the log lines and metrics that go with them."""
+async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes: RouteTable) -> Response:
+    """Write the response that an exception means, and count and log what an operator can do something about.
 
-    def __init__(self, routes: RouteTable) -> None:
-        self._routes = routes
-        self._metrics = routes.process.metrics
+    Raises ConnectionResetError for a stream that answers no request: an error in it could be matched to nothing,
+    and the client opens it again from the last event that it got.
+    """
+    metrics, live = routes.process.metrics, routes.live.get(incoming.path)
+    if isinstance(exc, GatewayError):
+        error = exc
+    else:
+        metrics.task_failures.inc()
+        log.error(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc)
+        error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
+    if live is not None:  # else the client made the path up
+        live.upstream.health.note(error)
+    _record(error, incoming, live, metrics)
+    if reply.started and incoming.method == "GET":
+        reply.break_off()
+    # A page that must not send requests here learns nothing of its own, as the specification has it, whether the
+    # body has arrived or not. A bug may be in the parser, so the body is not parsed for its sake.
+    may_parse = isinstance(exc, GatewayError) or incoming.opened is not None
+    id_ = error.request_id or (incoming.rpc_id if may_parse and not isinstance(exc, Forbidden) else None)
+    last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
+    return await reply.whole(last)
 
-    async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> Response:
-        """Write the response that an exception means.
 
-        Raises ConnectionResetError for a stream that answers no request: an error in it could be matched to nothing,
-        and the client opens it again from the last event that it got.
-        """
-        if isinstance(exc, GatewayError):
-            error = exc
-        else:
-            self._metrics.task_failures.inc()
-            log.error(
-                Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc
-            )
-            error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
-        self._record(error, incoming)
-        if reply.started and incoming.method == "GET":
-            reply.break_off()
-        # A page that must not send requests here learns nothing of its own, as the specification has it, whether the
-        # body has arrived or not. A bug may be in the parser, so the body is not parsed for its sake.
-        may_parse = isinstance(exc, GatewayError) or incoming.opened is not None
-        id_ = error.request_id or (incoming.rpc_id if may_parse and not isinstance(exc, Forbidden) else None)
-        last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
-        return await reply.whole(last)
-
-    def _record(self, error: GatewayError, incoming: Incoming) -> None:
-        """Count an error, and log it if an operator can do something about it."""
-        live = self._routes.live.get(incoming.path)
-        if live is not None:  # else the client made the path up
-            live.upstream.health.note(error)
-        if isinstance(error, InvalidState):
-            self._metrics.state_rejections[error.reason,].inc()
-            note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
-            log.info(
-                Event.STATE_REJECTED,
-                route=incoming.path,
-                reason=error.reason,
-                note=note,
-                request_id=incoming.request_id,
-            )
-        elif isinstance(error, DownstreamError):
-            self._metrics.rejections[error.rejection,].inc()
-            if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
-                self._metrics.state_rejections[error.__cause__.reason,].inc()
-        elif isinstance(error, UpstreamError):
-            self._log(Event.UPSTREAM_FAILED, error, incoming, reason=error.reason)
-        elif isinstance(error, OwnerStalled):
-            if isinstance(error, StateFromFuture):
-                self._metrics.state_rejections["future",].inc()
-            self._log(Event.PEER_FAILED, error, incoming)
-
-    def _log(self, event: Event, error: GatewayError, incoming: Incoming, **fields: object) -> None:
-        live = self._routes.live.get(incoming.path)
+def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, metrics: Metrics) -> None:
+    if isinstance(error, InvalidState):
+        metrics.state_rejections[error.reason,].inc()
+        note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
+        log.info(
+            Event.STATE_REJECTED, route=incoming.path, reason=error.reason, note=note, request_id=incoming.request_id
+        )
+    elif isinstance(error, DownstreamError):
+        metrics.rejections[error.rejection,].inc()
+        if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
+            metrics.state_rejections[error.__cause__.reason,].inc()
+    elif isinstance(error, UpstreamError | OwnerStalled):
+        if isinstance(error, StateFromFuture):
+            metrics.state_rejections["future",].inc()
+        reason = {"reason": error.reason} if isinstance(error, UpstreamError) else {}
         log.warning(
-            event,
+            Event.UPSTREAM_FAILED if reason else Event.PEER_FAILED,
             route=incoming.path[:80],
             upstream=live.route.upstream.name if live is not None else None,
-            **fields,
+            **reason,
             cause=error.message,
             fix=error.fix,
             request_id=incoming.request_id,

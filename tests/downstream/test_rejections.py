@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.downstream.rejections import Rejections
+from gateway.downstream.rejections import reject
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
@@ -203,7 +203,7 @@ class FakeReply(ReplyWriter):
 async def test_a_state_from_the_future_is_logged_with_what_to_check(stand: Stand, log_lines: Lines) -> None:
     reply = FakeReply()
     incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}")
-    await Rejections(stand.gateway.routes).answer(StateFromFuture("gw-2"), incoming, reply)
+    await reject(StateFromFuture("gw-2"), incoming, reply, stand.gateway.routes)
     assert (reply.status, json.loads(reply.body)["error"]["data"]["reason"]) == (503, "owner_stalled")
     assert stand.metric("mcp_gateway_state_rejected_total", reason="future") == 1
     (line,) = log_lines("peer.failed")
@@ -217,7 +217,7 @@ async def test_a_rejected_state_is_counted_and_logged_with_its_reason(
 ) -> None:
     reply = FakeReply()
     incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}")
-    await Rejections(stand.gateway.routes).answer(InvalidState(reason), incoming, reply)
+    await reject(InvalidState(reason), incoming, reply, stand.gateway.routes)
     assert (reply.status, json.loads(reply.body)["error"]["message"]) == (400, "Invalid or expired requestState")
     assert stand.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
     (line,) = log_lines("state.rejected")
@@ -234,4 +234,4 @@ async def test_only_a_stream_that_answers_no_request_is_broken_off_for_an_error(
     incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}", method=method)
     # The fake's `write` is reached by what is written into the stream.
     with pytest.raises(ConnectionResetError if is_broken else NotImplementedError):
-        await Rejections(stand.gateway.routes).answer(StateFromFuture("gw-2"), incoming, reply)
+        await reject(StateFromFuture("gw-2"), incoming, reply, stand.gateway.routes)
