@@ -1,7 +1,6 @@
 """Serves a round by its method."""
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable
 
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
@@ -25,8 +24,6 @@ from gateway.tasks.live_task import LiveTask
 from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE
-
-NewDriver = Callable[..., Driver]
 
 
 class Dispatcher:
@@ -98,8 +95,8 @@ class Dispatcher:
             if tool is None or tool.mirrored:
                 return self._call_checked(round_)
             if tool.task_support:
-                return self._call(round_, self._new_driver(round_, tool))
-            return self._call(round_, None, group)
+                return self._call(round_, _choice(round_, tool))
+            return self._call(round_, Choice.PLAIN, group)
         return self._call(round_)
 
     async def _call_checked(self, round_: Round) -> Response:
@@ -113,39 +110,37 @@ class Dispatcher:
                 tool = await round_.live.process.draining.prepared(checking, round_.seconds_left)
         except ShuttingDown:
             return await self._send_on(round_)
-        return await self._call(round_, self._new_driver(round_, tool))
+        return await self._call(round_, _choice(round_, tool))
 
     def _call(
-        self, round_: Round, new_driver: NewDriver | None = None, group: Group[Session] | None = None
+        self, round_: Round, choice: Choice = Choice.PLAIN, group: Group[Session] | None = None
     ) -> Awaitable[Response]:
         """Send a call upstream; `group` is that of its key, if it was looked up already."""
-        if new_driver is None and round_.incoming.peer_request is None:
+        if choice is Choice.PLAIN and round_.incoming.peer_request is None:
             plain = PlainCall(round_, self._lot, round_.queue)
             if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
                 if group is not None:
                     learn(round_, group)
                 return self._legs.write_plain(round_, plain)
+        table = self._task_requests.table
+        if choice is Choice.GIVE:
+            table.check(round_.key.principal)
         weight = round_.weigh()
         try:
-            driver, queue = (new_driver or Driver)(round_, self._lot, weight=weight), round_.queue()
+            if choice is Choice.GIVE:
+                driver: Driver = LiveTask(round_, self._lot, table, weight)
+            else:
+                driver = Driver(round_, self._lot, TaskCall if choice is Choice.DRIVE else None, weight)
+            queue = round_.queue()
             driver.begin(queue)
         except BaseException:
             weight.release()
             raise
         return self._legs.write(round_, driver, queue)
 
-    def _new_driver(self, round_: Round, tool: Tool) -> NewDriver | None:
-        """Return what makes the exchange of a tool that runs as a task; None for a plain call."""
-        live, request = round_.live, round_.request
-        support = tool_schemas.task_support(live.upstream.pool.group(round_.key), tool)
-        if not support:
-            return None
-        match choose(support, request.said.declared, live.route.tasks, wants=request.task is not None):
-            case Choice.PLAIN:
-                return None
-            case Choice.DRIVE:
-                return partial(Driver, new_call=TaskCall)
-            case Choice.GIVE:
-                table = self._task_requests.table
-                table.check(round_.key.principal)
-                return partial(LiveTask, table=table)
+
+def _choice(round_: Round, tool: Tool) -> Choice:
+    """Whether a tool runs as a task."""
+    live, request = round_.live, round_.request
+    support = tool_schemas.task_support(live.upstream.pool.group(round_.key), tool)
+    return choose(support, request.said.declared, live.route.tasks, wants=request.task is not None)
