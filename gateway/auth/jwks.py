@@ -69,17 +69,14 @@ class JwksVerifier:
         return verified.principal
 
     async def _verify(self, token: str) -> Verified:
+        issuer, audience = self._principal.issuer, self._principal.audience
+        assert issuer is not None, "a rule of the configuration"
         try:
-            return self._verify_now(token)
+            return verify(token, self._keys, issuer, audience)
         except UnknownKey:
             if not await self._fetch():
                 raise
-        return self._verify_now(token)
-
-    def _verify_now(self, token: str) -> Verified:
-        principal = self._principal
-        assert principal.issuer is not None, "a rule of the configuration"
-        return verify(token, self._keys, principal.issuer, principal.audience)
+        return verify(token, self._keys, issuer, audience)
 
     async def _ensure_keys(self) -> None:
         """Fetch keys if none may be used; raises NoKeys."""

@@ -11,6 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
+from gateway.cluster.membership import host_of
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
@@ -63,7 +64,7 @@ def _is_elsewhere(owner: str, own: str, incoming: Incoming) -> bool:
     """Whether another replica must serve a request. One that a peer forwarded does not leave this host."""
     if owner == own or incoming.is_local:
         return False
-    return incoming.peer_request is None or owner.partition("#")[0] == own.partition("#")[0]
+    return incoming.peer_request is None or host_of(owner) == host_of(own)
 
 
 class _ReplyWithItem(WrappedReply):
