@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
     except ConfigError as exc:
         # What a host prints of the programs that it starts says neither which program this is nor what it read.
-        where = f"mrtr-gateway: {exc.source}, " if options.run is _wrap else ""
-        print(*(f"{where}{problem}" for problem in exc.located), sep="\n", file=sys.stderr)
+        program = "mrtr-gateway: " if options.run is _wrap else ""
+        print(*(f"{program}{problem}" for problem in exc.located), sep="\n", file=sys.stderr)
         return 1
     except TracesUnavailable as exc:
         print(exc.message, file=sys.stderr)

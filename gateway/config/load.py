@@ -113,7 +113,9 @@ def _finish(document: Document, source: str, env: Mapping[str, str]) -> Config:
     spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
     problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
     if problems:
-        raise ConfigError((problem.placed(document.lines) for problem in problems), source)
+        written = {path: key for path, key in walker.written.items() if key in document.places}
+        places = document.places | {path: document.places[key] for path, key in written.items()}
+        raise ConfigError((problem.placed(places) for problem in problems), source)
     return config
 
 

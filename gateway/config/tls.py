@@ -128,11 +128,15 @@ def _trust(context: ssl.SSLContext, key: str, path: str) -> None:
 
 def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None) -> None:
     """Load a certificate and its key; the checks tell which file is wrong, because OpenSSL does not."""
-    cert = _readable(f"{section}cert_file", cert_file)
-    key = None if key_file is None else _readable(f"{section}key_file", key_file)
-    key_name = f"{section}{'cert_file' if key is None else 'key_file'}"
+    problems: list[Problem] = []
+    for name, file in (("cert_file", cert_file), ("key_file", key_file)):
+        with _collected(problems):
+            _ = file and _readable(section + name, file)
+    if problems:
+        raise ConfigError(problems)
+    key_name = f"{section}{'cert_file' if key_file is None else 'key_file'}"
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert_file)
     except ssl.SSLError as exc:
         raise _unusable(f"{section}cert_file", "contains no readable certificate; give it as PEM") from exc
 
@@ -140,7 +144,7 @@ def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str |
         raise _unusable(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
 
     try:
-        context.load_cert_chain(cert, key, password=refuse)
+        context.load_cert_chain(cert_file, key_file, password=refuse)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
             raise _unusable(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc

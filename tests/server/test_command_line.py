@@ -58,8 +58,8 @@ def test_every_command_names_the_line_of_a_mistake(
     path = tmp_path / "gateway.yaml"
     path.write_text(f"routes:\n- upstream: {{url: {UPSTREAM}}}\n  path: mcp\n")
     assert command.main([name, "--config", str(path)]) == 1
-    where = f"mrtr-gateway: {path}, " if name == "wrap" else ""
-    assert capsys.readouterr().err.startswith(f"{where}line 3: routes[0].path: ")
+    program = "mrtr-gateway: " if name == "wrap" else ""
+    assert capsys.readouterr().err.startswith(f"{program}{path}:3:3: routes[0].path: ")
 
 
 def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, ConfigFile | None]]) -> None:

@@ -18,6 +18,13 @@ _BYTES: Final = {"": 1, "b": 1} | {
 }
 _UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
 
+_MEANT: Final = {
+    "address": ("127.0.0.1:{}", "127.0.0.1{}"),
+    "path": ("/{}",),
+    "url": ("http://{}",),
+}
+"""What a value that is no text of its form may be a part of."""
+
 Number = inspect.IntType | inspect.FloatType
 
 
@@ -41,6 +48,18 @@ def for_number(kind: Number, value: object, path: str, default: object) -> str:
         return f"write {meant:g}" if meant < 1e6 else f"write {int(meant)}"
     number = default if type(default) in (int, float) else kind.ge or 0
     return f"write e.g. {number:g}"
+
+
+def for_text(form: str, value: object, default: object) -> str:
+    """Return what the value was probably meant to be, else the default or the example of its form."""
+    if isinstance(value, str | int) and not isinstance(value, bool) and "://" not in str(value):
+        endpoint = "/mcp" if form == "url" and "/" not in str(value) else ""
+        for meant in (each.format(value) + endpoint for each in _MEANT.get(form, ())):
+            with suppress(ValueError):
+                if FORMS[form].parse(meant) is not None and shown(meant) == json.dumps(meant):
+                    return f"write {shown(meant)}"
+    # The default, if there is one, because another key may have the example of the form.
+    return f'write "{default if isinstance(default, str) and default else FORMS[form].example}"'
 
 
 def for_truth(value: object) -> str:

@@ -22,12 +22,14 @@ _Extra = Mapping[str, Any]
 class Walker:
     """One walk over one tree.
 
-    `problems` are the errors found; `spoilt` are the paths that hold a default because of them.
+    `problems` are the errors found; `spoilt` are the paths that hold a default because of them. `written` has the paths
+    of misspelt keys, by what was probably meant.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
         self.spoilt: list[str] = []
+        self.written: dict[str, str] = {}
         self._env = env
 
     def read(self, shape: inspect.StructType, tree: object) -> object:
@@ -122,6 +124,7 @@ class Walker:
         self.spoilt.append(joined(path, meant))
         if meant in section:
             return None
+        self.written[joined(path, meant)] = joined(path, key)
         _ = self._field(known[meant], {meant: section[key]}, path)
         return meant
 
@@ -183,12 +186,12 @@ class Walker:
         return value if isinstance(kind, inspect.IntType) else float(value)
 
     def _text(self, kind: inspect.StrType, value: object, path: str, extra: _Extra) -> object:
-        form, is_secret, default = FORMS.get(extra.get("form", "")), extra.get("secret"), extra.get("default")
-        # The default, if there is one, because another key may have the example of the form.
-        example = default if isinstance(default, str) and default else form.example if form else ""
+        name, is_secret = extra.get("form", ""), extra.get("secret")
+        form = FORMS.get(name)
         if not isinstance(value, str):
             if form and not is_secret:
-                return self._refuse(path, f'{shown(value)} is not {form.name}; write "{example}"')
+                fix = advice.for_text(name, value, extra.get("default"))
+                return self._refuse(path, f"{shown(value)} is not {form.name}; {fix}")
             return self._refuse(path, f"{_as_read(value, extra)}, but a text is expected; put it in quotes")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is empty; give a text, or remove it")
@@ -201,7 +204,8 @@ class Walker:
         else:
             if normal:
                 return normal
-            problem = f'is not {form.name}; write "{example}"'
+            fix = advice.for_text(name, "" if is_secret else value, extra.get("default"))
+            problem = f"is not {form.name}; {fix}"
         return self._refuse(path, f"{'a secret' if is_secret else shown(value)} {problem}")
 
 

@@ -20,18 +20,26 @@ class Problem(NamedTuple):
 
     path: str
     text: str
-    line: int | None = None
-    """In the file, if it is known."""
+    place: tuple[int, int] | None = None
+    """Its line and column in the file, if they are known; the first of each is 1."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.text}" if self.path else self.text
+        where = self.path or (f"line {self.place[0]}" if self.place else "")
+        return f"{where}: {self.text}" if where else self.text
 
-    def placed(self, lines: Mapping[str, int]) -> Self:
-        """Return the problem with the line of its path, or of what that is in; a value of the environment has none."""
+    def located(self, source: str) -> str:
+        """Return it beginning with its place in the file, as compilers write it, if it has one there."""
+        if self.place is None:
+            return str(self)
+        what = f"{self.path}: {self.text}" if self.path else self.text
+        return f"{source}:{self.place[0]}:{self.place[1]}: {what}"
+
+    def placed(self, places: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the problem with the place of its path, or of what that is in; a value of the environment has none."""
         path = self.path
-        while path and path not in lines:
+        while path and path not in places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self._replace(line=lines[path]) if path and "(from GATEWAY_" not in self.text else self
+        return self._replace(place=places[path]) if path and "(from GATEWAY_" not in self.text else self
 
 
 class ConfigError(Exception):
@@ -45,8 +53,8 @@ class ConfigError(Exception):
 
     @property
     def located(self) -> tuple[str, ...]:
-        """The reasons, each beginning with its line in the file if it has one there."""
-        return tuple(f"line {each.line}: {each}" if each.line else str(each) for each in self.found)
+        """The reasons, each with its place in the file if it has one there."""
+        return tuple(each.located(self.source) for each in self.found)
 
 
 def touches(one: str, other: str) -> bool:

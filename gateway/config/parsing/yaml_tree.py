@@ -8,7 +8,7 @@ file composes nodes and builds the values itself. The tree consists of dict, lis
 import re
 from collections.abc import Iterator
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -43,8 +43,8 @@ class Document(NamedTuple):
 
     tree: object
     problems: list[Problem]
-    lines: dict[str, int]
-    """The line of each key and of each item of a list, by its path."""
+    places: dict[str, tuple[int, int]]
+    """The line and the column of each key and of each item of a list, by its path."""
 
 
 def read_tree(text: str) -> Document:
@@ -60,7 +60,7 @@ def read_tree(text: str) -> Document:
     except yaml.YAMLError as exc:
         return Document(UNREAD, [_syntax_problem(exc)], {})
     tree = _Tree()
-    return Document({} if node is None else tree.build(node, ""), tree.problems, tree.lines)
+    return Document({} if node is None else tree.build(node, ""), tree.problems, tree.places)
 
 
 def number(text: str) -> int | float | None:
@@ -84,8 +84,8 @@ def _unsupported(text: str) -> Iterator[Problem]:
     for event in yaml.parse(text, _Plain):
         if isinstance(event, yaml.AliasEvent):
             assert event.start_mark is not None
-            line = f"line {event.start_mark.line + 1}"
-            yield Problem(line, f"alias {shown(event.anchor)} is not allowed; write the value out")
+            text = f"alias {shown(event.anchor)} is not allowed; write the value out"
+            yield Problem("", text, _place(event.start_mark))
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             yield Problem("document", f"is nested deeper than {_MAX_DEPTH} levels; flatten it")
@@ -97,7 +97,7 @@ class _Tree:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.lines: dict[str, int] = {}
+        self.places: dict[str, tuple[int, int]] = {}
 
     def build(self, node: Node, path: str) -> object:
         """Return the plain tree of a node."""
@@ -112,7 +112,7 @@ class _Tree:
         return self._refuse(node, "has a YAML tag, which is not supported; remove it")
 
     def _item(self, begin: Node, node: Node, path: str) -> object:
-        self.lines[path] = begin.start_mark.line + 1
+        self.places[path] = _place(begin.start_mark)
         return self.build(node, path)
 
     def _mapping(self, node: MappingNode, path: str) -> dict[str, object]:
@@ -128,13 +128,17 @@ class _Tree:
         return tree
 
     def _refuse(self, node: Node, text: str) -> Unreadable:
-        self.problems.append(Problem(f"line {node.start_mark.line + 1}", text))
+        self.problems.append(Problem("", text, _place(node.start_mark)))
         return UNREAD
 
 
 def _syntax_problem(exc: yaml.YAMLError) -> Problem:
     """Name the place and the reason, but do not quote the line: it may contain a key."""
     mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
-    where = f"line {mark.line + 1}" if mark else "document"
     what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
-    return Problem(where, f"is not YAML: {what}; check indentation, colons and quotes here")
+    text = f"is not YAML: {what}; check indentation, colons and quotes here"
+    return Problem("", text, _place(mark)) if mark else Problem("document", text)
+
+
+def _place(mark: Any) -> tuple[int, int]:
+    return mark.line + 1, mark.column + 1

@@ -163,19 +163,19 @@ routes:
 """
     with pytest.raises(ConfigError) as caught:
         parse(text, "gateway.yaml", {})
-    lines = [line.partition(": ")[0::2] for line in caught.value.located]
+    lines = [line.removeprefix("gateway.yaml:").partition(": ")[0::2] for line in caught.value.located]
     assert [(where, what.partition(": ")[0]) for where, what in lines] == [
-        ("line 1", "listen"),
-        ("line 3", "hold.ttl_secs"),
-        ("line 10", "routes[0].upstream.url"),
-        ("line 13", "routes[2].upstream"),
-        ("line 4", "principal.jwks_url"),
-        ("line 12", "routes[1].upstream"),
-        ("line 13", "routes[2].path"),
+        ("1:1", "listen"),
+        ("3:3", "hold.ttl_secs"),
+        ("10:7", "routes[0].upstream.url"),
+        ("13:5", "routes[2].upstream"),
+        ("4:1", "principal.jwks_url"),
+        ("12:5", "routes[1].upstream"),
+        ("13:5", "routes[2].path"),
     ]
 
 
 def test_a_value_of_the_environment_names_its_variable_and_no_line() -> None:
     with pytest.raises(ConfigError) as caught:
         parse("listen: 127.0.0.1:80" + ROUTES, "gateway.yaml", {"GATEWAY_LISTEN": "80"})
-    assert caught.value.located == ('listen: "80" (from GATEWAY_LISTEN) is not host:port; write "127.0.0.1:8080"',)
+    assert caught.value.located == ('listen: "80" (from GATEWAY_LISTEN) is not host:port; write "127.0.0.1:80"',)

@@ -17,6 +17,8 @@ REFUSED = [
     ("listen: ':8080'\n", 'listen: ":8080" is not host:port; write "127.0.0.1:8080"'),
     ("listen: 'localhost:70000'\n", 'listen: "localhost:70000" is not host:port; write "127.0.0.1:8080"'),
     ("listen: '256.1.1.1:80'\n", 'listen: "256.1.1.1:80" is not host:port; write "127.0.0.1:8080"'),
+    ("listen: 8090\n", 'listen: 8090 is not host:port; write "127.0.0.1:8090"'),
+    ("admin: ':9090'\n", 'admin: ":9090" is not host:port; write "127.0.0.1:9090"'),
     ("listen: null\n", 'listen: null is not host:port; write "127.0.0.1:8080"'),
     ("security: {allowed_hosts: a.example}\n", None),
     ("security: {allowed_hosts: ['http://a']}\n", None),
@@ -28,6 +30,14 @@ REFUSED = [
     (
         "routes: [{upstream: {url: 'ftp://a/'}}]",
         'routes[0].upstream.url: "ftp://a/" is not an http(s) URL; write "http://127.0.0.1:9000/mcp"',
+    ),
+    (
+        "routes: [{upstream: {url: 'localhost:9000'}}]",
+        'routes[0].upstream.url: "localhost:9000" is not an http(s) URL; write "http://localhost:9000/mcp"',
+    ),
+    (
+        "routes: [{path: search, upstream: {url: 'http://a/'}}]",
+        'routes[0].path: "search" is not a plain absolute path; write "/search"',
     ),
     ("routes: [{upstream: {url: 'http:///mcp'}}]", None),
     ("routes: [{upstream: {url: 'http://a:x/mcp'}}]", None),

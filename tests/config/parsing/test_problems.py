@@ -14,7 +14,11 @@ SECRET = "C4naryC4naryC4naryC4naryC4naryC4naryC4naryC4"
 
 
 def test_a_problem_begins_with_its_line_if_it_is_in_one() -> None:
-    assert ConfigError([Problem("a", "b"), Problem("c", "d", 7)]).located == ("a: b", "line 7: c: d")
+    assert ConfigError([Problem("a", "b"), Problem("c", "d", (7, 3)), Problem("", "e", (8, 1))], "f.yaml").located == (
+        "a: b",
+        "f.yaml:7:3: c: d",
+        "f.yaml:8:1: e",
+    )
 
 
 LEAKS = [
