@@ -267,13 +267,11 @@ async def test_a_bridged_route_is_shown_as_legacy_before_the_first_request(begin
 
 @pytest.mark.parametrize(("fake", "transport"), [(FakeSse, "sse"), (FakeUpstream, "streamable-http")])
 async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport: str) -> None:
-    upstream = fake()
-    await upstream.start()
-    stand = await begin(url=upstream.url)
-    _ = await stand.client().post("server/discover")
-    (route,) = (await told(stand)).routes
-    assert (route.transport, route.era, route.health) == (transport, "old", "ok")
-    await upstream.close()
+    async with fake() as upstream:
+        stand = await begin(url=upstream.url)
+        _ = await stand.client().post("server/discover")
+        (route,) = (await told(stand)).routes
+        assert (route.transport, route.era, route.health) == (transport, "old", "ok")
 
 
 async def test_a_draining_gateway_says_so(begin: Start) -> None:

@@ -63,10 +63,8 @@ class Endpoint(Served):
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    served = Endpoint()
-    await served.start()
-    yield served
-    await served.close()
+    async with Endpoint() as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)

@@ -73,10 +73,8 @@ class FakeIssuer(Served):
 
 @pytest.fixture
 async def issuer() -> AsyncIterator[FakeIssuer]:
-    fake = FakeIssuer()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeIssuer() as fake:
+        yield fake
 
 
 def route(path: str, origin: str) -> dict[str, Any]:
@@ -109,11 +107,9 @@ class Browser:
 
 
 async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, issuer: FakeIssuer) -> None:
-    other = FakeIssuer()
-    await other.start()
-    other.says(oauth_metadata.SERVER, issuer=other.origin, token_endpoint=f"{other.origin}/t")
-    other.answers("/t", text="from the other")
-    try:
+    async with FakeIssuer() as other:
+        other.says(oauth_metadata.SERVER, issuer=other.origin, token_endpoint=f"{other.origin}/t")
+        other.answers("/t", text="from the other")
         browser = Browser(await begin(routes=[route("/a", issuer.origin), route("/b", other.origin)]))
         described = await browser.document(oauth_metadata.SERVER + "/b")
         assert described == {"issuer": f"{browser.base}/b", "token_endpoint": f"{browser.base}/token/b"}
@@ -125,8 +121,6 @@ async def test_with_several_upstreams_the_path_of_the_route_decides(begin: Any, 
             status, said = await browser.refusal(path)
             assert (status, "append the path of a route to" in said) == (404, True)
         assert issuer.seen == []
-    finally:
-        await other.close()
 
 
 async def test_a_bare_path_belongs_to_the_only_upstream(begin: Any, issuer: FakeIssuer) -> None:

@@ -23,10 +23,8 @@ LARGE = {"text": "x" * 100_000}
 
 @pytest.fixture
 async def sse_server() -> AsyncIterator[FakeSse]:
-    fake = FakeSse()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeSse() as fake:
+        yield fake
 
 
 def weighed(stand: Stand) -> int:

@@ -22,10 +22,8 @@ CONFIGURED = [{}, {"forward_headers": ["DPoP"]}, {"forward_headers": ["DPoP", "X
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[FakeDpopUpstream]:
-    fake = FakeDpopUpstream()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeDpopUpstream() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -29,12 +29,8 @@ async def gw() -> AsyncIterator[Gateway]:
     tools = [tool for number, (bad, _) in enumerate(LEFT_OUT.values()) for tool in (good[number % len(good)], bad)]
 
     upstream.on("tools/list", lambda turn: turn.result({"tools": tools}))
-    await upstream.start()
-    try:
-        async with gateway(upstream.url) as running:
-            yield running
-    finally:
-        await upstream.close()
+    async with upstream, gateway(upstream.url) as running:
+        yield running
 
 
 @pytest.mark.parametrize("kind", KINDS)

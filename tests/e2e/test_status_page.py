@@ -40,17 +40,15 @@ class Stage:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Stage]:
     """Two workers before a real, a dead and a hostile server; and one process that only has a parked call."""
-    fake = FakeUpstream()  # no real server has a name like this
-    await fake.start()
 
     async def ask(turn: Turn) -> None:
         _ = await turn.elicit("q")
 
+    fake = FakeUpstream()  # no real server has a name like this
     fake.tool(ask)
     evil = FakeUpstream()
     evil.on("initialize", lambda turn: turn.error(-32000, EVIL))
-    await evil.start()
-    async with old_server("py130") as server, chromium() as browser:
+    async with fake, evil, old_server("py130") as server, chromium() as browser:
         urls = {"/mcp": server.url, "/dead": f"http://127.0.0.1:{free_port()}/mcp", "/named": fake.url}
         urls["/evil"] = evil.url
         routes = [{"path": path, "upstream": {"url": url}} for path, url in urls.items()]
@@ -67,8 +65,6 @@ async def stage() -> AsyncIterator[Stage]:
                 assert (await client.on(troubled.base + path).call("echo")).error
             assert (await client.on(well.url).call("ask", {"question": "Who?"})).asks
             yield Stage(troubled, well, browser)
-    for each in (fake, evil):
-        await each.close()
 
 
 async def shown(stage: Stage, gw: Gateway, screen: str = "desk", *, dark: bool = False, query: str = "") -> Tab:

@@ -13,8 +13,6 @@ __all__ = ["cluster", "sse_server"]
 @pytest.fixture
 async def sse_server() -> AsyncIterator[FakeSse]:
     """A server of HTTP+SSE, whose version makes streams resumable."""
-    fake = FakeSse()
-    fake.version = "2025-11-25"
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeSse() as fake:
+        fake.version = "2025-11-25"
+        yield fake

@@ -22,10 +22,8 @@ Begin = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeModern]:
-    fake = FakeModern()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeModern() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -186,15 +186,12 @@ async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream:
 
 
 async def test_a_redirect_to_another_origin_is_not(upstream: FakeUpstream, stand: Stand) -> None:
-    other = FakeUpstream()
-    await other.start()
-
-    upstream.on("initialize", lambda turn: turn.reply(307, headers={"Location": other.url}))
-    async with stand.http.post(stand.url, json=INITIALIZE, headers={"Authorization": "Bearer t"}) as response:
-        assert await error(response) == (502, 7, -32603)
-    assert passed(stand, "unreachable") == 1
-    assert other.seen == []
-    await other.close()
+    async with FakeUpstream() as other:
+        upstream.on("initialize", lambda turn: turn.reply(307, headers={"Location": other.url}))
+        async with stand.http.post(stand.url, json=INITIALIZE, headers={"Authorization": "Bearer t"}) as response:
+            assert await error(response) == (502, 7, -32603)
+        assert passed(stand, "unreachable") == 1
+        assert other.seen == []
 
 
 async def test_a_bare_get_never_hangs(upstream: FakeUpstream, begin: Start) -> None:

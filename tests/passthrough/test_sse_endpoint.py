@@ -130,10 +130,8 @@ def test_an_address_outlives_a_rotation_of_keys() -> None:
 
 @pytest_asyncio.fixture
 async def old() -> AsyncIterator[FakeSse]:
-    fake = FakeSse()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeSse() as fake:
+        yield fake
 
 
 @pytest.mark.parametrize("transport", ["auto", "sse"])

@@ -24,10 +24,8 @@ REPLACE = {"mode": "replace", "token": SECRET}
 @pytest.fixture
 async def other() -> AsyncIterator[FakeUpstream]:
     """To be asked for before `begin`, whose gateway comes to rest first."""
-    fake = FakeUpstream()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeUpstream() as fake:
+        yield fake
 
 
 def routes(one: FakeUpstream, other: FakeUpstream, over: Any = (), **keys: Any) -> list[dict[str, Any]]:

@@ -90,9 +90,8 @@ class Tools:
 @pytest.fixture(params=["legacy", "modern"])
 async def tools(request: pytest.FixtureRequest) -> AsyncIterator[Tools]:
     server = FakeUpstream() if request.param == "legacy" else FakeModern()
-    await server.start()
-    yield Tools(server)
-    await server.close()
+    async with server:
+        yield Tools(server)
 
 
 @pytest.fixture

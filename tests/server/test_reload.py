@@ -67,10 +67,8 @@ def later(work: Any) -> "asyncio.Task[Reply]":
 @pytest.fixture
 async def second() -> AsyncIterator[FakeUpstream]:
     """Another upstream."""
-    fake = FakeUpstream()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeUpstream() as fake:
+        yield fake
 
 
 def at(stand: Stand, path: str, **options: Any) -> Client:

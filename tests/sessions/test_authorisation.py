@@ -304,7 +304,6 @@ async def test_a_question_on_the_side_stream_proves_no_credential(upstream: Fake
 async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_post_is_pending(begin: Start) -> None:
     old, refuse = FakeSse(), asyncio.Event()
     old.tools = [LISTED]
-    await old.start()
 
     async def checked(message: Message) -> web.Response | None:
         credential = old.posts[-1][0]["Authorization"]
@@ -316,7 +315,7 @@ async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_pos
         return web.Response(status=401)
 
     old.post = checked
-    try:
+    async with old:
         stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
         assert (await stand.client(REAL).post("tools/list")).status == 200
         asked: Any = await stand.client(FORGED).call()
@@ -325,8 +324,6 @@ async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_pos
         refuse.set()
         await eventually(lambda: not stand.held)
         forget_all(stand)
-    finally:
-        await old.close()
 
 
 async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_credential(

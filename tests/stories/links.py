@@ -68,11 +68,8 @@ async def streamable(ledger: Ledger) -> AsyncIterator[Json]:
 
     fake.tool(tool)
     fake.on(mcp.CANCELLED, cancelled)
-    await fake.start()
-    try:
+    async with fake:
         yield {"url": fake.url}
-    finally:
-        await fake.close()
 
 
 @asynccontextmanager
@@ -113,14 +110,13 @@ async def http_sse(ledger: Ledger) -> AsyncIterator[Json]:
             open_[message["id"]].set_result(message)
 
     fake.tool, fake.post = tool, post
-    await fake.start()
-    try:
-        yield {"url": fake.url}
-    finally:
-        for task in running.values():
-            _ = task.cancel()
-        _ = await asyncio.gather(*running.values(), return_exceptions=True)
-        await fake.close()
+    async with fake:
+        try:
+            yield {"url": fake.url}
+        finally:
+            for task in running.values():
+                _ = task.cancel()
+            _ = await asyncio.gather(*running.values(), return_exceptions=True)
 
 
 @asynccontextmanager
@@ -147,11 +143,8 @@ async def modern_http(ledger: Ledger) -> AsyncIterator[Json]:
         raise AssertionError
 
     fake.tools["story"] = tool
-    await fake.start()
-    try:
+    async with fake:
         yield {"url": fake.url}
-    finally:
-        await fake.close()
 
 
 def _child(era: str) -> Any:

@@ -2,8 +2,6 @@
 
 import asyncio
 import gzip
-from types import TracebackType
-from typing import Self
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -30,15 +28,9 @@ class FakeOtlp(Served):
         self._hangs = hangs
         self._over = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         self._over.set()
-        await self.close()
+        await super().close()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         assert (http.method, http.path) == ("POST", "/v1/traces")

@@ -1,6 +1,8 @@
 """What the FAKE servers that speak HTTP have in common: a server of aiohttp on the test's own event loop."""
 
 import ssl
+from types import TracebackType
+from typing import Self
 
 from aiohttp import web
 
@@ -11,6 +13,15 @@ class Served:
     path = "/mcp"
     url = origin = ""
     _runner: web.ServerRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         server = web.Server(self.handle, handler_cancellation=True, access_log=None)

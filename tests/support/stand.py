@@ -41,10 +41,8 @@ def log_lines() -> Lines:
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[FakeUpstream]:
-    fake = FakeUpstream()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeUpstream() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -330,17 +330,13 @@ async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream:
 async def test_another_origin_is_never_followed_and_hears_no_credential(
     upstream: FakeUpstream, stand: Stand, status: int
 ) -> None:
-    other = FakeUpstream()
-    await other.start()
-    try:
+    async with FakeUpstream() as other:
         for word in ("initialize", "tools/list", "tools/call"):
             upstream.once(word, replied(status, headers={"Location": other.url}))
         reasons = [(await stand.client("Bearer secret").call()).outcome[2] for _ in range(3)]
         assert reasons[0] == "upstream_unreachable"
         assert set(reasons[1:]) <= {"call_lost", "upstream_unreachable"}
         assert other.seen == []
-    finally:
-        await other.close()
 
 
 @pytest.mark.parametrize("location", ["/mcp", "mailto:a@b", "//evil.example/mcp", "http://[bad", "http://[]@", ""])

@@ -15,11 +15,9 @@ ACCEPT = {"action": "accept", "content": {"name": "Ann"}}
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeDpopModern]:
-    fake = FakeDpopModern()
-    fake.tools["ask"] = lambda call: call.text(call.answers) if call.answers else call.ask(name=FORM)
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeDpopModern() as fake:
+        fake.tools["ask"] = lambda call: call.text(call.answers) if call.answers else call.ask(name=FORM)
+        yield fake
 
 
 @pytest.mark.parametrize("route", [{}, {"forward_headers": ["DPoP"]}])

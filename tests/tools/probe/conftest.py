@@ -17,9 +17,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def upstream() -> AsyncIterator[FakeUpstream]:
     """A server with sessions and event streams; the sessions that were opened must all have been ended."""
-    fake = FakeUpstream()
-    fake.tool(lambda turn: turn.say({"id": turn.id, "result": text("no such tool")}))
-    await fake.start()
-    yield fake
-    assert not fake.known, "a session is left behind"
-    await fake.close()
+    async with FakeUpstream() as fake:
+        fake.tool(lambda turn: turn.say({"id": turn.id, "result": text("no such tool")}))
+        yield fake
+        assert not fake.known, "a session is left behind"

@@ -454,10 +454,9 @@ async def mute() -> AsyncIterator[FakeSse]:
         return await fake.handle(http)
 
     fake.instead = hang
-    await fake.start()
-    yield fake
-    await eventually(lambda: all(stream.closed.is_set() for stream in fake.streams))
-    await fake.close()
+    async with fake:
+        yield fake
+        await eventually(lambda: all(stream.closed.is_set() for stream in fake.streams))
 
 
 async def test_http_sse_that_auto_does_not_find_is_found_and_configured(mute: FakeSse) -> None:

@@ -217,8 +217,7 @@ async def test_a_ping_about_a_lost_session_carries_the_calls_credential(upstream
 async def test_over_http_sse_an_error_with_the_calls_own_id_is_its_answer(
     begin: Start, status: int, code: int, message: str
 ) -> None:
-    old, runs = FakeSse(), 0
-    await old.start()
+    runs = 0
 
     async def refuse(sent: Message) -> web.Response | None:
         nonlocal runs
@@ -227,19 +226,16 @@ async def test_over_http_sse_an_error_with_the_calls_own_id_is_its_answer(
         runs += 1
         return web.json_response(error(sent["id"], code, message), status=status)
 
-    try:
+    async with FakeSse() as old:
         stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
         old.post = refuse
         assert (await stand.client().call()).error["message"] == message
         assert runs == 1
         assert len(old.streams) == 1
-    finally:
-        await old.close()
 
 
 async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_its_post(begin: Start) -> None:
-    old, runs = FakeSse(), 0
-    await old.start()
+    runs = 0
 
     async def tool(_: FakeSse, stream: Stream, message: Message) -> None:
         nonlocal runs
@@ -253,7 +249,7 @@ async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_it
             return None
         return web.Response(status=404, text="Could not find session")
 
-    try:
+    async with FakeSse() as old:
         stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
         client = stand.client()
         assert (await client.call()).text == "done"
@@ -262,8 +258,6 @@ async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_it
         await eventually(lambda: not stand.busy_tasks())
         assert runs == 1
         assert len(old.streams) == 1
-    finally:
-        await old.close()
 
 
 # -- faults of this host ----------------------------------------------------------------------------------------------

@@ -18,10 +18,8 @@ from tests.support.workbench import SHORT_TIMES, Client, Stand, eventually, jwt
 
 @pytest.fixture
 async def old() -> AsyncIterator[FakeSse]:
-    fake = FakeSse()
-    await fake.start()
-    yield fake
-    await fake.close()
+    async with FakeSse() as fake:
+        yield fake
 
 
 async def sse(begin: Start, old: FakeSse, **sections: Any) -> Stand:
