@@ -43,12 +43,30 @@ log = get_logger()
 
 _KEY_BYTES = 32
 _USAGE = 2
+_FILE_VARIABLE = "GATEWAY_CONFIG"
 _DEFAULTS = Config(routes=())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = _run(_spelt_out(sys.argv[1:] if argv is None else list(argv)))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _spelt_out(arguments: list[str]) -> list[str]:
+    """Return the arguments with the options that `version`, `help` and `help COMMAND` stand for."""
+    if arguments[:1] == ["help"]:
+        return [*arguments[1:2], "--help"]
+    return ["--version"] if arguments == ["version"] else arguments
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["demo"]:
         return demo.run(arguments[1:])
     if arguments[:1] == ["health"]:
@@ -61,13 +79,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.command = command
     is_stdio = getattr(options, "stdio", False)
+    if "file" in options:
+        given = [each for each in (options.file, options.config, is_stdio, getattr(options, "upstream", None)) if each]
+        if len(given) > 1:
+            parser.error("give one of FILE, --config FILE, --upstream URL and --stdio")
+        if not given and _FILE_VARIABLE not in os.environ:
+            parser.error(f"no configuration; write {arguments[0]} FILE, or set {_FILE_VARIABLE}")
+        options.config = options.config or options.file or (None if given else Path(os.environ[_FILE_VARIABLE]))
     if options.run is not _wrap and command and not is_stdio:
         parser.error("a command after `--` needs --stdio; add it, or remove the command")
     if is_stdio and not command:
         parser.error("--stdio needs the server's command: --stdio -- npx some-server")
+    return _carried_out(options)
+
+
+def _carried_out(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
     except ConfigError as exc:
+        if getattr(options, "json", False):
+            print(json.dumps({"valid": False, "problems": exc.located}, indent=2))
+            return 1
         # What a host prints of the programs that it starts says neither which program this is nor what it read.
         program = "mrtr-gateway: " if options.run is _wrap else ""
         print(*(f"{program}{problem}" for problem in exc.located), sep="\n", file=sys.stderr)
@@ -88,17 +120,16 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("mrtr-gateway", description="Makes a legacy MCP server a modern, stateless one.")
-    parser.add_argument("--version", action="version", version=f"mrtr-gateway {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"mrtr-gateway {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        usage="%(prog)s (--config FILE | --upstream URL | --stdio) [options] [-- COMMAND...]",
+        usage="%(prog)s (FILE | --upstream URL | --stdio) [options] [-- COMMAND...]",
     )
-    source = serve.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration file")
-    source.add_argument("--upstream", metavar="URL", help="URL of one legacy server, served at /mcp with defaults")
-    source.add_argument(
+    _add_file(serve)
+    serve.add_argument("--upstream", metavar="URL", help="URL of one legacy server, served at /mcp with defaults")
+    serve.add_argument(
         "--stdio", action="store_true", help="run one legacy server, the command after `--`, as a child process"
     )
     serve.add_argument(
@@ -127,7 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     _add_wrap(commands)
     check = commands.add_parser("check", help="check a configuration and exit")
-    check.add_argument("--config", type=Path, metavar="FILE", required=True)
+    _add_file(check)
+    check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.add_argument("--strict", action="store_true", help="exit with 1 if there is a caution or a note")
     check.set_defaults(run=_check)
     probe.add(commands)
@@ -141,6 +173,12 @@ def _parser() -> argparse.ArgumentParser:
     keygen.set_defaults(run=_keygen)
     commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
     return parser
+
+
+def _add_file(command: argparse.ArgumentParser) -> None:
+    what = f"YAML configuration file (default: ${_FILE_VARIABLE})"
+    command.add_argument("file", nargs="?", type=Path, metavar="FILE", help=what)
+    command.add_argument("-c", "--config", type=Path, metavar="FILE", help="the same")
 
 
 def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -224,12 +262,14 @@ def _given(options: argparse.Namespace) -> Config:
 
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config)
-    print("configuration is valid")
-    remarks = [f"caution: {sentence}" for sentence in cautions(config)]
-    remarks += [f"note: {sentence}" for sentence in _notes(config)]
-    for remark in remarks:
-        print(remark)
-    return 1 if options.strict and remarks else 0
+    warned, noted = list(cautions(config)), list(_notes(config))
+    if options.json:
+        print(json.dumps({"valid": True, "cautions": warned, "notes": noted}, indent=2))
+    else:
+        remarks = [*(f"caution: {each}" for each in warned), *(f"note: {each}" for each in noted)]
+        asks = f"no server was asked: `mrtr-gateway doctor --config {options.config}` asks them"
+        print("configuration is valid", *remarks, asks, sep="\n")
+    return 1 if options.strict and (warned or noted) else 0
 
 
 def _notes(config: Config) -> Iterator[str]:

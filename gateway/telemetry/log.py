@@ -7,6 +7,7 @@ fills the disk, forges a line or commands the operator's terminal.
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -79,7 +80,9 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
             structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
             redact,
             _stamp,
-            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=trace),
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty() and not os.environ.get("NO_COLOR"), exception_formatter=trace
+            ),
         ]
     else:
         processors = [_json]

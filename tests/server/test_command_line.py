@@ -1,6 +1,8 @@
 """What `serve` and `check` do with log levels, traces and bodies before anything is served."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +135,72 @@ def test_the_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
 def test_schema_prints_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["schema"]) == 0
     assert capsys.readouterr().out == (REPOSITORY / "config" / "mrtr-gateway.schema.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "given", [("{}",), ("-c", "{}"), ("--config", "{}"), ()], ids=["FILE", "-c", "--config", "env"]
+)
+def test_a_file_is_named_in_the_ways_of_other_programs(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    served: list[tuple[Config, ConfigFile | None]],
+    given: tuple[str, ...],
+) -> None:
+    path = str(written(tmp_path / "gateway.yaml"))
+    if not given:
+        monkeypatch.setenv("GATEWAY_CONFIG", path)
+    words = [word.format(path) for word in given]
+    assert command.main(["check", *words]) == 0
+    assert f"no server was asked: `mrtr-gateway doctor --config {path}` asks them" in capsys.readouterr().out
+    assert command.main(["serve", *words]) == 0
+    assert [file.path for _, file in served if file is not None] == [Path(path)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["check"], "no configuration; write check FILE, or set GATEWAY_CONFIG"),
+        (["serve"], "no configuration; write serve FILE, or set GATEWAY_CONFIG"),
+        (["check", "a.yaml", "-c", "b.yaml"], "give one of FILE"),
+        (["serve", "a.yaml", "--upstream", UPSTREAM], "give one of FILE"),
+        (["serve", "--upstream", UPSTREAM, "--stdio", "--", "x"], "give one of FILE"),
+    ],
+    ids=" ".join,
+)
+def test_no_file_and_two_sources_are_bad_usage(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words)
+    assert said in capsys.readouterr().err
+
+
+def test_check_answers_programs_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "gateway.yaml", debug={"bodies": True})
+    assert command.main(["check", "--json", "--strict", str(path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["valid"], found["notes"]) == (True, [])
+    assert found["cautions"][0].startswith("debug.bodies is true")
+    path.write_text(f"listen: 8090\nroutes: [{{upstream: {{url: '{UPSTREAM}'}}}}]\n")
+    assert command.main(["check", "--json", str(path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["valid"] is False
+    assert found["problems"][0] == f'{path}:1:1: listen: 8090 is not host:port; write "127.0.0.1:8090"'
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [(["version"], "mrtr-gateway "), (["-V"], "mrtr-gateway "), (["help"], "usage: "), (["help", "check"], "[FILE]")],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_words_for_the_version_and_the_help(capsys: pytest.CaptureFixture[str], word: list[str], shown: str) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command.main(word)
+    assert shown in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough_sees_no_traceback() -> None:
+    program = f"{sys.executable} -m gateway schema | head -1"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert (done.stdout, done.stderr) == ("{\n", "")

@@ -22,8 +22,8 @@ _Extra = Mapping[str, Any]
 class Walker:
     """One walk over one tree.
 
-    `problems` are the errors found; `spoilt` are the paths that hold a default because of them. `written` has the paths
-    of misspelt keys, by what was probably meant.
+    `problems` are the errors found; `spoilt` are the paths that hold a default because of them. `written` has the
+    paths of misspelt keys, by what was probably meant.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:

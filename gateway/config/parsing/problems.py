@@ -35,7 +35,7 @@ class Problem(NamedTuple):
         return f"{source}:{self.place[0]}:{self.place[1]}: {what}"
 
     def placed(self, places: Mapping[str, tuple[int, int]]) -> Self:
-        """Return the problem with the place of its path, or of what that is in; a value of the environment has none."""
+        """Return the problem with the place of its path, or of what that is in; one of the environment has none."""
         path = self.path
         while path and path not in places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]

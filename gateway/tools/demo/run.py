@@ -48,10 +48,6 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as exc:
         print("\n  stopped")
         return int(exc.code or 0)
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
