@@ -17,7 +17,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import FileIO
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 AddressInfo = tuple[int, int, int, str, Any]
 """What getaddrinfo returns for one address."""
@@ -29,13 +29,6 @@ Started = subprocess.Popen[bytes]
 STREAM: Final = socket.SOCK_STREAM
 ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 """Look up no IPv6 addresses on a host that has none, and the like."""
-
-
-class HasFileno(Protocol):
-    """A socket, as far as it can be polled."""
-
-    def fileno(self) -> int:
-        """The number of the file."""
 
 
 monotonic = time.monotonic
@@ -58,7 +51,7 @@ start_process: Callable[..., Started] = subprocess.Popen
 """Start a program; takes what `subprocess.Popen` does. Raises OSError."""
 
 
-def poll(of: HasFileno) -> Callable[[], object]:
+def poll(of: Socket) -> Callable[[], object]:
     """A function whose result is true if there is something to read in a socket now, such as its end."""
     polled = select.poll()
     polled.register(of, select.POLLIN)

@@ -733,7 +733,7 @@ class Exchange:
 
     def _late_question(self, event: on.Nested) -> Commands:
         error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
-        return _refuse(event, error, "unsolicited")
+        return _refuse(event, error, "refused_unsolicited")
 
 
 def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:

@@ -121,7 +121,7 @@ class NestedRequests:
         if not asked.allowed:
             names = " and ".join(sorted(asked.required))
             text = f"The client did not declare {names} for {event.method}"
-            raise Refusal("undeclared", mcp.INVALID_PARAMS, text, asked.required)
+            raise Refusal("refused_undeclared", mcp.INVALID_PARAMS, text, asked.required)
         key = inputs.assign_key(event.method, asked.hint, self.keys)
         self.keys = _with(self.keys, key)
         return Question(key, _METHODS[event.method], id_, params=asked.params)

@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._familiar = familiar
         self._transport: asyncio.Transport | None = None
-        self._socket: world.HasFileno | None = None
+        self._socket: world.Socket | None = None
         self._poll: Callable[[], object] | None = None
         """Made when the connection is used again."""
         self._parser: ReplyParser | None = None
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
             poll = self._poll = world.poll(self._socket)
         return not poll()
 
-    def uses(self, socket: world.HasFileno) -> None:
+    def uses(self, socket: world.Socket) -> None:
         """The connection will be opened on this socket, which the event loop keeps; its number would take memory."""
         self._socket = socket
 

@@ -2,13 +2,11 @@
 
 from typing import Final
 
-from msgspec.structs import replace
-
 from gateway import world
 from gateway.protocol.errors import GatewayError, Unreachable
 from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.process_status import Failure
-from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.recent_errors import RecentError, RecentErrors
 
 _FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
 """After these an upstream counts as failing; an upstream that refuses a caller is available."""
@@ -30,8 +28,7 @@ class UpstreamHealth:
         self._is_command = is_command
         self._metrics = metrics
         self._errors = errors
-        self._failed = float("-inf")
-        self._failure: Failure | None = None
+        self._failure: RecentError | None = None
 
     def ok(self) -> None:
         """The upstream has answered."""
@@ -42,8 +39,7 @@ class UpstreamHealth:
         fix = _COMMAND_FIX if isinstance(error, Unreachable) and self._is_command else ""
         noted = self._errors.note(error, self._route, fix=fix)
         if noted is not None and noted.kind in _FAILURES:
-            self._failed = noted.last
-            self._failure = Failure(kind=noted.kind, cause=noted.text, fix=noted.fix, seconds_ago=0)
+            self._failure = noted
 
     def malformed(self) -> None:
         """A child has written a line that is not JSON-RPC: some servers print logs on stdout."""
@@ -63,4 +59,6 @@ class UpstreamHealth:
     @property
     def failure(self) -> Failure | None:
         """The last failure, however long ago."""
-        return self._failure and replace(self._failure, seconds_ago=world.monotonic() - self._failed)
+        if (last := self._failure) is None:
+            return None
+        return Failure(kind=last.kind, cause=last.text, fix=last.fix, seconds_ago=world.monotonic() - last.last)

@@ -670,7 +670,7 @@ def test_an_answer_that_is_refused_after_the_call_changes_nothing() -> None:
 def test_a_question_after_the_end_is_refused() -> None:
     play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
     assert play >> asked(9) << do.Respond(raw(9), error(mcp.INVALID_PARAMS))
-    assert play.counts[-1] == "unsolicited"
+    assert play.counts[-1] == "refused_unsolicited"
 
 
 def in_state(state: State) -> Exchange:

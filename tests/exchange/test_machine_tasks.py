@@ -139,7 +139,7 @@ def test_what_its_client_cannot_answer_is_refused_and_the_task_goes_on() -> None
     play = Playbook(Capabilities(form=True)) >> on.Called(FIRST) << ANY >> on.Became("t") << ANY
     assert play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), error(mcp.METHOD_NOT_FOUND))
     assert play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
-    assert play.counts == ["refused", "undeclared"]
+    assert play.counts == ["refused", "refused_undeclared"]
     assert play.state is State.OWNED
 
 
@@ -186,7 +186,7 @@ def test_a_task_that_its_client_cancels_is_over_at_once() -> None:
     assert play >> on.Cancelled() << CALL_CANCELLED << do.Respond(raw(1), CANCEL) << kept << RELEASED
     assert play >> on.Cancelled() >> updated()
     assert play >> asked(2) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
-    assert play.counts == ["asked", "unsolicited"]
+    assert play.counts == ["asked", "refused_unsolicited"]
 
 
 def test_a_task_that_is_not_followed_any_more_is_not_cancelled() -> None:

@@ -156,7 +156,7 @@ async def test_a_compressed_stream_or_answer_is_not_inflated(
     seen = await upstream.saw("GET", 2)  # so the first one was read to its end
     assert [each.headers["Accept-Encoding"] for each in seen] == ["identity"] * 2
     assert "answer" not in upstream.words
-    assert stand.nested("elicitation/create", "unsolicited") == 0
+    assert stand.nested("elicitation/create", "refused_unsolicited") == 0
 
     async def bomb(turn: Turn) -> None:
         turn.reply(200, gzip.compress(body(turn, text("x" * 10_000_000))), {"Content-Encoding": "gzip"})

@@ -93,11 +93,6 @@ class NestedOutcome(StrEnum):
     UNDECLARED = "refused_undeclared"
     UNSOLICITED = "refused_unsolicited"
 
-    @classmethod
-    def _missing_(cls, value: object) -> "NestedOutcome | None":
-        """Accept the core's words too: `undeclared` becomes the label `refused_undeclared`."""
-        return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
-
 
 class TaskOutcome(StrEnum):
     """How a task of a client ended."""
