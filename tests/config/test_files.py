@@ -108,12 +108,6 @@ def test_a_key_set_is_found_in_the_folder_of_the_configuration(tmp_path: Path) -
     assert config.principal.jwks_file == str(tmp_path / "keys.json")
 
 
-def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    assert route_problems({"tls": {"cert_file": "none.pem"}}, str(tmp_path)) == (
-        f"tls.cert_file: {missing(tmp_path / 'none.pem')}",
-    )
-
-
 def test_the_contents_change_with_a_file_and_leave_out_missing_ones(tmp_path: Path) -> None:
     file = tmp_path / "file.pem"
     tls = UpstreamTls(ca_file=str(file), cert_file=str(tmp_path / "none.pem"))

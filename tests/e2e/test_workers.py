@@ -8,8 +8,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -20,14 +18,11 @@ import aiohttp
 import pytest
 
 from gateway.protocol import mcp
-from tests.parts.launch import free_port, ran
 from tests.support.gateway_process import (
     FAILURES,
     START_SECONDS,
     STATE_KEY,
     Gateway,
-    GatewayError,
-    configuration,
     gateway,
     merged,
 )
@@ -110,14 +105,6 @@ async def starting(**overrides: Any) -> AsyncIterator[Gateway]:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def outcome(config: dict[str, Any], directory: Path) -> tuple[int, str]:
-    """Run a program that ends by itself; return its exit code and stderr."""
-    path = directory / "gateway.yaml"
-    path.write_text(json.dumps(config))
-    done = await ran(sys.executable, "-m", "gateway", "serve", "--config", path, seconds=START_SECONDS)
-    return done.code, done.err
 
 
 def no_traceback(gw: Gateway) -> None:
@@ -333,31 +320,3 @@ async def test_a_worker_that_does_not_end_is_killed(delay_seconds: float, signal
         (line,) = gw.log("worker.ended")
         assert line["worker"] == 0
         assert "killed" in line["note"]
-
-
-# The start.
-
-
-@pytest.mark.parametrize("name", ["listen", "admin", "replica.listen"])
-@pytest.mark.parametrize("shared", [False, True], ids=["alone", "with SO_REUSEPORT"])
-async def test_an_address_in_use_ends_the_program(name: str, tmp_path: Path, *, shared: bool) -> None:
-    with socket.socket() as other:
-        port = free_port()
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
-        other.bind(("127.0.0.1", port))
-        other.listen()
-        taken = f"127.0.0.1:{port}"
-        overrides: dict[str, Any] = {"replica": {"listen": taken}} if name == "replica.listen" else {name: taken}
-        code, said = await outcome(configuration(NOBODY, {"workers": 2, **overrides}), tmp_path)
-    assert code == 1
-    assert said.count(f"cannot listen at {taken} ({name}): another process uses it") == 1
-    assert "Traceback" not in said
-
-
-async def test_a_second_program_cannot_share_the_port() -> None:
-    async with gateway(NOBODY, workers=2) as gw:
-        with pytest.raises(GatewayError, match="ended with 1"):
-            async with gateway(NOBODY, check=False, workers=2, listen=gw.config["listen"]):
-                pass
-        await refused(gw, 10)

@@ -55,13 +55,6 @@ def test_an_object_gets_another_meta_or_none() -> None:
     assert jsonrpc.merge(jsonrpc.with_meta(opened, {}).items()) == b'{"a":1}'
 
 
-def test_deep_nesting_is_a_value_error_and_not_a_crash() -> None:
-    with pytest.raises(ValueError, match="too deeply"):
-        jsonrpc.message(b'{"params":' + DEEP)
-    with pytest.raises(ValueError, match="too deeply"):
-        jsonrpc.fields(b'{"a":' + DEEP)
-
-
 ERRORS = [
     (b'{"code":-1,"message":7}', -32603, "the upstream answered with a malformed JSON-RPC error"),
     (b'{"code":1,"message":"no","data":[1]}', 1, "no"),

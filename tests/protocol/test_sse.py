@@ -45,14 +45,6 @@ def test_a_stream_is_read_as_the_standard_says(stream: bytes, events: list[Event
     assert Parser(1000).feed(stream) == events
 
 
-def test_an_id_is_that_of_its_own_event() -> None:
-    assert [event.id for event in Parser(1000).feed(b"id: 1\ndata: a\n\ndata: b\n\nid: 2\n\nid: 3\ndata: c\n")] == [
-        "1",
-        None,
-        "2",
-    ]
-
-
 def test_the_pause_that_a_stream_asks_for() -> None:
     parser = Parser(1000)
     assert parser.retry_ms is None

@@ -76,15 +76,6 @@ def test_another_level_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'debug', 'info', 'warning', 'error'" in capsys.readouterr().err
 
 
-def test_check_warns_of_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path / "gateway.yaml", debug={"bodies": True})
-    assert command.main(["check", "--config", str(path)]) == 0
-    assert "caution: debug.bodies is true" in capsys.readouterr().out
-    path = written(tmp_path / "gateway.yaml")
-    assert command.main(["check", "--config", str(path)]) == 0
-    assert "caution" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("sections", "shown", "code"),
     [

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port, ran
 from tests.support.gateway_process import gateway
 from tests.support.legacy_client import LegacyClient
 
@@ -94,25 +94,42 @@ async def program(given: bytes, directory: Path) -> AsyncIterator[asyncio.subpro
             _ = await process.communicate()
 
 
+async def failed(given: bytes, directory: Path) -> tuple[str, str]:
+    """Run the program, which must fail; return why, from the last line of its log, and the whole of it."""
+    path = directory / "gateway.yaml"
+    path.write_bytes(given)
+    done = await ran(sys.executable, "-m", "gateway", "serve", "--config", path, seconds=START_SECONDS)
+    assert done.code == 1
+    last = [json.loads(line) for line in done.err.splitlines()][-1]
+    assert (last["event"], last["level"]) == ("server.failed", "error")
+    return last["cause"], done.err
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "shared"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("name", ["listen", "admin", "replica.listen"])
-async def test_a_gateway_with_a_command_ends_when_it_cannot_listen(name: str, workers: int, tmp_path: Path) -> None:
+async def test_a_gateway_with_a_command_ends_when_it_cannot_listen(
+    name: str, workers: int, tmp_path: Path, *, shared: bool
+) -> None:
     """The command marks its start: nothing is started that would have to be ended at once."""
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)  # as the workers of another gateway do
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         address = {"replica": {"listen": taken}} if name == "replica.listen" else {name: taken}
         started = tmp_path / "started"
         route = {"upstream": {"command": ["sh", "-c", f"touch {started}; cat"], "warm": 2}}
-        async with program(tree(free_port(), workers, **{"routes": [route], **address}), tmp_path) as process:
-            async with asyncio.timeout(START_SECONDS):
-                _, said = await process.communicate()
-    assert process.returncode == 1
-    assert said.decode().count(f"cannot listen at {taken} ({name}): another process uses it; stop that process") == 1
-    assert b"Traceback" not in said
+        why, said = await failed(tree(free_port(), workers, **{"routes": [route], **address}), tmp_path)
+    assert why.startswith(f"cannot listen at {taken} ({name}): another process uses it; stop that process")
+    assert said.count("cannot listen") == 1
     assert not started.exists()
+
+
+@pytest.mark.processes
+async def test_an_address_of_another_machine_is_told_as_that(tmp_path: Path) -> None:
+    why, _ = await failed(tree(free_port(), 1, admin="192.0.2.1:9"), tmp_path)
+    assert why.startswith("cannot listen at 192.0.2.1:9 (admin): this machine does not have the address")
 
 
 @pytest.mark.processes

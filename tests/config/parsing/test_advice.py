@@ -85,10 +85,6 @@ CASES = [
         ),
         'routes:\n  - {upstream: {url: "http://127.0.0.1:9000/mcp"}}\n',
     ),
-]
-
-
-CASES += [
     (
         "workers: 1.5" + ROUTES,
         "workers: 1.5 is a number, but a whole number is expected; write e.g. 1",

@@ -31,7 +31,6 @@ REFUSED = [
         "workers: true is true or false, but a whole number is expected; write e.g. 1",
     ),
     ("workers: 1.0\n", "workers: 1.0 is a number, but a whole number is expected; write 1"),
-    ("workers: '1'\n", 'workers: "1" is a text, but a whole number is expected; write 1'),
     ("workers: 0\n", "workers: 0 is too small; write 1 or more"),
     ("legs: {rounds: 10}\n", "legs.rounds: 10 is too large; write 9 or less"),
     ("hold: {quiet_seconds: -1}\n", "hold.quiet_seconds: -1 is too small; write 0 or more"),
@@ -39,15 +38,8 @@ REFUSED = [
     ("log: {format: 5}\n", "log.format: 5 is not one of the choices; write auto or console or json"),
     ("state: {keys_file: ''}\n", "state.keys_file: is empty; give a text, or remove it"),
     ("state: {keys_file: 5}\n", "state.keys_file: 5 is a number, but a text is expected; put it in quotes"),
-    ("hold: {drain_delay_seconds: -1}\n", "hold.drain_delay_seconds: -1 is too small; write 0 or more"),
-    ("timeouts: {peer_connect_seconds: 0}\n", None),
-    ("timeouts: {peer_accept_seconds: 0}\n", None),
     ("# no routes\n", 'routes: is missing; add routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]'),
     ("routes: []", "routes: is an empty list; give at least one entry"),
-    (
-        "routes: {}",
-        'routes: is a mapping, but a list is expected; write each entry as an item that begins with "- path: ..."',
-    ),
     ("routes: [{path: /mcp}]", 'routes[0].upstream: is missing; add upstream: {url: "http://127.0.0.1:9000/mcp"}'),
     (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
@@ -56,11 +48,9 @@ REFUSED = [
     ("replica: {peers: [a]}\n", "replica.peers: is a list, but a mapping is expected; write name: value"),
     ("traces: 1\n", "traces: 1 is a number; write true or false"),
     ("traces: '${MISSING}'\n", "traces: ${MISSING} is not set; export MISSING, or give a default: ${MISSING:-value}"),
-    ("traces: on\n", None),
     ("state: {keys: [5]}\n", "state.keys[0]: is a number, but a text is expected; put it in quotes"),
     ("state: {keys: {}}\n", "state.keys: is a mapping, but a list is expected; write its entries as a list"),
     ("replica: {id: ['a']}\n", 'replica.id: a list is not a replica id; write "gw-1"'),
-    (f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [te]}}]", None),
 ]
 
 
