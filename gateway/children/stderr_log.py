@@ -33,6 +33,21 @@ class StderrLog(PieceReader):
         self._second = 0
         self._logged = 0
         self._dropped = 0
+        self._held: list[str] | None = None
+        """What is held back, while it is."""
+
+    def hold_back(self) -> None:
+        """Log nothing until `go_on`: the child is asked what it may not understand, and may complain at length."""
+        self._held = []
+
+    def go_on(self, *, forgets: bool = False) -> None:
+        """Log again; what was held back too, unless it is forgotten."""
+        held, self._held = self._held or [], None
+        if forgets:
+            self._dropped = 0
+            return
+        for text in held:
+            self._write(text)
 
     def take(self, data: bytes) -> None:
         """Log complete lines, and the beginning of long ones."""
@@ -46,6 +61,7 @@ class StderrLog(PieceReader):
         """Log the last, incomplete line."""
         self._log(self._incomplete)
         self._incomplete = b""
+        self.go_on()
         self._report_dropped()
         if not self.ended.done():
             self.ended.set_result(None)
@@ -59,6 +75,14 @@ class StderrLog(PieceReader):
         if len(line) > _LINE_BYTES:
             text += "…"
         self.last.append(text)
+        if self._held is None:
+            self._write(text)
+        elif len(self._held) < _LINES_PER_SECOND:
+            self._held.append(text)
+        else:
+            self._dropped += 1
+
+    def _write(self, text: str) -> None:
         second = int(world.monotonic())
         if second != self._second:
             self._report_dropped()

@@ -82,12 +82,16 @@ class StdioEra:
         found: bool | None = None
         try:
             async with self.launcher.lent() as child:
+                child.stderr_log.hold_back()
                 line = await self._answer_of(child, era.discover(_PROBE_ID))
+                if line is not None:
+                    found = bool(era.verdict(200, "application/json", line, _PROBE_ID))
+                # SDKs of legacy servers log what is wrong with an unknown method, in up to 50 lines.
+                child.stderr_log.go_on(forgets=found is False)
                 if line is None:
                     child.end()
                 else:
                     child.asked = False
-                    found = bool(era.verdict(200, "application/json", line, _PROBE_ID))
                     if found:
                         self.launcher.initialized(child)
                         self.launcher.stop_prestarting()

@@ -14,6 +14,7 @@ from gateway.upstream.children import stdio_era
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.stdio_era import StdioEra
 from tests.support.fake_child import FakeChild, FakeLauncher
+from tests.support.logs import Lines
 
 DISCOVERED: Final = {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {}}}
 UNKNOWN: Final = {"error": {"code": -32601, "message": "Method not found"}}
@@ -35,6 +36,7 @@ class AnsweringChild(FakeChild):
         await super().send(message)
         asked = self.sent[-1]
         answer = self._answers[asked["method"]]
+        self.stderr_log.data_received(b"complaint\n" * 60)
         if answer is UNREAD:
             raise CallLost(UNREAD)
         if answer is ENDS:
@@ -98,6 +100,23 @@ async def test_any_other_error_shows_a_legacy_server_whose_child_serves_a_sessio
     assert not await bench.era.is_modern()
     assert bench.launcher.kept == bench.launcher.children
     assert bench.launcher.children[0].methods == ["server/discover"]
+
+
+@pytest.mark.usefixtures("still_clock")
+@pytest.mark.parametrize(("answer", "logged"), [(UNKNOWN, 0), (DISCOVERED, 50), (ENDS, 50)])
+async def test_what_a_legacy_server_says_to_the_probe_stays_out_of_the_log(
+    answer: Any, logged: int, tasks: Tasks, log_lines: Lines
+) -> None:
+    bench = Bench(tasks, discover=answer)
+    _ = await bench.era.is_modern()
+    (child,) = bench.launcher.children
+    assert len([line for line in log_lines("child.stderr") if "text" in line]) == logged
+    assert set(child.stderr_log.last) == {"complaint"}, "the report of its end has them"
+    child.stderr_log.data_received(b"later\n")
+    child.stderr_log.finish()
+    said = log_lines("child.stderr")
+    assert sum(line.get("lines_left_out", 0) for line in said) == (11 if logged else 0)
+    assert ("later" in [line.get("text") for line in said]) is not bool(logged), "50 lines a second"
 
 
 async def test_a_child_that_ends_counts_as_legacy_for_a_while_and_not_as_a_failure(tasks: Tasks) -> None:
