@@ -69,7 +69,4 @@ def sealed() -> Tokens:
 @pytest.fixture
 async def client(begin: Begin) -> LegacyClient:
     """A legacy client with a session, before one gateway."""
-    stand = await begin()
-    found = LegacyClient(stand.http, stand.url)
-    _ = await found.initialize()
-    return found
+    return await LegacyClient.begun(await begin())

@@ -15,10 +15,7 @@ __all__ = ["spans"]
 
 
 async def traced(begin: Begin, spans: Spans, headers: dict[str, str], **sections: Any) -> LegacyClient:
-    stand = await begin(traces=spans.traces(), **sections)
-    client = LegacyClient(stand.http, stand.url, headers=headers)
-    _ = await client.initialize()
-    return client
+    return await LegacyClient.begun(await begin(traces=spans.traces(), **sections), headers=headers)
 
 
 async def test_a_call_is_a_servers_span_with_a_clients_span_for_each_round_below_it(

@@ -29,8 +29,7 @@ async def test_a_bug_ends_a_call_with_one_error_and_nothing_is_left_of_it(
     begin: Begin, server: FakeModern, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     stand = await begin()
-    client = LegacyClient(stand.http, stand.url)
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand)
     server.tools["ask"] = ask
     planted: list[object] = []
     obey = MirroredCall.OBEY[command]

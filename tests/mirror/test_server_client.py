@@ -105,8 +105,7 @@ async def test_a_server_that_is_silent_for_too_long_loses_the_call_and_no_subscr
         raise AssertionError
 
     server.tools["t"] = tool
-    client = LegacyClient(stand.http, stand.url)
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand)
     async with client.get() as changes:
         async with client.call("t") as stream:
             assert (await stream.message())["method"] == mcp.LOG
@@ -141,8 +140,7 @@ async def test_unfinished_replies_of_many_calls_wait_for_each_other(
         raise AssertionError
 
     server.tools["t"] = tool
-    client = LegacyClient(stand.http, stand.url)
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand)
     _ = await client.ask(mcp.TOOLS_LIST)
     arriving = stand.gateway.routes.live["/mcp"].upstream.client.arriving
     async with asyncio.TaskGroup() as group:

@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiohttp
 
@@ -59,6 +59,13 @@ class LegacyClient:
         self.headers = dict(headers or {})
         self.session: str | None = None
         self._ids = itertools.count(1)
+
+    @classmethod
+    async def begun(cls, stand: legacy_client.Served, **options: Any) -> Self:
+        """A client with a session at this gateway."""
+        found = cls(stand.http, stand.url, **options)
+        _ = await found.initialize()
+        return found
 
     async def initialize(self) -> Json:
         info = {"name": "legacy", "version": "1"}

@@ -26,8 +26,7 @@ async def test_each_round_has_the_proof_of_the_request_that_caused_it(
 ) -> None:
     stand = await begin(route=route)
     server.public_url = stand.url
-    client = LegacyClient(stand.http, stand.url, headers=proven(stand.url, "initialize"))
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand, headers=proven(stand.url, "initialize"))
     client.headers = proven(stand.url, "call")
     async with client.call("ask") as stream:
         question = await stream.message()

@@ -35,9 +35,7 @@ async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -
 
 
 async def test_an_older_client_gets_no_event_ids(begin: Begin, server: FakeModern) -> None:
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url, version="2025-06-18")
-    _ = await client.initialize()
+    client = await LegacyClient.begun(await begin(), version="2025-06-18")
     server.tools["ask"] = ask
     async with client.call("ask") as stream:
         event = await stream.event()
@@ -80,8 +78,7 @@ async def test_two_open_calls_of_a_session_cannot_have_the_same_id(
         for other in ("1" if taken == 1 else "A", 2):
             async with client.request("tools/call", echo, id_=other) as served:
                 assert text(await served.message()) == "x"
-        stranger = LegacyClient(client.http, client.url)
-        _ = await stranger.initialize()
+        stranger = await LegacyClient.begun(client)
         async with stranger.request("tools/call", echo, id_=taken) as served:
             assert text(await served.message()) == "x"
         opened.set()
@@ -131,8 +128,7 @@ async def test_modern_methods_are_unknown_to_a_legacy_client(client: LegacyClien
 async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server: FakeModern) -> None:
     """SEP-2260: modern servers send none, and legacy clients hear only of what belongs to their calls."""
     stand = await begin()
-    client = LegacyClient(stand.http, stand.url)
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand)
     odd = {"jsonrpc": "2.0", "id": "odd", **FORM}
 
     async def ask_oddly(call: Call) -> Json:
@@ -162,8 +158,7 @@ async def test_a_challenge_that_clients_could_not_receive_is_left_out(begin: Beg
 @pytest.mark.parametrize("made_up", ["made-up", "mrtr1.00000000.AAAA"])
 async def test_auto_knows_no_session_that_no_gateway_sealed(begin: Begin, server: FakeModern, made_up: str) -> None:
     stand = await begin(route={"era": "auto"})
-    client = LegacyClient(stand.http, stand.url)
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand)
     sealed, client.session = client.session, made_up
     async with client.call("echo") as stream:
         assert stream.response.status == 404
@@ -221,9 +216,7 @@ async def test_a_client_comes_back_for_its_question_and_its_result(client: Legac
 
 
 async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModern) -> None:
-    stand = await begin(state={"keys": [KEY], "session_ttl_seconds": 60})
-    client = LegacyClient(stand.http, stand.url)
-    _ = await client.initialize()
+    client = await LegacyClient.begun(await begin(state={"keys": [KEY], "session_ttl_seconds": 60}))
     tokens = sealed()
     session = tokens.sessions.open(client.session or "")
     client.session = tokens.sessions.seal(replace(session, issued=session.issued - 61))
@@ -264,9 +257,7 @@ async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, serv
 async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
     begin: Begin, server: FakeModern
 ) -> None:
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url, headers={"Authorization": jwt(iss="i", sub="ada")})
-    _ = await client.initialize()
+    client = await LegacyClient.begun(await begin(), headers={"Authorization": jwt(iss="i", sub="ada")})
     server.tools["ask"] = ask
     async with client.call("ask") as stream:
         _ = await stream.message()
@@ -361,8 +352,7 @@ async def test_each_token_that_is_not_accepted_counts_once(begin: Begin) -> None
     def rejected(reason: str) -> float:
         return stand.metric("mcp_gateway_state_rejected_total", reason=reason)
 
-    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer ada"})
-    _ = await client.initialize()
+    client = await LegacyClient.begun(stand, headers={"Authorization": "Bearer ada"})
     assert await client.answer({"id": "mrtr1.00000000." + "A" * 80}, {}) == 200
     assert rejected("unknown_key") == 1
     async with client.get("not a place") as stream:

@@ -23,12 +23,6 @@ MIRROR: dict[str, Any] = {"route": {"era": "mirror"}}
 DECLINE: Json = {"action": "decline"}
 
 
-async def session(stand: Stand, **options: Any) -> LegacyClient:
-    client = LegacyClient(stand.http, stand.url, **options)
-    _ = await client.initialize()
-    return client
-
-
 async def asked(stream: Stream) -> tuple[Json, str]:
     """The next question, with the id of its event."""
     question = await stream.message()
@@ -40,7 +34,7 @@ async def pair(server: FakeModern, cluster: Cluster, **sections: Any) -> tuple[S
     """Two replicas before a server whose tool asks, and a client of the first one."""
     server.tools["ask"] = ask
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR | sections)
-    return one, two, await session(one)
+    return one, two, await LegacyClient.begun(one)
 
 
 async def asked_by_a_replica_that_dies(
@@ -152,7 +146,7 @@ async def test_an_older_client_cannot_come_back_so_its_answer_runs_nothing(
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
     server.tools["ask"] = ask
-    client = await session(one, version="2025-06-18")
+    client = await LegacyClient.begun(one, version="2025-06-18")
     async with client.call("ask") as stream:
         question = await stream.message()
         await cluster.crash(one)
@@ -186,7 +180,7 @@ async def test_changes_reach_the_standalone_stream_at_whichever_replica_it_is(
     server: FakeModern, cluster: Cluster, at: int
 ) -> None:
     stands = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    client = await session(stands[0])
+    client = await LegacyClient.begun(stands[0])
     async with client.get(url=stands[at].url) as stream:
         assert stream.response.status == 200
         async with client.request("resources/subscribe", {"uri": "a://b"}, stands[1 - at].url) as subscribed:
@@ -206,7 +200,7 @@ def home_of(*stands: Stand) -> Stand:
 @pytest.mark.parametrize("at", [0, 1, 2])
 async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModern, cluster: Cluster, at: int) -> None:
     stands = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
-    client = await session(stands[at])
+    client = await LegacyClient.begun(stands[at])
     async with client.get() as stream:
         before = await stream.place()
         for method, uri in (("subscribe", "a://b"), ("subscribe", "a://c"), ("unsubscribe", "a://b")):
@@ -232,7 +226,7 @@ async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModer
 
 async def test_an_older_client_gets_no_ids_on_its_standalone_stream(server: FakeModern, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", **MIRROR)
-    client = await session(one, version="2025-06-18")
+    client = await LegacyClient.begun(one, version="2025-06-18")
     async with client.get() as stream:
         async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
             assert (await answered.message())["result"] == {}
@@ -296,7 +290,7 @@ async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ende
 async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeModern, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", **MIRROR)
     server.tools["ask"] = ask
-    client = await session(one)
+    client = await LegacyClient.begun(one)
     async with client.call("ask") as stream:
         question, _ = await asked(stream)
         ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))

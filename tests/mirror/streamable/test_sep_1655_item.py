@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+import aiohttp
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import CAPABILITIES, LegacyClient
 from tests.support.replicas import Cluster
 from tests.support.state_keeper import CAPABILITY, SESSION, StateKeeper
-from tests.support.workbench import KEY, Stand, jwt
+from tests.support.workbench import KEY, jwt
 
 ROUTE: Final = {"era": "mirror", "dialects": ["sep-1655"]}
 DECLARED: Final = {**CAPABILITIES, **CAPABILITY}
@@ -25,13 +26,9 @@ DECLARED: Final = {**CAPABILITIES, **CAPABILITY}
 class PaperClient(LegacyClient):
     """A client that keeps state, and sends it with every request to any replica."""
 
-    def __init__(self, stand: Stand, **options: Any) -> None:
-        super().__init__(stand.http, stand.url, **{"capabilities": DECLARED, **options})
+    def __init__(self, http: aiohttp.ClientSession, url: str, **options: Any) -> None:
+        super().__init__(http, url, **{"capabilities": DECLARED, **options})
         self.state = StateKeeper()
-
-    async def begun(self) -> "PaperClient":
-        _ = await self.initialize()
-        return self
 
     async def ask(self, method: str, params: Json | None = None) -> Json:
         message = await super().ask(method, {**(params or {}), "_meta": self.state.meta})
@@ -71,7 +68,7 @@ async def test_a_replica_that_starts_later_learns_the_log_level_from_the_state(
 ) -> None:
     names = [f"gw-{number}" for number in range(count)]
     stands = await cluster.begin(*names, route=ROUTE)
-    client = await PaperClient(stands[0]).begun()
+    client = await PaperClient.begun(stands[0])
     for level in ("error", "debug"):
         assert (await client.set_level(level))["_meta"] == {SESSION: {NAME: client.item}}
     for stand in stands:
@@ -84,7 +81,7 @@ async def test_a_replica_that_starts_later_learns_the_log_level_from_the_state(
 
 
 async def test_the_newest_level_counts(begin: Begin, server: FakeModern) -> None:
-    client = await PaperClient(await begin(route=ROUTE)).begun()
+    client = await PaperClient.begun(await begin(route=ROUTE))
     _ = await client.set_level("debug")
     before = client.item
     _ = await client.set_level("error")
@@ -98,7 +95,7 @@ async def test_the_newest_level_counts(begin: Begin, server: FakeModern) -> None
 async def test_state_is_for_those_who_speak_of_it(
     begin: Begin, server: FakeModern, route: Json, declared: Json
 ) -> None:
-    client = await PaperClient(await begin(route=route), capabilities=declared).begun()
+    client = await PaperClient.begun(await begin(route=route), capabilities=declared)
     client.state.kept[SESSION][NAME] = "own"
     assert await client.set_level("debug") == {}
     _ = await client.call_tool()
@@ -109,7 +106,7 @@ async def test_state_is_for_those_who_speak_of_it(
 async def test_the_state_of_another_session_is_ignored(begin: Begin, server: FakeModern) -> None:
     stand = await begin(route=ROUTE)
     ada, same, eve = [
-        await PaperClient(stand, headers={"Authorization": jwt(iss="i", sub=sub)}).begun()
+        await PaperClient.begun(stand, headers={"Authorization": jwt(iss="i", sub=sub)})
         for sub in ("ada", "ada", "eve")
     ]
     _ = await ada.set_level("debug")
@@ -127,7 +124,7 @@ async def test_the_state_of_another_session_is_ignored(begin: Begin, server: Fak
 
 @pytest.mark.parametrize("meta", ["x", [1], {SESSION: "x"}, {SESSION: [1]}])
 async def test_a_malformed_state_is_the_servers_to_judge(begin: Begin, server: FakeModern, meta: Any) -> None:
-    client = await PaperClient(await begin(route=ROUTE)).begun()
+    client = await PaperClient.begun(await begin(route=ROUTE))
     asked = {"name": "tool", "arguments": {}, "_meta": meta}
     message = await LegacyClient.ask(client, mcp.TOOLS_CALL, asked)
     if isinstance(meta, dict):

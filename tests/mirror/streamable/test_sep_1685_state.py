@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+import aiohttp
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.support.fake_modern import FORM, SAMPLE, FakeModern, Json
 from tests.support.mirrored_client import CAPABILITIES, LegacyClient
 from tests.support.replicas import Cluster
-from tests.support.workbench import Stand, eventually, jwt
+from tests.support.workbench import eventually, jwt
 
 ROUTE: Final = {"era": "mirror", "dialects": ["sep-1685"]}
 DECLARED: Final = {**CAPABILITIES, "state": {"scopes": ["request"]}}
@@ -38,12 +39,8 @@ def echo(question: Json, result: Json) -> Json:
 class PaperClient(LegacyClient):
     """A client that declares the scope and echoes each state."""
 
-    def __init__(self, stand: Stand, **options: Any) -> None:
-        super().__init__(stand.http, stand.url, **{"capabilities": DECLARED, **options})
-
-    async def begun(self) -> "PaperClient":
-        _ = await self.initialize()
-        return self
+    def __init__(self, http: aiohttp.ClientSession, url: str, **options: Any) -> None:
+        super().__init__(http, url, **{"capabilities": DECLARED, **options})
 
     async def echo(self, question: Json, result: Json, url: str | None = None) -> int:
         return await self.answer(question, echo(question, result), url)
@@ -61,7 +58,7 @@ REFUSED: Final = (200, -32010)
 
 @pytest.fixture
 async def client(begin: Begin) -> PaperClient:
-    return await PaperClient(await begin(route=ROUTE)).begun()
+    return await PaperClient.begun(await begin(route=ROUTE))
 
 
 async def test_a_client_that_declares_the_scope_gets_a_state(client: PaperClient, server: FakeModern) -> None:
@@ -79,7 +76,7 @@ async def test_a_client_that_declares_the_scope_gets_a_state(client: PaperClient
 @pytest.mark.parametrize("declared", [{}, {"state": {}}, {"state": {"scopes": ["session"]}}, {"state": {"scopes": 1}}])
 async def test_a_client_without_the_scope_gets_no_state(begin: Begin, server: FakeModern, declared: Json) -> None:
     server.tools["ask"] = ask
-    client = await PaperClient(await begin(route=ROUTE), capabilities={**CAPABILITIES, **declared}).begun()
+    client = await PaperClient.begun(await begin(route=ROUTE), capabilities={**CAPABILITIES, **declared})
     async with client.call("ask") as stream:
         question = await stream.message()
         assert "_meta" not in question["params"]
@@ -89,7 +86,7 @@ async def test_a_client_without_the_scope_gets_no_state(begin: Begin, server: Fa
 
 async def test_a_route_without_the_dialect_sets_no_state(begin: Begin, server: FakeModern) -> None:
     server.tools["ask"] = ask
-    client = await PaperClient(await begin()).begun()
+    client = await PaperClient.begun(await begin())
     async with client.call("ask") as stream:
         question = await stream.message()
         assert "_meta" not in question["params"]
@@ -153,7 +150,7 @@ async def test_the_state_of_another_request_is_refused(begin: Begin, server: Fak
     server.tools["both"] = lambda call: call.text(call.answers) if call.answers else call.ask(a=FORM, b=FORM)
     stand = await begin(route=ROUTE)
     ada, other, eve = [
-        await PaperClient(stand, headers={"Authorization": jwt(iss="i", sub=sub)}).begun()
+        await PaperClient.begun(stand, headers={"Authorization": jwt(iss="i", sub=sub)})
         for sub in ("ada", "ada", "eve")
     ]
     async with ada.call("both") as stream, other.call("both") as another, eve.call("both") as third:
@@ -170,7 +167,7 @@ async def test_the_state_of_another_request_is_refused(begin: Begin, server: Fak
 
 async def test_a_state_that_nobody_set_is_refused(begin: Begin, server: FakeModern) -> None:
     server.tools["ask"] = ask
-    client = await PaperClient(await begin(route=ROUTE), capabilities=CAPABILITIES).begun()
+    client = await PaperClient.begun(await begin(route=ROUTE), capabilities=CAPABILITIES)
     async with client.call("ask") as stream:
         question = await stream.message()
         assert await client.refusal(question, ACCEPT | {"_meta": {KEY: "own"}}) == REFUSED
@@ -228,7 +225,7 @@ async def test_an_answer_at_another_replica_is_checked_by_the_owner(
 ) -> None:
     stands = await cluster.begin(*(f"gw-{number}" for number in range(count)), route=ROUTE)
     server.tools["ask"] = ask
-    client = await PaperClient(stands[0]).begun()
+    client = await PaperClient.begun(stands[0])
     async with client.call("ask") as stream:
         question = await stream.message()
         assert await client.refusal(question, ACCEPT, stands[-1].url) == REFUSED
@@ -241,7 +238,7 @@ async def test_an_answer_at_another_replica_is_checked_by_the_owner(
 async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: FakeModern, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", route=ROUTE)
     server.tools["ask"] = ask
-    client = await PaperClient(one).begun()
+    client = await PaperClient.begun(one)
     with suppress(Exception):
         async with client.call("ask", {"large": "x" * 5_000}) as stream:
             question, place = await stream.message(), stream.last
@@ -259,7 +256,7 @@ async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: Fake
 async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", route=ROUTE)
     server.tools["ask"] = ask
-    client = await PaperClient(one).begun()
+    client = await PaperClient.begun(one)
     with suppress(Exception):
         async with client.call("ask") as stream:
             question = await stream.message()

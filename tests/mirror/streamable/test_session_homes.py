@@ -9,7 +9,6 @@ from gateway.mirror.streamable import session_homes
 from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, mirror_of
-from tests.mirror.streamable.test_replica_routing import session
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import Stand, eventually
@@ -18,7 +17,7 @@ CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
 
 
 async def session_of(stand: Stand, caller: str) -> LegacyClient:
-    return await session(stand, headers={"Authorization": f"Bearer {caller}"})
+    return await LegacyClient.begun(stand, headers={"Authorization": f"Bearer {caller}"})
 
 
 def homes(stand: Stand) -> list[Home]:
@@ -27,7 +26,7 @@ def homes(stand: Stand) -> list[Home]:
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
     stand = await begin()
-    client = await session(stand)
+    client = await LegacyClient.begun(stand)
     opened = asyncio.Event()
 
     async def again() -> Json:
@@ -52,7 +51,7 @@ async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begi
 
 
 async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begin, server: FakeModern) -> None:
-    client = await session(await begin())
+    client = await LegacyClient.begun(await begin())
     server.silent_about.add("a://b")
     async with client.request("resources/subscribe", {"uri": "a://b"}) as stream:
         assert (await stream.message())["error"]["code"] == mcp.INVALID_PARAMS
@@ -63,7 +62,7 @@ async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begi
 async def test_a_stream_whose_credential_the_server_refuses_now_ends_so_that_the_client_signs_in_again(
     begin: Begin, server: FakeModern
 ) -> None:
-    client = await session(await begin())
+    client = await LegacyClient.begun(await begin())
     async with client.get() as stream:
         _ = await stream.event()
         server.credential = "Bearer new"
@@ -78,7 +77,7 @@ async def test_a_stream_whose_credential_the_server_refuses_now_ends_so_that_the
 
 async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"results_bytes": 1_000})
-    first, second = await session(stand), await session(stand)
+    first, second = await LegacyClient.begun(stand), await LegacyClient.begun(stand)
     uri = "a://" + "x" * 600
     async with first.get() as stream:
         assert (await first.ask("resources/subscribe", {"uri": uri}))["result"] == {}

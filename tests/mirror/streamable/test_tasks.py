@@ -8,7 +8,7 @@ from gateway.mirror.streamable.tokens import EVENT
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, text
-from tests.mirror.streamable.test_replica_routing import MIRROR, asked, session
+from tests.mirror.streamable.test_replica_routing import MIRROR, asked
 from tests.mirror.test_task_call import NEEDS_TASKS
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
@@ -81,8 +81,7 @@ async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient
 
 
 async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> None:
-    stand = await begin(route={"tasks": {"undeclared": "refuse"}})
-    client = await session(stand)
+    client = await LegacyClient.begun(await begin(route={"tasks": {"undeclared": "refuse"}}))
     job = Job(server)
     async with client.call("job") as stream:
         assert (await stream.message())["result"]["isError"] is True
@@ -90,8 +89,7 @@ async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> Non
 
 
 async def test_a_task_ends_with_a_client_that_stays_away(begin: Begin, server: FakeModern) -> None:
-    stand = await begin(hold={"ttl_seconds": 0.2})
-    client = await session(stand)
+    client = await LegacyClient.begun(await begin(hold={"ttl_seconds": 0.2}))
     job = Job(server)
     async with client.call("job"):
         await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
@@ -99,8 +97,7 @@ async def test_a_task_ends_with_a_client_that_stays_away(begin: Begin, server: F
 
 
 async def test_tasks_count_as_the_calls_of_their_caller(begin: Begin, server: FakeModern) -> None:
-    stand = await begin(hold={"max_calls_per_principal": 1})
-    client = await session(stand)
+    client = await LegacyClient.begun(await begin(hold={"max_calls_per_principal": 1}))
     job = Job(server)
     async with client.call("job") as stream:
         await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
@@ -114,7 +111,7 @@ async def test_tasks_count_as_the_calls_of_their_caller(begin: Begin, server: Fa
 async def test_a_task_outlives_the_replica_that_drives_it(server: FakeModern, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
     job = Job(server)
-    client = await session(one)
+    client = await LegacyClient.begun(one)
     async with client.call("job") as stream:
         while not names_task(client, place := await stream.place()):
             pass
@@ -132,7 +129,7 @@ async def test_a_task_outlives_the_replica_that_drives_it(server: FakeModern, cl
 async def test_the_question_of_a_task_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
     job = Job(server, a=FORM)
-    client = await session(one)
+    client = await LegacyClient.begun(one)
     async with client.call("job") as stream:
         question, place = await asked(stream)
         await cluster.crash(one)
@@ -148,7 +145,7 @@ async def test_a_task_that_changed_hands_ends_with_a_client_that_stays_away(
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR, hold={"ttl_seconds": 0.2})
     job, token = Job(server, a=FORM), jwt(iss="i", sub="ada")
-    client = await session(one, headers={"Authorization": token})
+    client = await LegacyClient.begun(one, headers={"Authorization": token})
     async with client.call("job") as stream:
         _, place = await asked(stream)
         await cluster.crash(one)
@@ -159,9 +156,7 @@ async def test_a_task_that_changed_hands_ends_with_a_client_that_stays_away(
 
 
 async def test_a_client_that_left_before_its_task_was_made_leaves_none(begin: Begin, server: FakeModern) -> None:
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url, version="2025-06-18")
-    _ = await client.initialize()
+    client = await LegacyClient.begun(await begin(), version="2025-06-18")
     job, go = Job(server), asyncio.Event()
     make = job.call
 
