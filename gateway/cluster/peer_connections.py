@@ -11,7 +11,6 @@ import asyncio
 import errno
 import os
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -24,6 +23,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest
 from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
@@ -118,9 +118,9 @@ class PeerConnections:
         """
         member = peer_request.to
         for is_fresh in (fresh, True):
-            exchange = self._begin(address, peer_request, fresh=is_fresh)
+            exchange, pending = self._begin(address, peer_request, fresh=is_fresh)
             try:
-                await exchange.accepted()
+                await exchange.accepted(pending)
             except TimeoutError as exc:
                 if exchange.is_sent:
                     raise PeerStuck(member) from exc
@@ -143,7 +143,9 @@ class PeerConnections:
         # A process accepts connections, so it lives.
         raise OwnerStalled(member, "closes its connections (is it at limits.connections?)")
 
-    def _begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
+    def _begin(
+        self, address: Address, peer_request: PeerRequest, *, fresh: bool
+    ) -> tuple[PeerExchange, PendingRequest]:
         is_local = address.startswith(_UNIX)
         origin = Origin(address.removeprefix(_UNIX), 0) if is_local else Origin(*split_address(address))
         head = (
@@ -151,18 +153,19 @@ class PeerConnections:
             "Expect: 100-continue\r\n"
         ).encode()
         sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
-        send = partial(
-            self._http.begin,
+        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
+        exchange = PeerExchange(peer_request, frames, timeouts)
+        pending = PendingRequest(
             origin,
+            exchange,
             b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
             sealed,
-            connect_seconds=timeouts.peer_connect_seconds,
+            timeouts.peer_connect_seconds,
             is_fresh=fresh,
             awaits_continue=True,
         )
-        return PeerExchange(
-            send, peer_request, Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES), timeouts
-        )
+        self._http.begin(pending)
+        return exchange, pending
 
     # -- failures -----------------------------------------------------------------------------------------------
 

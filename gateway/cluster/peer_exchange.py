@@ -1,7 +1,6 @@
 """One request to another replica, whose reply is relayed to the client frame by frame, or answers a question."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from gateway import world
@@ -12,7 +11,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.pending_request import PendingRequest
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.runtime.pieces import Turn, cut
 from gateway.seal import peer_messages as messages
@@ -40,13 +39,12 @@ class PeerExchange(AwaitedReply):
 
     def __init__(
         self,
-        begin: Callable[[ReplyListener], PendingRequest],
         peer_request: PeerRequest,
         frames: Frames,
         timeouts: Timeouts,
     ) -> None:
-        """`begin` sends the request, and `frames` decodes its reply."""
-        super().__init__(begin)
+        """`frames` decodes the reply."""
+        super().__init__()
         self.peer_request = peer_request
         self.frames = frames
         self._timeouts = timeouts
@@ -60,14 +58,14 @@ class PeerExchange(AwaitedReply):
     @property
     def is_sent(self) -> bool:
         """Whether the peer may have received the request: it has reacted to its head."""
-        return not self._pending.awaits_continue
+        return not self.pending.awaits_continue
 
-    async def accepted(self) -> None:
-        """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
+    async def accepted(self, pending: PendingRequest) -> None:
+        """Wait for the head of the reply to a request until the deadline; raises TimeoutError or RequestFailed."""
         seconds = max(self._deadline - world.monotonic(), 0.0)
         timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:
-            _ = await self.begun()
+            _ = await self.begun(pending)
         except RequestFailed as exc:
             if self._is_late:
                 raise TimeoutError from exc
@@ -76,7 +74,7 @@ class PeerExchange(AwaitedReply):
             timer.cancel()
 
     def _expire(self) -> None:
-        self._is_late, self.is_connected = True, not self._pending.is_connecting
+        self._is_late, self.is_connected = True, not self.pending.is_connecting
         self.cut()
 
     async def relay(self, reply: ReplyWriter, ends_at: float | None) -> Response:

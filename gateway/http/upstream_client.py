@@ -5,7 +5,7 @@ All clients of a process share its connections, which are separated by TLS conte
 
 import ssl
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -101,8 +101,9 @@ class Client:
         `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
         twice, whatever its method. Raises RequestFailed.
         """
-        begin = partial(self.begin, method, url, headers, body, is_lenient=is_lenient, is_repeatable=is_repeatable)
-        return await AwaitedReply(begin).begun()
+        reply = AwaitedReply()
+        pending = self.begin(method, url, headers, body, reply, is_lenient=is_lenient, is_repeatable=is_repeatable)
+        return await reply.begun(pending)
 
     def begin(  # noqa: PLR0913  (what one request consists of)
         self,
@@ -122,18 +123,21 @@ class Client:
         """
         bounds = self._bounds.value
         origin, head = _address(method, url, bounds.tls, bounds.server_name)
-        return self._calls.begin(
+        is_idempotent = method in _IDEMPOTENT
+        pending = PendingRequest(
             origin,
+            listener,
             head.encoded(headers, len(body)),
             body,
-            listener,
-            connect_seconds=bounds.timeouts.connect_seconds,
+            bounds.timeouts.connect_seconds,
             is_head=head.is_head,
-            is_lenient=is_lenient,
-            is_repeatable=is_repeatable,
-            is_idempotent=method in _IDEMPOTENT,
             is_fresh=is_fresh,
+            is_idempotent=is_idempotent,
+            is_repeatable=is_repeatable or is_idempotent,
+            is_lenient=is_lenient,
         )
+        self._calls.begin(pending)
+        return pending
 
     def prepared(
         self, url: URL, headers: Mapping[str, str], fixed: Mapping[str, str], before: "Prepared | None"
@@ -167,15 +171,11 @@ class Client:
         is_repeatable: bool = False,
     ) -> PendingRequest:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
-        encoded = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
-        return self._calls.begin(
-            prepared.origin,
-            encoded,
-            body,
-            listener,
-            connect_seconds=self.timeouts.connect_seconds,
-            is_repeatable=is_repeatable,
-        )
+        head = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
+        seconds = self.timeouts.connect_seconds
+        pending = PendingRequest(prepared.origin, listener, head, body, seconds, is_repeatable=is_repeatable)
+        self._calls.begin(pending)
+        return pending
 
     def close(self) -> None:
         """Close all connections, those of siblings too."""

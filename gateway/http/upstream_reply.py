@@ -4,13 +4,12 @@ The head comes first, then the body part by part, from a bounded buffer.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, Self
 
 from multidict import CIMultiDict
 
 from gateway.http_client.errors import ReplyCut, RequestFailed
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 
 _BUFFERED_BYTES: Final = 131_072
@@ -26,13 +25,14 @@ class AwaitedReply:
         "_is_begun",
         "_is_over",
         "_parts",
-        "_pending",
         "_waiter",
         "head",
+        "pending",
     )
 
-    def __init__(self, begin: Callable[[ReplyListener], PendingRequest]) -> None:
-        """`begin` sends the request; its reply goes to the listener that it is given."""
+    def __init__(self) -> None:
+        self.pending: PendingRequest
+        """The request, once it has begun; this is its listener."""
         self.head: ReplyHead
         """What `begun` waits for."""
         self._is_begun = False
@@ -42,12 +42,12 @@ class AwaitedReply:
         """Whether the reply has ended or failed."""
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._pending = begin(self)
 
     # -- for the coroutine --------------------------------------------------------------------------------------
 
-    async def begun(self) -> Self:
-        """Wait for the head. Raises RequestFailed."""
+    async def begun(self, pending: PendingRequest) -> Self:
+        """Wait for the head of the reply to a request. Raises RequestFailed."""
+        self.pending = pending
         try:
             while not self._is_begun and self._failure is None:
                 await self._change()
@@ -105,8 +105,8 @@ class AwaitedReply:
 
     def pause_reading(self) -> None:
         """Read nothing more from the socket until the next part is awaited."""
-        if not self._pending.is_paused:
-            self._pending.pause_reading()
+        if not self.pending.is_paused:
+            self.pending.pause_reading()
 
     async def read_at_most(self, limit: int) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
@@ -121,19 +121,19 @@ class AwaitedReply:
 
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
-        self._pending.abort()
+        self.pending.abort()
         self._parts.clear()
 
     def cut(self) -> None:
         """End the reply from elsewhere: the coroutine hears that the rest will not come."""
         if not self._is_over:
-            self._pending.abort()
+            self.pending.abort()
             self.on_failed(ReplyCut())
 
     def _change(self) -> asyncio.Future[None]:
         """What is done once anything else has come."""
-        if self._pending.is_paused:
-            self._pending.resume_reading()
+        if self.pending.is_paused:
+            self.pending.resume_reading()
         waiter = self._waiter = asyncio.Future()
         return waiter
 
@@ -149,8 +149,8 @@ class AwaitedReply:
         """A part of the body is here."""
         self._parts.append(data)
         self._buffered += len(data)
-        if self._buffered >= _BUFFERED_BYTES and not self._pending.is_paused:
-            self._pending.pause_reading()
+        if self._buffered >= _BUFFERED_BYTES and not self.pending.is_paused:
+            self.pending.pause_reading()
         self._wake()
 
     def on_end(self) -> None:

@@ -6,8 +6,7 @@ Rule 2: no request has a deadline here but for its connection. Callers abort wha
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine
 from typing import Any, Final, NoReturn
 
 from gateway.http_client.connection import Connection
@@ -15,8 +14,7 @@ from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, NoReply, NotConnected, RequestFailed
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
-from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.tasks import Tasks
 
 _SERVERS: Final = 256
@@ -50,49 +48,25 @@ class HttpClient:
         """How many connections wait for a request."""
         return len(self._idle)
 
-    def begin(  # noqa: PLR0913  (what one request consists of)
-        self,
-        origin: Origin,
-        encoded: bytes,
-        body: bytes,
-        listener: ReplyListener,
-        *,
-        connect_seconds: float,
-        is_head: bool = False,
-        is_lenient: bool = False,
-        is_repeatable: bool = False,
-        is_idempotent: bool = False,
-        is_fresh: bool = False,
-        awaits_continue: bool = False,
-    ) -> PendingRequest:
-        """Send a request, whose head is `encoded`, at once if a connection is idle.
-
-        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
-        twice. `is_idempotent`: it also does not matter whether it has run. `is_fresh`: on a new connection, and only
-        once. `awaits_continue`: the body is sent when the server says `100 Continue`, which the head has to ask for.
-        """
-        pending = PendingRequest(listener, is_lenient, awaits_continue)
+    def begin(self, pending: PendingRequest) -> None:
+        """Send a request, at once if a connection is idle."""
         connection = None
-        if not (self._is_closed or is_fresh):
-            if is_repeatable or is_idempotent:
-                opening = partial(self._open, pending, origin, encoded, body, connect_seconds, is_head=is_head)
-                pending.again = partial(self._begin_again, pending, opening, is_idempotent=is_idempotent)
-            # A request whose body waits can be sent again if the connection turns out to have ended.
-            is_safe = is_idempotent or awaits_continue
-            connection = self._idle.take(origin, is_repeatable=is_safe, looks=not awaits_continue)
-        if connection is not None:
-            connection.start(pending, encoded, body, is_head=is_head)
+        if pending.is_fresh or self._is_closed:
+            pending.is_repeatable = False
         else:
-            self._connect(pending, self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head))
-        return pending
+            # A request whose body waits can be sent again if the connection turns out to have ended.
+            is_safe = pending.is_idempotent or pending.awaits_continue
+            connection = self._idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
+        if connection is not None:
+            connection.start(pending)
+        else:
+            self._connect(pending, self._open(pending))
 
-    def _begin_again(
-        self, pending: PendingRequest, opening: Callable[..., Coroutine[Any, Any, None]], *, is_idempotent: bool
-    ) -> None:
+    def send_again(self, pending: PendingRequest) -> None:
         """Send a request once more, on a new connection."""
-        pending.again = pending.carrier = None
+        pending.is_repeatable = False
         # If that fails, the upstream may have got the first one, and ended since.
-        self._connect(pending, opening(failure=None if is_idempotent else NoReply()))
+        self._connect(pending, self._open(pending, None if pending.is_idempotent else NoReply()))
 
     def _connect(self, pending: PendingRequest, opening: Coroutine[Any, Any, None]) -> None:
         task = self.tasks.start(opening, "connect upstream")
@@ -111,18 +85,9 @@ class HttpClient:
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
-    async def _open(  # noqa: PLR0913  (what one request consists of)
-        self,
-        pending: PendingRequest,
-        origin: Origin,
-        head: bytes,
-        body: bytes,
-        seconds: float,
-        *,
-        is_head: bool,
-        failure: RequestFailed | None = None,
-    ) -> None:
+    async def _open(self, pending: PendingRequest, failure: RequestFailed | None = None) -> None:
         """Send a request on a new connection; `failure` is what it means that there is none."""
+        origin = pending.origin
         if self._is_closed:
             return
         if len(self._familiar) > _SERVERS:
@@ -130,14 +95,14 @@ class HttpClient:
         familiar = self._familiar.setdefault((origin.host, origin.port), FamiliarHeads())
         connection = Connection(origin, self, familiar)
         try:
-            await self._connector.connect(connection, seconds)
+            await self._connector.connect(connection, pending.connect_seconds)
         except NotConnected as exc:
             self._fail(pending, failure or exc)
             return
         self._connections[connection] = None
         pending.connected()
         if connection.is_open and not pending.is_over:
-            connection.start(pending, head, body, is_head=is_head)
+            connection.start(pending)
         else:
             connection.abort()
             self._fail(pending, failure or NotConnected("it closed the connection at once"))

@@ -36,6 +36,9 @@ _FEW_LINES: Final = 64
 class Owner(Protocol):
     """The client that a connection belongs to."""
 
+    def send_again(self, pending: PendingRequest) -> None:
+        """The connection has ended without a byte of a reply to this request, which may be sent once more."""
+
     def freed(self, connection: "Connection") -> None:
         """The connection can carry another request."""
 
@@ -57,7 +60,6 @@ class Connection(asyncio.Protocol):
         "_has_events",
         "_heard",
         "_is_distrusted",
-        "_is_head",
         "_is_writing_paused",
         "_keeps_alive",
         "_lesson",
@@ -96,7 +98,6 @@ class Connection(asyncio.Protocol):
         """None before it is needed, and behind a chunk of a stream whose rest takes none, or comes seldom."""
         self._pending: PendingRequest | None = None
         """The request in flight."""
-        self._is_head = False
         self._heard = False
         """Whether a byte of the reply is here."""
         self._keeps_alive = False
@@ -137,17 +138,19 @@ class Connection(asyncio.Protocol):
         """The connection will be opened on this socket, which the event loop keeps; its number would take memory."""
         self._socket = socket
 
-    def start(self, pending: PendingRequest, head: bytes, body: bytes, *, is_head: bool) -> None:
+    def start(self, pending: PendingRequest) -> None:
         """Send a request on an open connection."""
         transport = self._transport
         assert transport is not None, "the connection is open"
-        self._is_head = is_head
+        head, body = pending.head, pending.body
         self._heard = False
         self._requests += 1
         self._pending = pending
         pending.carrier = self
         if pending.is_paused:
             transport.pause_reading()
+        if not pending.is_repeatable:
+            pending.head = pending.body = b""  # it may be in flight for long
         if len(body) <= _PART_BYTES and not pending.awaits_continue:
             transport.write(head + body if body else head)
             return
@@ -214,7 +217,8 @@ class Connection(asyncio.Protocol):
         """Whether a large packet takes no parser, and its listener has little to do."""
         if self._missing:
             return not self._has_events or _has_few_lines(data)
-        if self._heard or self._is_head or (reply := self._familiar.reply(data)) is None:
+        pending = self._pending
+        if self._heard or pending is None or pending.is_head or (reply := self._familiar.reply(data)) is None:
             return False
         return reply.content_type != _EVENTS or _has_few_lines(data)
 
@@ -236,8 +240,9 @@ class Connection(asyncio.Protocol):
                 self._continue(pending)
                 return
             self._heard = True
-            pending.again = None
-            if not self._is_head and (reply := self._familiar.reply(data)) is not None:
+            if pending.is_repeatable:
+                pending.keep_nothing()
+            if not pending.is_head and (reply := self._familiar.reply(data)) is not None:
                 self._hear_familiar(pending, reply)
                 return
         if self._missing:
@@ -303,7 +308,7 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         if is_first:
             parser = self._parser = parser or ReplyParser()
-            parser.expect(pending.listener, is_head=self._is_head, is_lenient=pending.is_lenient)
+            parser.expect(pending.listener, is_head=pending.is_head, is_lenient=pending.is_lenient)
         elif parser is None:
             parser = self._parser = ReplyParser.between_chunks(pending.listener, keeps_alive=self._keeps_alive)
             parser.keep_alive_seconds = self.keep_alive_seconds
@@ -494,10 +499,10 @@ class Connection(asyncio.Protocol):
         self.abort()
         if pending is None:
             return
-        if pending.again is not None and isinstance(failure, NoReply):
+        if pending.is_repeatable and isinstance(failure, NoReply):
             # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
             # have closed a new one, if this process stood still before it used that.
-            pending.again()
+            self._owner.send_again(pending)
             return
         listener = pending.end()
         try:

@@ -1,4 +1,4 @@
-"""A request in flight as its caller sees it."""
+"""A request: what is sent, and how its caller sees it while it is in flight."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.http_client.errors import RequestFailed
+from gateway.http_client.origin import Origin
 from gateway.http_client.reply_head import ReplyHead
 
 
@@ -51,16 +52,27 @@ class Carrier(Protocol):
 
 
 class PendingRequest(msgspec.Struct, eq=False):
-    """The handle of one request. All methods but `distrust` do nothing once its reply has ended."""
+    """One request. All methods but `distrust` do nothing once its reply has ended."""
 
+    origin: Origin
     listener: ReplyListener
     """Until the request is over."""
+    head: bytes = b""
+    body: bytes = b""
+    """Both until they need not be sent any more."""
+    connect_seconds: float = 0.0
+    is_head: bool = False
+    """Whether its method is HEAD."""
+    is_fresh: bool = False
+    """Whether it is sent on a new connection, and only once."""
+    is_idempotent: bool = False
+    """Whether it does not matter whether it has run."""
+    is_repeatable: bool = False
+    """Whether it may run twice, and is sent once more if its connection ends without a byte of a reply."""
     is_lenient: bool = False
     """Whether the values of the reply's headers may have control characters, which the listener then removes."""
     awaits_continue: bool = False
-    """Whether no byte of the body was sent, since the server has not said `100 Continue` yet."""
-    again: Callable[[], None] | None = None
-    """Sends the request once more, as long as that may help: until a byte of the reply is here."""
+    """Whether the body is not sent yet: the server has not said `100 Continue`, for which the head has to ask."""
     is_over: bool = False
     """Whether the listener has heard, or must hear, nothing more."""
     is_paused: bool = False
@@ -140,7 +152,11 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     def connecting(self, task: asyncio.Task[None]) -> None:
         """A task opens a connection for the request."""
-        self._connecting = task
+        self.carrier, self._connecting = None, task
+
+    def keep_nothing(self) -> None:
+        """It is sent, and will not be sent again: a request may be in flight for long."""
+        self.head, self.body, self.is_repeatable = b"", b"", False
 
     def connected(self) -> None:
         """The task has opened the connection."""
@@ -149,7 +165,9 @@ class PendingRequest(msgspec.Struct, eq=False):
     def end(self) -> ReplyListener:
         """Let go of all but the connection; return the listener, which hears no more than one last word."""
         self.is_over = True
-        self._connecting = self.again = None
+        self._connecting = None
+        if self.head:
+            self.keep_nothing()
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None

@@ -13,6 +13,7 @@ from gateway.config import Timeouts
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Identity, PeerRequest, Whole
+from tests.support.fake_carrier import FakeCarrier
 from tests.support.fake_peer import KEY, Asked, Script, tells
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
@@ -251,7 +252,8 @@ async def test_many_frames_at_once_let_others_run() -> None:
     frames = [Head(200, (), streamed=True), *[Data(b"x")] * 500, End("complete", "")]
     chunk = b"".join(map(sealing.seal, frames))
     request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
-    arriving = PeerExchange(Mock(), request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving.pending = FakeCarrier().begin(arriving)
     arriving.on_body(chunk)
     arriving.on_end()
     reply = Mock(started=False, start=AsyncMock(), write=AsyncMock(), end=AsyncMock())
@@ -267,7 +269,8 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_late
     nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
     sealing = Frames(keyring, nonce, 1 << 20)
     request = PeerRequest(kind="new", to="gw-2", issued=0, nonce=nonce)
-    arriving = PeerExchange(Mock(), request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving.pending = FakeCarrier().begin(arriving)
     for frame in frames:  # in the turn of the event loop in which the deadline is noticed, which is long over
         _ = asyncio.get_running_loop().call_soon(arriving.on_body, sealing.seal(frame))
     reply = Mock(started=False, start=AsyncMock(), whole=AsyncMock())

@@ -29,11 +29,11 @@ def carrier() -> FakeCarrier:
 
 @pytest.fixture
 def reply(carrier: FakeCarrier) -> AwaitedReply:
-    return AwaitedReply(carrier.begin)
+    return carrier.awaited()
 
 
 async def test_the_head_ends_the_first_wait(reply: AwaitedReply) -> None:
-    waiting = asyncio.gather(reply.begun())
+    waiting = asyncio.gather(reply.begun(reply.pending))
     await asyncio.sleep(0)
     assert not waiting.done()
     reply.on_head(HEAD)
@@ -75,14 +75,14 @@ async def test_what_came_before_a_failure_is_handed_over_first(reply: AwaitedRep
     reply.on_head(HEAD)
     reply.on_body(b"a")
     carrier.cut()
-    await reply.begun()
+    await reply.begun(reply.pending)
     assert await anext(reply) == b"a"
     with pytest.raises(ReplyCut):
         await anext(reply)
 
 
 async def test_a_failure_before_the_head_ends_the_wait_for_it(reply: AwaitedReply, carrier: FakeCarrier) -> None:
-    waiting = asyncio.gather(reply.begun())
+    waiting = asyncio.gather(reply.begun(reply.pending))
     await asyncio.sleep(0)
     carrier.pending.end().on_failed(NoReply())
     with pytest.raises(NoReply):
@@ -193,7 +193,7 @@ async def test_an_empty_body_is_empty(reply: AwaitedReply, carrier: FakeCarrier)
 
 
 async def test_a_cancelled_wait_for_the_head_gives_the_request_up(reply: AwaitedReply, carrier: FakeCarrier) -> None:
-    waiting = asyncio.gather(reply.begun())
+    waiting = asyncio.gather(reply.begun(reply.pending))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -202,13 +202,13 @@ async def test_a_cancelled_wait_for_the_head_gives_the_request_up(reply: Awaited
 
 
 async def test_closing_gives_up_the_rest_of_a_reply_but_nothing_after_its_end(carrier: FakeCarrier) -> None:
-    complete = AwaitedReply(carrier.begin)
+    complete = carrier.awaited()
     complete.on_head(HEAD)
     carrier.end()
     complete.close()
     assert carrier.asked == []
     other = FakeCarrier()
-    open_ = AwaitedReply(other.begin)
+    open_ = other.awaited()
     open_.on_head(HEAD)
     open_.close()
     assert other.asked == ["abort"]

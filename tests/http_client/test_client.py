@@ -13,6 +13,7 @@ from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NotConnected
 from gateway.http_client.idle_connections import IdleConnections
 from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.request_head import RequestHead
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
@@ -262,7 +263,7 @@ async def test_a_request_goes_out_as_it_was_given(client: HttpClient) -> None:
         url = URL(server.url + "?a=b%20c")
         heard = Recorder()
         head = RequestHead("POST", url)
-        client.begin(Origin.of(url), head.encoded({"X": "1"}, 2), b"{}", heard, connect_seconds=5)
+        client.begin(PendingRequest(Origin.of(url), heard, head.encoded({"X": "1"}, 2), b"{}", 5))
         await heard.over()
         assert server.requests == [
             b"POST /mcp?a=b%%20c HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: */*\r\n"

@@ -28,7 +28,8 @@ def ask(
     origin = to if isinstance(to, Origin) else Origin("127.0.0.1", to.port)
     recorder = Recorder()
     head = b"POST /mcp HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
-    pending = client.begin(origin, head, body, recorder, connect_seconds=seconds, awaits_continue=True, **options)
+    pending = PendingRequest(origin, recorder, head, body, seconds, awaits_continue=True, **options)
+    client.begin(pending)
     return recorder, pending
 
 
@@ -118,7 +119,7 @@ async def test_a_fresh_connection_is_opened_beside_an_idle_one(client: HttpClien
             recorder = Recorder()
             head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
             origin = Origin("127.0.0.1", server.port)
-            _ = client.begin(origin, head, b"{}", recorder, connect_seconds=20, is_fresh=is_fresh)
+            client.begin(PendingRequest(origin, recorder, head, b"{}", 20, is_fresh=is_fresh))
             await recorder.over()
             assert (recorder.words, server.connections) == (COMPLETE, count)
 
@@ -171,7 +172,7 @@ async def test_connections_come_from_the_chosen_address() -> None:
     async with FakeHttp(script) as server:
         recorder = Recorder()
         head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
-        _ = client.begin(Origin("127.0.0.1", server.port), head, b"{}", recorder, connect_seconds=20)
+        client.begin(PendingRequest(Origin("127.0.0.1", server.port), recorder, head, b"{}", 20))
         await recorder.over()
         assert (recorder.words, seen) == (COMPLETE, ["127.0.0.3"])
     client.close()

@@ -1,6 +1,5 @@
 """The upstream's reply part by part: nothing is read while the client takes a part."""
 
-from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.reply_head import ReplyHead
 from gateway.passthrough.passage import next_part
 from tests.support.fake_carrier import FakeCarrier
@@ -8,7 +7,7 @@ from tests.support.fake_carrier import FakeCarrier
 
 async def test_nothing_is_read_while_the_client_takes_a_part() -> None:
     carrier = FakeCarrier()
-    reply = AwaitedReply(carrier.begin)
+    reply = carrier.awaited()
     reply.on_head(ReplyHead(200, "1.1", []))
     reply.on_body(b"a")
     assert await next_part(reply, None) == b"a"

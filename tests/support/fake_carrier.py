@@ -1,6 +1,8 @@
 """A FAKE connection of a request, which notes what its reply asks of it."""
 
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ReplyCut
+from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 
 
@@ -12,9 +14,15 @@ class FakeCarrier:
         self.pending: PendingRequest
 
     def begin(self, listener: ReplyListener) -> PendingRequest:
-        self.pending = PendingRequest(listener)
+        self.pending = PendingRequest(Origin("upstream.test", 80), listener)
         self.pending.carrier = self
         return self.pending
+
+    def awaited(self) -> AwaitedReply:
+        """The reply to a request on this connection."""
+        reply = AwaitedReply()
+        reply.pending = self.begin(reply)
+        return reply
 
     def abort(self) -> None:
         self.asked.append("abort")

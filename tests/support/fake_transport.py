@@ -3,13 +3,13 @@
 import asyncio
 from unittest.mock import Mock
 
-from yarl import URL
-
 from gateway.http_client.connection import Connection
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from tests.support.reply_recorder import Recorder
+
+ORIGIN = Origin("127.0.0.1", 1)
 
 
 class FakeTransport(asyncio.Transport):
@@ -49,11 +49,10 @@ class Begun:
     def __init__(self, familiar: FamiliarHeads | None = None, *, is_silent: bool = False) -> None:
         """`familiar`: the replies that this upstream gave before; `is_silent`: as its caller expects the reply."""
         self.transport, self.owner, self.heard = FakeTransport(), Mock(), Recorder()
-        self.connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), self.owner, familiar or FamiliarHeads())
+        self.connection = Connection(ORIGIN, self.owner, familiar or FamiliarHeads())
         self.connection.connection_made(self.transport)
-        self.pending = PendingRequest(self.heard)
-        self.pending.is_silent = is_silent
-        self.connection.start(self.pending, b"", b"", is_head=False)
+        self.pending = PendingRequest(ORIGIN, self.heard, is_silent=is_silent)
+        self.connection.start(self.pending)
 
     def receive(self, *parts: bytes) -> "Begun":
         """Have these parts come, each as a read of its own."""
@@ -64,5 +63,5 @@ class Begun:
     def heard_again(self) -> Recorder:
         """Begin the next request on the connection; what is heard of it."""
         heard = Recorder()
-        self.connection.start(PendingRequest(heard), b"", b"", is_head=False)
+        self.connection.start(PendingRequest(ORIGIN, heard))
         return heard

@@ -100,16 +100,17 @@ class Sender:
         """Begin a request."""
         recorder = Recorder()
         head = RequestHead(method, self.url)
-        pending = self.client.begin(
+        pending = PendingRequest(
             self.origin,
+            recorder,
             head.encoded(headers or {}, len(body)),
             body,
-            recorder,
-            connect_seconds=seconds,
+            seconds,
             is_head=head.is_head,
             is_lenient=is_lenient,
             is_repeatable=is_repeatable,
         )
+        self.client.begin(pending)
         assert recorder.words == [], "the listener was called before begin returned"
         return recorder, pending
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut, RequestFailed
+from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
@@ -41,7 +42,7 @@ class Reading:
             message=b"message",
             headers=NO_HEADERS,
         )
-        self.pending = self.reply.pending = PendingRequest(self.reply)
+        self.pending = self.reply.pending = PendingRequest(Origin("upstream.test", 80), self.reply)
         self.pending.carrier = self.carrier
 
     # -- as the channel of the reply --------------------------------------------------------------------------------
