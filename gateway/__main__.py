@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__, container_health, shell_completion, world
-from gateway.children.child import not_here
+from gateway.children.child import not_here, searched_path
 from gateway.config import (
     Config,
     ConfigError,
@@ -219,8 +219,8 @@ def _wrap(options: argparse.Namespace) -> int:
         given = for_upstream(options.upstream)
     else:
         given = for_command(options.command)
-    event_loop.run(wrap(_logged(for_host(given, options.route, os.environ, options.era), options.log_level)))
-    return 0
+    config = _logged(for_host(given, options.route, os.environ, options.era), options.log_level)
+    return 0 if event_loop.run(wrap(config)) else 1
 
 
 def _logged(config: Config, level: Level | None) -> Config:
@@ -262,7 +262,10 @@ def _given(options: argparse.Namespace) -> Config:
 
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config)
-    warned, noted = list(cautions(config)), list(_notes(config))
+    here, elsewhere = _missing_programs(config)
+    if here:
+        raise ConfigError(here, str(options.config))
+    warned, noted = [*cautions(config), *map(str, elsewhere)], list(_notes(config))
     if options.json:
         print(json.dumps({"valid": True, "cautions": warned, "notes": noted}, indent=2))
     else:
@@ -272,6 +275,19 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if options.strict and (warned or noted) else 0
 
 
+def _missing_programs(config: Config) -> tuple[list[Problem], list[Problem]]:
+    """Return what no command can start with; apart, what may be there on the machine that the configuration is for."""
+    here: list[Problem] = []
+    elsewhere: list[Problem] = []
+    for route in config.routes:
+        if route.upstream.command is not None and (missing := not_here(route.upstream)):
+            key, text = missing
+            where = f" ({searched_path(route.upstream)})" if text.endswith(" in PATH") else ""
+            found = here if Path(route.upstream.name).is_absolute() else elsewhere
+            found.append(Problem(f"routes[{route.path}].upstream.{key}", f"{text}{where} on this machine"))
+    return here, elsewhere
+
+
 def _notes(config: Config) -> Iterator[str]:
     yield from notes(config)
     if config.traces:
@@ -279,9 +295,6 @@ def _notes(config: Config) -> Iterator[str]:
             check_traces()
         except TracesUnavailable as exc:
             yield exc.message
-    for route in config.routes:
-        if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            yield f"routes[{route.path}].upstream.{missing} on this machine"
 
 
 def _schema(_: argparse.Namespace) -> int:

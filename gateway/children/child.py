@@ -57,15 +57,21 @@ def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
     return {name: own[name] for name in inherited if name in own} | upstream.env
 
 
-def not_here(upstream: Upstream) -> str:
-    """Explain why the command cannot start here, as far as is known beforehand; empty if it can."""
+def searched_path(upstream: Upstream) -> str:
+    """Return where a command that is a name is looked for."""
+    return environment(upstream, os.environ).get("PATH", os.defpath)
+
+
+def not_here(upstream: Upstream) -> tuple[str, str] | None:
+    """Return the key that keeps the command from starting here, and why, as far as is known beforehand."""
     folder = Path(upstream.cwd or ".")
     if not folder.is_dir():
-        return f"cwd: there is no folder {folder}"
-    program, path = upstream.name, environment(upstream, os.environ).get("PATH", os.defpath)
+        return "cwd", f"there is no folder {folder}"
     # A path is relative to the folder in which the child runs; a name is looked up in PATH.
-    found = shutil.which(str(folder / program) if os.sep in program else program, path=path)
-    return "" if found else f"command: there is no program {program}"
+    if os.sep in upstream.name:
+        return None if shutil.which(folder / upstream.name) else ("command", f"there is no program {upstream.name}")
+    found = shutil.which(upstream.name, path=searched_path(upstream))
+    return None if found else ("command", f"there is no program {upstream.name} in PATH")
 
 
 def given_secrets(upstream: Upstream) -> list[str]:
@@ -211,7 +217,10 @@ class Child(asyncio.BaseProtocol):
                 upstream=self._upstream.name,
                 why=self.over.result(),
                 stderr=list(self.stderr_log.last),
-                fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd",
+                fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd"
+                if self.has_started
+                # Not in the error, which clients see.
+                else f"correct upstream.command, or install the program; PATH is {searched_path(self._upstream)}",
             )
         self.gone.set_result(None)
 
@@ -221,7 +230,8 @@ class Child(asyncio.BaseProtocol):
                 self.pid = self.stderr_log.pid = int(pid)
             case ["failed", number, what]:
                 name = self._upstream.cwd if what == "directory" else self._upstream.name
-                self._end(f"cannot be started: {os.strerror(int(number))} ({what} {name})")
+                _, why = not_here(self._upstream) or ("", f"{os.strerror(int(number))} ({what} {name})")
+                self._end(f"cannot be started: {why}")
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on
                 how = _describe_exit(int(code))
@@ -259,6 +269,11 @@ class Child(asyncio.BaseProtocol):
         if not self.over.done():
             self.over.set_result(why)
             self._output.ignore()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its program ever ran."""
+        return self.stderr_log.pid != 0
 
     # -- its input ----------------------------------------------------------------------------------------------
 

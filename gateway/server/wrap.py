@@ -17,8 +17,11 @@ _LAST_WORDS_SECONDS: Final = 1.0
 """How long the host may take to read what is left."""
 
 
-async def wrap(config: Config) -> None:
-    """Serve the host until it closes stdin or stdout, the server ends, or a signal comes."""
+async def wrap(config: Config) -> bool:
+    """Serve the host until it closes stdin or stdout, the server ends, or a signal comes.
+
+    Returns whether there was a server: False if its command could not be started.
+    """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[None] = loop.create_future()
 
@@ -46,3 +49,5 @@ async def wrap(config: Config) -> None:
     await front.close()
     await host.close(_LAST_WORDS_SECONDS)
     await gateway.close()
+    newest = live.upstream.stdio.launcher.newest if live.upstream.stdio is not None else None
+    return newest is None or newest.has_started

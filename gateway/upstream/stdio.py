@@ -50,9 +50,9 @@ class StdioChannel(OneStreamChannel):
             _ = await self.request(message, headers, receive)
         except (CallLost, SessionLost) as exc:
             why = child.over.result() if child.over.done() else "did not read its input"
-            raise Unreachable(
-                f"{child.where} {why} before it answered `initialize`; the gateway's log has its stderr"
-            ) from exc
+            if child.has_started:
+                why += " before it answered `initialize`; the gateway's log has its stderr"
+            raise Unreachable(f"{child.where} {why}") from exc
         self._launcher.initialized(child)
         self._launcher.has_initialized = True
         return answers[0]

@@ -114,9 +114,10 @@ async def client(gw: Gateway, request: pytest.FixtureRequest) -> AsyncIterator[C
 async def test_a_command_that_does_not_exist_is_named(client: Client, gw: Gateway) -> None:
     error = (await client.on(gw.base + "/missing").call("echo")).error
     assert error["data"]["reason"] == "upstream_unreachable"
-    assert "no-such-program of route /missing cannot be started: No such file or directory" in error["message"]
+    reason = "no-such-program of route /missing cannot be started: there is no program no-such-program in PATH"
+    assert error["message"].endswith(reason), "no folder of the gateway's machine is a client's business"
     error = (await client.on(gw.base + "/folder").call("echo")).error
-    assert "No such file or directory (directory /no/such/folder)" in error["message"]
+    assert "cannot be started: there is no folder /no/such/folder" in error["message"]
 
 
 async def test_children_are_told_on_the_status_page(client: Client, gw: Gateway) -> None:
@@ -371,15 +372,18 @@ async def test_stdio_and_a_command_go_together(
 async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gateway.yaml"
     for route, note in (
-        ({"command": ["no-such-program"]}, "routes[/mcp].upstream.command: there is no program no-such-program"),
-        ({"command": ["sh"], "cwd": "/no/such"}, "routes[/mcp].upstream.cwd: there is no folder /no/such"),
+        ({"command": ["no-such"]}, "caution: routes[/mcp].upstream.command: there is no program no-such in PATH (/"),
+        ({"command": ["sh"], "cwd": "/no/such"}, "caution: routes[/mcp].upstream.cwd: there is no folder /no/such"),
         ({"command": ["./sh"], "cwd": "/bin"}, None),
     ):
         path.write_text(json.dumps({"routes": [{"upstream": route}]}))
         assert main(["check", "--config", str(path)]) == 0
         said = capsys.readouterr().out
         assert said.startswith("configuration is valid")
-        assert (note in said) if note else ("note" not in said)
+        assert (note in said) if note else ("caution" not in said)
+    path.write_text(json.dumps({"routes": [{"upstream": {"command": ["/no/such"]}}]}))
+    assert main(["check", "--config", str(path)]) == 1
+    assert capsys.readouterr().err == "routes[/mcp].upstream.command: there is no program /no/such on this machine\n"
 
 
 async def test_an_idle_child_is_ended() -> None:

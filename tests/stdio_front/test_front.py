@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.host import META, Host, call, fake, host, initialize, legacy, modern
+from tests.support.host import JSON, META, Host, call, fake, host, initialize, legacy, modern
 
 pytestmark = pytest.mark.processes
 
@@ -119,6 +120,17 @@ async def test_the_end_of_a_relayed_child_is_the_end_of_the_session() -> None:
         assert "ended" in lost["error"]["message"]
         assert await running.ended() == 0
         assert running.events("child.ended")
+
+
+@pytest.mark.parametrize("first", [initialize(), modern("server/discover")], ids=["legacy host", "modern host"])
+async def test_a_command_that_cannot_start_is_the_same_news_to_every_host(first: JSON) -> None:
+    async with host(["no-such-program"], expects=1) as running:
+        error = (await running.ask(first))["error"]
+        assert error["message"].endswith("cannot be started: there is no program no-such-program in PATH")
+        running.stdin.close()
+        _ = await running.ended()
+        (ended,) = running.events("child.ended")
+        assert ended["fix"].endswith(f"PATH is {os.environ['PATH']}")
 
 
 # --- a modern server ---

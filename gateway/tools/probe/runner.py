@@ -282,7 +282,7 @@ async def _examine_child(exam: ProbeContext) -> None:
     if missing := not_here(route.upstream):
         raise exam.failed(
             "program",
-            missing.partition(": ")[2],
+            missing[1],
             "The command cannot start.",
             "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
         )
