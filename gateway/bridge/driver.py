@@ -38,14 +38,14 @@ from gateway.http.outbox import FinalMessage
 from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, OwnerStalled, ShuttingDown
+from gateway.protocol.errors import Busy, GatewayError, OwnerStalled, Refused, ShuttingDown, bug
 from gateway.protocol.request import Request, TextParams
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Listener, PoolKey
-from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome
+from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome, Step
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
@@ -64,10 +64,7 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 
 
 class Driver(Engine):
-    """One exchange with the parts that do its work.
-
-    The parts know each other in one direction: the takeover knows the upstream call; both of them know the context.
-    """
+    """One exchange with the parts that do its work."""
 
     __slots__ = (
         "_context",
@@ -150,10 +147,14 @@ class Driver(Engine):
         back, and nothing is awaited.
         """
         context = self._context
-        self._takeover = Takeover(context, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold)
+        may_run_twice = envelope.repeatable or context.may_run_twice
+        begun = Takeover(envelope, cold, owner_is_dead=is_proven, may_run_twice=may_run_twice)
+        self._takeover, past = begun, begun.envelope
+        context.left_by_another(past.exchange, past.upstream, is_repeatable=past.repeatable)
+        self._upstream_call.left_at(past.upstream)
         try:
             self._lot.park(self)
-            self._restore(handoff.past(self._takeover.envelope))
+            self._restore(handoff.past(past))
             self.answer(leg, context.request, envelope.round, context.headers)
         except BaseException:
             self._upstream_call.abandon()
@@ -368,6 +369,35 @@ class Driver(Engine):
         self._feed(on.LetGo(cancel=False))
         self._lot.cold.add(record)
 
+    async def _pick_up(self, begun: Takeover) -> None:
+        """Resume a call that was begun elsewhere, or learn that it is lost: the call's own task, as `UpstreamCall`."""
+        context, call, owner = self._context, self._upstream_call, begun.envelope.owner
+        is_recorded = self._exchange.record is not None
+        try:
+            if begun.cold is None:
+                context.taken_over(begun.envelope, owner_is_dead=begun.owner_is_dead)
+            await call.resume(begun.upstream(is_recorded=is_recorded), is_shared=not begun.owner_is_dead)
+        except GatewayError as exc:
+            self.live.upstream.health.note(exc)
+            replayable = context.may_run_again(exc) and self._exchange.record is not None
+            if not begun.owner_is_dead and not replayable and self._exchange.round == begun.envelope.round:
+                why = "cannot be reached, and its call cannot be picked up here while it may live"
+                self._give_back(exc if isinstance(exc, Refused) else OwnerStalled(owner, why))
+            elif isinstance(exc, Busy):
+                self._give_back(exc)  # no session was free, so nothing has changed upstream
+            else:
+                why = "its gateway replica is gone" if begun.cold is None else "it cannot be picked up again"
+                if call.session is None:
+                    begun.end(context, why)
+                elif begun.owner_is_dead:
+                    call.cancel(why)
+                if not replayable:
+                    context.step(Step.LOST)
+                self.hear(on.Broke(exc, replayable))
+        except Exception:  # the outermost edge of the call's task
+            self.hear(on.Broke(bug()))
+            raise
+
     def _give_back(self, error: GatewayError) -> None:
         """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
         self.hear(on.Broke(error))
@@ -445,8 +475,8 @@ class Driver(Engine):
         if before in HELD or after not in _WAITING:
             # Not as soon as a question comes: those of a round are weighed together, when their quiet window ends.
             self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
-        if self._takeover is not None and after in _WAITING:
-            self._takeover.pick_up(self, self._give_back)
+        if self._takeover is not None and after in _WAITING and not call.is_started:
+            call.start_resuming(self._pick_up(self._takeover))
 
     def _arm_again(self, arm: do.Arm) -> None:
         """Start a timer anew; `_moved` will start it if the state is new."""
@@ -467,21 +497,22 @@ class Driver(Engine):
         call = self._upstream_call
         self._context.cancelled()
         if self._takeover is not None and call.session is None and not call.runs:
-            self._takeover.give_up(reason)
+            self._takeover.end(self._context, reason, asks=True)
         call.cancel(reason)
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
         context = self._context
         context.exchange_id = context.exchange_id or world.random_bytes(16).hex()
-        left = self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None
+        begun = self._takeover
+        left = begun.left(self.live.config) if begun is not None and self._exchange.state is RESTORED else None
         try:
             body = input_required(context, ask, self._upstream_call.whereabouts(), left)
             if ask.held and ask.stays:
                 self._lot.park(self)
                 context.held()
-                if self._takeover is not None:
-                    self._takeover.renew()
+                if begun is not None:
+                    begun.renew(self.live.config)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
             self._feed(on.Stopped(exc))

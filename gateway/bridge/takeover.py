@@ -1,24 +1,20 @@
 """Continues calls from their requestState alone: those of other replicas, or cold ones that this one let go of."""
 
 import math
-from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.call_context import Context
-from gateway.bridge.upstream_call import UpstreamCall
-from gateway.exchange import events as on
+from gateway.config import Config
 from gateway.exchange.machine import REFERRED
 from gateway.parking import orphans
 from gateway.parking.cold_calls import ColdCall, Remains, packed
 from gateway.protocol import mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, bug
+from gateway.protocol.errors import CallLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, Upstream
-from gateway.sessions.call import Listener
-from gateway.telemetry import Step
 
 
 class Takeover:
@@ -28,30 +24,18 @@ class Takeover:
     declares it lost, and gives the exchange back if it cannot resume the call.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        call: UpstreamCall,
-        envelope: Envelope,
-        *,
-        owner_is_dead: bool,
-        cold: ColdCall | None = None,
-    ) -> None:
+    __slots__ = ("_may_be_sent_already", "cold", "envelope", "owner_is_dead")
+
+    def __init__(self, envelope: Envelope, cold: ColdCall | None, *, owner_is_dead: bool, may_run_twice: bool) -> None:
         """`owner_is_dead` if no other process holds the call, so also if this one kept it as a `cold` call."""
-        self._context = context
-        self._call = call
         self.owner_is_dead = owner_is_dead
         self.cold = cold
-        self._may_be_sent_already = envelope.state == REFERRED and not (envelope.repeatable or context.may_run_twice)
-        if self._may_be_sent_already:  # by the owner, since it asked for visits to URLs
-            envelope = handoff.only_for_its_owner(envelope)
-        self.envelope = envelope
+        self._may_be_sent_already = envelope.state == REFERRED and not may_run_twice
+        """By the owner, since it asked for visits to URLs."""
+        self.envelope = handoff.only_for_its_owner(envelope) if self._may_be_sent_already else envelope
         """The state from which the call is continued, as far as this process may continue it."""
-        context.left_by_another(envelope.exchange, envelope.upstream, is_repeatable=envelope.repeatable)
-        call.left_at(envelope.upstream)
 
-    @property
-    def left(self) -> Envelope | None:
+    def left(self, config: Config) -> Envelope | None:
         """What the state says of the owner as long as the call is not picked up; None if this process let go of it.
 
         A state that named this replica would be refused once the call was given back. The owner may still hold the
@@ -61,66 +45,29 @@ class Takeover:
             return None
         if not self.owner_is_dead:
             return self.envelope
-        return replace(self.envelope, expires=world.wall() + wait_seconds(self._context.live.config))
+        return replace(self.envelope, expires=world.wall() + wait_seconds(config))
 
-    def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
-        """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
-
-        `give_back` forgets the exchange, with an error that asks its client to come again.
-        """
-        if self._context.exchange.calling and not self._call.is_started:
-            self._call.start_resuming(self._run(listener, give_back))
-
-    async def _run(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
-        """The call's own task, as in `UpstreamCall`."""
-        context = self._context
-        try:
-            await self._resume()
-        except GatewayError as exc:
-            context.live.upstream.health.note(exc)
-            replayable = context.may_run_again(exc) and context.exchange.record is not None
-            if not self.owner_is_dead and not replayable and context.exchange.round == self.envelope.round:
-                why = "cannot be reached, and its call cannot be picked up here while it may live"
-                give_back(exc if isinstance(exc, Refused) else OwnerStalled(self.envelope.owner, why))
-            elif isinstance(exc, Busy):
-                give_back(exc)  # no session was free, so nothing has changed upstream
-            else:
-                why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
-                if self._call.session is None:
-                    self._end(why)
-                elif self.owner_is_dead:
-                    self._call.cancel(why)
-                if not replayable:
-                    self._context.step(Step.LOST)
-                listener.hear(on.Broke(exc, replayable))
-        except Exception:  # the outermost edge of the call's task
-            listener.hear(on.Broke(bug()))
-            raise
-
-    async def _resume(self) -> None:
-        envelope, upstream = self.envelope, self.envelope.upstream
-        if self.cold is None:
-            self._context.taken_over(envelope, owner_is_dead=self.owner_is_dead)
-        if upstream is None or not upstream.is_resumable:
-            is_recorded = self._context.exchange.record is not None
-            raise _owner_lost(envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)
-        await self._call.resume(upstream, is_shared=not self.owner_is_dead)
-
-    def renew(self) -> None:
+    def renew(self, config: Config) -> None:
         """The client has a newer state of the same round, so that a record of the call lasts as long as that one."""
         if self.cold is not None:
-            self.cold = replace(self.cold, due=math.ceil(world.monotonic() + wait_seconds(self._context.live.config)))
+            self.cold = replace(self.cold, due=math.ceil(world.monotonic() + wait_seconds(config)))
 
-    def give_up(self, reason: str) -> None:
-        """Cancel a call that was not picked up before its client was given up, if no other process holds it."""
-        self._end(reason, *((each.upstream_id, each.method) for each in self.envelope.open if each.upstream_id))
-
-    def _end(self, reason: str, *questions: tuple[bytes, str]) -> None:
+    def upstream(self, *, is_recorded: bool) -> Upstream:
+        """Where to resume the call; raises CallLost. `is_recorded` if its state had room for the answers so far."""
         upstream = self.envelope.upstream
-        if upstream is not None and self.owner_is_dead:
-            remains = Remains(upstream, () if upstream.task else questions)
-            ending = orphans.give_up(self._context.live, remains, reason, self._context.headers)
-            self._context.live.process.tasks.spawn(ending, "send upstream")
+        if upstream is None or not upstream.is_resumable:
+            raise _owner_lost(self.envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)
+        return upstream
+
+    def end(self, context: Context, reason: str, *, asks: bool = False) -> None:
+        """Cancel a call that was not picked up, if no other process holds it; it `asks` if nobody will answer that."""
+        upstream = self.envelope.upstream
+        if upstream is None or not self.owner_is_dead:
+            return
+        asked = self.envelope.open if asks and not upstream.task else ()
+        questions = tuple((each.upstream_id, each.method) for each in asked if each.upstream_id)
+        ending = orphans.give_up(context.live, Remains(upstream, questions), reason, context.headers)
+        context.live.process.tasks.spawn(ending, "send upstream")
 
 
 def cooled(

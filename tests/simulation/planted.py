@@ -96,7 +96,7 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "        if False:\n",
         ),
         "takeover: the state of a re-ask names the stand-in": (
-            "self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None",
+            "begun.left(self.live.config) if begun is not None and self._exchange.state is RESTORED else None",
             "None",
         ),
         "bridge: the bytes of a call are not given back": (
