@@ -212,14 +212,14 @@ class Exchange:
         size = len(self._final.result) if isinstance(self._final, do.Reply) else 0
         for question in self.questions.values():
             size += len(question.params or b"")
-        for recorded in self._ledger.on_record or ():
+        for recorded in self._ledger.record or ():
             size += len(recorded.answer)
         return size
 
     @property
     def record(self) -> tuple[Recorded, ...] | None:
         """The answers that another run would get, in their order; None if the call cannot be run again."""
-        return self._ledger.on_record
+        return self._ledger.record
 
     def has_heard(self, upstream_id: bytes) -> bool:
         """Whether the upstream has asked this question in the present run."""
@@ -469,7 +469,6 @@ class Exchange:
             if not self._policy.holds:
                 return [*out, *self._part(None)]
             self._digests.pop(self.round, None)
-            self._ledger.cancel_run()
             self.state = BROKEN
             return [*out, self._release(completed=False), _ARM_TTL]
         if not event.replayable or not self._ledger.can_run_again:

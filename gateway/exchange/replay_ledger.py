@@ -45,25 +45,21 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
 class ReplayLedger:
     """The answers of one exchange, run by run."""
 
-    __slots__ = ("_earlier", "_runs", "_unsent", "_withdrawn", "_withdrawn_ids", "record")
+    __slots__ = ("_runs", "_unsent", "_withdrawn", "_withdrawn_ids", "record")
 
     def __init__(self, record: tuple[Recorded, ...] | None = ()) -> None:
-        self.record = tuple([each for each in record if not each.is_due]) if record else record
-        """The answers of the current run; None once they are too large to keep, or were lost between processes."""
+        self.record = record
+        """The answers that another run would get: those of the current run, then the due ones of the earlier run.
+
+        None once they are too large to keep, or were lost between processes.
+        """
         self._runs = 0
-        self._earlier = tuple([each for each in record if each.is_due]) if record else ()
-        """Answers of the earlier run that the current run has not asked for yet."""
         self._withdrawn: dict[str, Question] = _NONE
         """Questions that the upstream withdrew while the client had them, by key; their call may be run again."""
         self._withdrawn_ids: dict[bytes, bool] = _NONE
         """Upstream ids withdrawn after their answers were sent, and whether the call may be run again."""
         self._unsent: tuple[str, ...] = ()
         """Keys on record whose answers the current run does not get, because it withdrew their questions."""
-
-    @property
-    def on_record(self) -> tuple[Recorded, ...] | None:
-        """The answers that another run would get: those of the current run, and those that it has still to get."""
-        return (*self.record, *self._earlier) if self._earlier and self.record is not None else self.record
 
     @property
     def can_run_again(self) -> bool:
@@ -73,9 +69,7 @@ class ReplayLedger:
     @property
     def owes_run(self) -> bool:
         """Whether the client answered a withdrawn question, so that the call's end is not the last word."""
-        if not self._unsent or not self.can_run_again:
-            return False
-        return any(recorded.key in self._unsent for recorded in self.record or ())
+        return bool(self._unsent) and self.can_run_again
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -87,22 +81,29 @@ class ReplayLedger:
             self.strike([question for question, _ in answers])
         if not sent:
             self._unsent = (*self._unsent, *(question.key for question, _ in answers))
-        self._append(
-            [Recorded(question.key, question_digest(question), round_, bytes(answer)) for question, answer in answers]
-        )
+        noted = [
+            Recorded(question.key, question_digest(question), round_, bytes(answer)) for question, answer in answers
+        ]
+        self._append(noted, self._due)
 
     def strike(self, questions: Iterable[Question]) -> None:
         """Take the answers to these questions off the record."""
         keys = {question.key for question in questions}
         self._unsent = tuple(key for key in self._unsent if key not in keys)
         if self.record is not None:
-            self.record = tuple(recorded for recorded in self.record if recorded.key not in keys)
+            self.record = tuple([each for each in self.record if each.is_due or each.key not in keys])
 
-    def _append(self, answers: Iterable[Recorded]) -> None:
+    @property
+    def _due(self) -> list[Recorded]:
+        """The answers of the earlier run that the current run has not asked for yet."""
+        return [each for each in self.record or () if each.is_due]
+
+    def _append(self, answers: Iterable[Recorded], due: Iterable[Recorded]) -> None:
+        """Add answers of the current run; after them, these are due."""
         if self.record is None:
             return
-        self.record = (*self.record, *answers)
-        if sum([len(recorded.answer) for recorded in self.on_record or ()]) > MAX_RECORD_BYTES:
+        self.record = (*(each for each in self.record if not each.is_due), *answers, *due)
+        if sum([len(recorded.answer) for recorded in self.record]) > MAX_RECORD_BYTES:
             self.record = None
 
     def next_answer(self, question: Question) -> Raw | None:
@@ -111,22 +112,23 @@ class ReplayLedger:
         A new question parts the two runs: no later answer of the earlier run is used. Questions of one round were
         asked together, so they may come in any order.
         """
-        if not self._earlier:
+        due = self._due
+        if not due:
             return None
         digest = question_digest(question)
-        for place, recorded in enumerate(self._earlier):
-            if recorded.round != self._earlier[0].round:
+        for recorded in due:
+            if recorded.round != due[0].round:
                 break
             if recorded.digest == digest:
-                self._earlier = (*self._earlier[:place], *self._earlier[place + 1 :])
-                self._append((replace(recorded, key=question.key, is_due=False),))
+                due.remove(recorded)
+                self._append((replace(recorded, key=question.key, is_due=False),), due)
                 return Raw(recorded.answer)
-        self._earlier = ()
+        self._append((), ())
         return None
 
     def drop_record(self) -> None:
         """The call is never run again."""
-        self.record, self._earlier = None, ()
+        self.record = None
         self.forget_withdrawn()
 
     # -- withdrawn questions ------------------------------------------------------------------------------------
@@ -178,17 +180,13 @@ class ReplayLedger:
 
     def start_run(self) -> None:
         """The call is sent again: the answers on record, and those not asked for yet, are of the earlier run now."""
-        earlier = tuple([replace(each, is_due=True) for each in self.on_record or ()])
+        due = tuple([replace(each, is_due=True) for each in self.record or ()])
         self.start_call()
-        self._earlier = earlier
+        self.record = due
         self._runs += 1
-
-    def cancel_run(self) -> None:
-        """The run that was started could not begin: its answers are on record as before."""
-        self.record, self._earlier = self.on_record, ()
 
     def start_call(self) -> None:
         """Another call of the exchange follows, which has nothing to do with the answers so far."""
-        self.record, self._earlier = (), ()
+        self.record = ()
         self._withdrawn = self._withdrawn_ids = _NONE
         self._unsent = ()
