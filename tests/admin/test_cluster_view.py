@@ -16,9 +16,9 @@ from gateway.seal.peer_messages import Told
 from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Silent, tells
-from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
 from tests.support.noted_connections import NotedConnection
-from tests.support.replicas import Cluster, ask, drop, in_time
+from tests.support.replicas import Cluster, drop, in_time
 from tests.support.status import fetch, process, status_of
 from tests.support.workbench import Stand, eventually
 

@@ -25,7 +25,7 @@ from gateway.protocol.errors import InvalidRequest
 from gateway.seal.keyring import PREFIX
 from tests.http.test_tls import server_context
 from tests.support.authority import Authority
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, asks, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.served import Served
@@ -223,11 +223,7 @@ async def test_an_unverified_callers_body_is_not_opened_on_a_path_without_a_rout
 
 
 async def test_a_state_is_its_callers_whatever_the_token(upstream: FakeUpstream, stand: Stand) -> None:
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     asked = await stand.client(bearer(jti="first")).call()
     stolen = await stand.client(bearer(sub="eve")).answer(asked)
     assert stolen.outcome == (400, -32602, "invalid_request_state")

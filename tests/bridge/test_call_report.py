@@ -14,7 +14,7 @@ from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
 from gateway.telemetry.otel import Traces
-from tests.support.fake_upstream import FakeUpstream, Turn, one_question, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.logs import Lines
 from tests.support.replicas import later, steps
 from tests.support.stand import Start
@@ -29,7 +29,7 @@ async def test_a_plain_call_is_told_by_its_request_alone(log_lines: Lines, clien
 async def test_a_call_of_two_rounds_is_logged_and_counted(
     log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
     _ = await client.answer(await client.call())
     (line,) = log_lines(Event.EXCHANGE_FINISHED)
     assert (line["level"], line["target"], line["rounds"], line["outcome"]) == ("info", "tool", 2, "complete")
@@ -40,7 +40,7 @@ async def test_a_call_of_two_rounds_is_logged_and_counted(
 async def test_a_call_whose_answer_was_refused_at_first_is_logged_as_it_ends(
     log_lines: Lines, upstream: FakeUpstream, client: Client
 ) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
     upstream.once("answer", lambda turn: turn.reply(401))
     asked = await client.call()
     assert (await client.answer(asked)).status == 401

@@ -11,8 +11,8 @@ from gateway.protocol import mcp
 from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
-from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Gate, ask, later
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
+from tests.support.replicas import Gate, later
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, leave
@@ -68,12 +68,7 @@ async def test_a_call_that_runs_weighs_until_its_end(upstream: FakeUpstream, beg
         upstream.tool(lambda turn: turn.result(text("warm")))
         assert (await client.call()).text == "warm"
     go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("done"))
-
-    upstream.tool(tool)
+    upstream.tool(waits(go, "done"))
     running = later(client.call(arguments=LARGE))
     _ = await upstream.saw("tools/call", 1 if is_new else 2)
     assert weighed(stand) > 200_000

@@ -18,7 +18,7 @@ from gateway.exchange.machine import Exchange
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp, request
 from gateway.tasks.live_task import LiveTask
-from tests.support.fake_upstream import URL, FakeUpstream, Turn, event, one_question, text
+from tests.support.fake_upstream import URL, FakeUpstream, Turn, ask, asks, event, text, waits
 from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually
@@ -48,7 +48,7 @@ async def test_pings_and_refusals_carry_the_credential_of_the_session(upstream: 
 
 
 async def test_a_client_that_did_not_declare_is_never_asked(upstream: FakeUpstream, stand: Stand) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
     reply = await stand.client(capabilities={"elicitation": {"url": {}}}).call()
     assert reply.outcome == (400, -32021, None)
     assert reply.error["data"]["requiredCapabilities"] == {"elicitation": {"form": {}}}
@@ -59,19 +59,19 @@ async def test_a_client_that_did_not_declare_is_never_asked(upstream: FakeUpstre
 
 async def test_undeclared_refuse_lets_the_tool_fall_back(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(route={"undeclared": "refuse"})
-    upstream.tool(one_question)
+    upstream.tool(ask)
     assert (await stand.client(capabilities={}).call()).text == "null"
 
 
 async def test_answers_given_in_advance_are_taken(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(one_question)
-    assert json.loads((await client.call(answers={"name": ACCEPT})).text) == ACCEPT
+    upstream.tool(ask)
+    assert json.loads((await client.call(answers={"q": ACCEPT})).text) == ACCEPT
 
 
 async def test_an_answer_of_the_wrong_kind_leaves_the_call_parked(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
     asked = await client.call()
     wrong: list[dict[str, Any]] = [{"roots": []}, {"action": "maybe"}, {}]
     for bad in wrong:
@@ -84,12 +84,7 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_call_parked(
 async def test_silence_is_filled_with_comments(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
     go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("at last"))
-
-    upstream.tool(tool)
+    upstream.tool(waits(go, "at last"))
     async with stand.client().open("tools/call", {"name": "tool"}) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
         assert response.headers["X-Accel-Buffering"] == "no"
@@ -189,7 +184,7 @@ async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_en
     upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 10)
-    upstream.tool(one_question)
+    upstream.tool(ask)
     asked = await client.call()
     (driver,) = stand.gateway.lot
     leg = ResponseQueue(Raw(b"2"), driver.live.deadlines.silence)
@@ -227,7 +222,7 @@ async def test_a_plain_call_leaves_nothing_to_the_collector(client: Client) -> N
 async def test_an_answered_call_whose_result_is_forgotten_leaves_nothing_to_the_collector(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
 
     async def ask_and_answer() -> None:
         await client.answer(await client.call())
@@ -280,13 +275,9 @@ async def test_a_bug_ends_a_call_with_one_error_and_gives_back_what_it_held(
     command: Any,
     warm: bool,  # noqa: FBT001
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("name")
-        await turn.result(text("ok"))
-
     if warm:
         assert (await client.call()).text == "done"
-    upstream.tool(tool)
+    upstream.tool(asks("ok", "name"))
     planted: list[object] = []
 
     def broken(driver: Driver, it: Any) -> None:
@@ -309,7 +300,7 @@ async def test_a_bug_ends_a_call_with_one_error_and_gives_back_what_it_held(
     await eventually(lambda: not stand.sessions("busy"), "its session is not its own any more")
     await eventually(lambda: not stand.sessions("quarantined"), "its session is free, or has ended")
     assert (stand.held, len(stand.gateway.lot), len(list(stand.gateway.lot))) == (0, 0, 0)
-    upstream.tool(one_question)
+    upstream.tool(ask)
     assert json.loads((await client.answer(await client.call())).text) == ACCEPT
     stand.planted_bugs = int(stand.metric("mcp_gateway_task_failures_total"))
     assert stand.planted_bugs == 1

@@ -9,8 +9,8 @@ from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import ask, later
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
+from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually
@@ -33,12 +33,7 @@ async def test_a_lost_reply_can_be_asked_for_again_but_not_with_other_answers(
 async def test_an_old_round_is_refused_unless_it_repeats_its_own_answers(
     upstream: FakeUpstream, client: Client
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("one")
-        await turn.elicit("two")
-        await turn.result(text("both"))
-
-    upstream.tool(tool)
+    upstream.tool(asks("both", "one", "two"))
     one = await client.call()
     two = await client.answer(one)
     assert list(two.questions) == ["two"]
@@ -53,12 +48,7 @@ async def test_large_results_are_forgotten_when_newer_ones_need_their_bytes(
 ) -> None:
     stand = await begin(limits={"results_bytes": 250_000})
     client = stand.client()
-
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        await turn.result(text("x" * 100_000))
-
-    upstream.tool(tool)
+    upstream.tool(asks("x" * 100_000, "q"))
     asked = [await client.call() for _ in range(4)]
     delivered = [await client.answer(each) for each in asked]
     assert all(len(reply.text) == 100_000 for reply in delivered)

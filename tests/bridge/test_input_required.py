@@ -13,8 +13,8 @@ from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request_meta import Capabilities
-from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import ask, later
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
+from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, jwt
 
@@ -60,12 +60,7 @@ async def test_a_round_without_questions_brings_only_the_state(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
     go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("done"))
-
-    upstream.tool(tool)
+    upstream.tool(waits(go, "done"))
     call = later(client.call())
     _ = await upstream.saw("tools/call")
     (driver,) = stand.gateway.downstream.legs.running

@@ -15,7 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics
-from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, one_question, text
+from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, text
 from tests.support.replicas import Gate, later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, leave
@@ -101,7 +101,7 @@ async def test_a_stateless_upstream_that_asks_ends_the_call_with_one_clear_error
     upstream: FakeUpstream, client: Client
 ) -> None:
     upstream.has_sessions = False
-    upstream.tool(one_question)
+    upstream.tool(ask)
     reply = await client.call()
     assert reply.outcome == (200, -32603, "upstream_cannot_ask")
     assert "stateless" in reply.error["message"]

@@ -15,12 +15,11 @@ from gateway.server.drain import drain
 from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask
 from tests.support.replicas import (
     STALLED,
     TWICE,
     Cluster,
-    ask,
     drop,
     exchange_failing_over_to,
     in_time,

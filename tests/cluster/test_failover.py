@@ -14,13 +14,12 @@ from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask, event, text
 from tests.support.replicas import (
     TOKEN,
     TWICE,
     Cluster,
     Gate,
-    ask,
     asked_peers,
     dies_after_the_body,
     drop,

@@ -16,8 +16,8 @@ from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.parts.launch import free_port
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static
-from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import TWICE, Cluster, ask, in_time
+from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.replicas import TWICE, Cluster, in_time
 from tests.support.workbench import ACCEPT, eventually
 
 

@@ -9,18 +9,8 @@ import pytest
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
-from tests.support.fake_upstream import FakeUpstream, Turn
-from tests.support.replicas import (
-    TWICE,
-    Cluster,
-    ask,
-    asked_peers,
-    in_time,
-    later,
-    opened,
-    order,
-    steps,
-)
+from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.replicas import TWICE, Cluster, asked_peers, in_time, later, opened, order, steps
 from tests.support.workbench import ACCEPT, Stand, jwt
 from tests.tasks.test_live_task import TaskServer, make
 

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from gateway.seal.peer_messages import Whole
 from tests.support.fake_peer import Asked, FakePeer, Silent
-from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
 from tests.support.replicas import (
     TWICE,
     Cluster,
-    ask,
     asked_peers,
     facing,
     frames_of,

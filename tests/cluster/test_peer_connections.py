@@ -22,12 +22,11 @@ from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_http import fake_wire
 from tests.support.fake_peer import Asked, Proxy
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.replicas import (
     STALLED,
     TWICE,
     Cluster,
-    ask,
     asked_peers,
     dies_at_once,
     facing,

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.known_calls import reply, request
 from tests.support.raw_connection import raw_connection
 from tests.support.replicas import (
     TWICE,
     Cluster,
     Gate,
-    ask,
     asked_peers,
     in_time,
     operations,

@@ -23,14 +23,13 @@ from gateway.seal.peer_messages import End, Frame, Frames, Gone, Head, Identity,
 from gateway.server import peer_listener
 from gateway.server.peer_listener import PeerListener, PeerReply
 from tests.support.fake_peer import KEY, Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
     Cluster,
     Gate,
-    ask,
     asked_peers,
     frames_for,
     frames_of,

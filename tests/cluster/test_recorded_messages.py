@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gateway.seal.peer_messages import End, Gone, PeerRequest
 from tests.cluster.test_worker import workers
-from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import Cluster, ask, frames_of, frames_of_worker, peer_request_for, seal
+from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.replicas import Cluster, frames_of, frames_of_worker, peer_request_for, seal
 from tests.support.workbench import Stand
 
 

@@ -14,18 +14,8 @@ from gateway.admin.snapshot import known_peers
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import (
-    Cluster,
-    Gate,
-    ask,
-    asked_peers,
-    in_time,
-    later,
-    opened,
-    operations,
-    steps,
-)
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
+from tests.support.replicas import Cluster, Gate, asked_peers, in_time, later, opened, operations, steps
 from tests.support.workbench import ACCEPT, Client, eventually, jwt
 
 

@@ -20,12 +20,11 @@ from gateway.seal.peer_messages import Gone, PeerRequest, Told
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, tells
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, ask, text
 from tests.support.replicas import (
     STALLED,
     TWICE,
     Cluster,
-    ask,
     asked_peers,
     exchange_failing_over_to,
     facing,

@@ -8,12 +8,11 @@ from typing import Any
 from gateway.cluster.worker import Worker
 from gateway.seal.peer_messages import End, Gone
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.replicas import (
     TWICE,
     Cluster,
     Gate,
-    ask,
     asked_peers,
     exchange_failing_over_to,
     frames_of,

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config import parse
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, asks, text
 from tests.support.known_calls import LABELS, Gate, arguments, calling, known, reply, request, retry_of, said, status
 from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -227,13 +227,9 @@ def groups(stand: Stand) -> list[Any]:
 async def test_a_caller_with_too_many_held_calls_is_refused(upstream: FakeUpstream, begin: Start, gate: Gate) -> None:
     stand = await begin(hold={"max_calls_per_principal": 1})
 
-    async def asking(turn: Turn) -> None:
-        await turn.elicit("Name")
-        await turn.result(text("done"))
-
     async with raw_connection(stand) as raw, raw_connection(stand) as other:
         sent = await two_sessions(stand, gate, raw, other)
-        upstream.tool(asking)
+        upstream.tool(asks("done", "Name"))
         await raw.send(sent)
         _, asked = await reply(raw)
         calls = len(upstream.of("tools/call"))

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import parse
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FakeUpstream, Turn, one_question
+from tests.support.fake_upstream import FakeUpstream, Turn, ask
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration
@@ -33,7 +33,7 @@ def dual(upstream: FakeUpstream) -> FakeUpstream:
         if turn.seen.headers.get(mcp.PROTOCOL_VERSION) == mcp.MODERN:
             await turn.error(-32600, "this transport context has no back-channel for server-initiated requests")
         else:
-            await one_question(turn)
+            await ask(turn)
 
     upstream.on("server/discover", discovered)
     upstream.tool(tool)

@@ -9,12 +9,11 @@ import pytest
 from gateway.config import parse
 from gateway.parking.lot import Lot
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, ask, asks, text
 from tests.support.known_calls import LABELS, Gate, arguments, calling, known, reply, request, retry_of, said, status
 from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
 from tests.support.raw_connection import raw_connection
-from tests.support.replicas import ask
 from tests.support.stand import Start
 from tests.support.workbench import Stand, configuration, eventually
 
@@ -134,12 +133,8 @@ async def test_a_client_may_leave_as_soon_as_its_request_is_here(
 
 
 async def test_a_question_in_such_a_call_reaches_the_client(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
-    async def asking(turn: Turn) -> None:
-        await turn.elicit("Name")
-        await turn.result(text("done"))
-
     async with calling(stand) as (raw, sent):
-        upstream.tool(asking)
+        upstream.tool(asks("done", "Name"))
         await raw.send(sent)
         _, asked = await reply(raw)
         retry = retry_of(stand, asked)

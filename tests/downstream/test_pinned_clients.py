@@ -18,7 +18,7 @@ from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers
 from tests.support.fake_peer import Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, text, waits
 from tests.support.replicas import Cluster, asked_peers
 from tests.support.stand import Start
 from tests.support.state_keeper import SERVER, SESSION, KeepingClient, StateKeeper
@@ -138,12 +138,7 @@ async def test_the_calls_of_a_client_take_turns(upstream: FakeUpstream, begin: S
     client = PaperClient(await begin(route=ROUTE, timeouts={"session_wait_seconds": 0.1}))
     _ = await client.call()
     go = asyncio.Event()
-
-    async def wait(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("late"))
-
-    upstream.tool(wait)
+    upstream.tool(waits(go, "late"))
     first = asyncio.get_running_loop().create_task(client.call())
     _ = await upstream.saw("tools/call", 2)
     busy = await client.call()

@@ -9,8 +9,8 @@ from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import TICK_SECONDS
-from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, text
-from tests.support.replicas import Gate, ask, later
+from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, ask, text, waits
+from tests.support.replicas import Gate, later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
 
@@ -71,12 +71,7 @@ async def test_a_long_leg_ends_with_a_state_only_round_at_most_so_many_times(
 ) -> None:
     stand = await begin(legs={"limit_seconds": 0.03, "rounds": 2})
     client, go = stand.client(), asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("slow"))
-
-    upstream.tool(tool)
+    upstream.tool(waits(go, "slow"))
     reply = await client.call()
     assert reply.questions == {}
     reply = await client.call(state=reply.state)

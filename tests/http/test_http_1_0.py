@@ -12,7 +12,7 @@ import pytest
 from gateway.protocol import sse
 from tests.parts.launch import free_port
 from tests.support.cluster import Balancer, installed
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text, waits
 from tests.support.stand import Start
 from tests.support.workbench import Client, Reply, Stand
 
@@ -107,12 +107,7 @@ async def test_a_call_with_progress_is_a_stream_that_ends_with_its_connection(
 async def test_silence_is_filled_with_comments_and_the_call_goes_on(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
     go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("at last"))
-
-    upstream.tool(tool)
+    upstream.tool(waits(go, "at last"))
     sent, body = stand.client().build("tools/call", {"name": "tool", "arguments": {}})
     async with connected(stand) as http:
         await http.send("/mcp", sent, body)

@@ -19,7 +19,7 @@ from gateway.server.drain import drain
 from gateway.upstream.http import era_probe
 from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_http import fake_wire
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, asks, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.state_keeper import CAPABILITY
@@ -444,12 +444,8 @@ async def test_a_state_of_nobody_is_invalid_where_the_upstream_is_legacy(
 async def test_a_changed_state_is_invalid_even_before_a_probe_has_said_anything(
     upstream: FakeUpstream, client: Client
 ) -> None:
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
     upstream.on("server/discover", lambda turn: _refuse(turn, 503))
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     asked = await client.call()
     changed = asked.state[:-8] + ("B" if asked.state[-8] == "A" else "A") + asked.state[-7:]
     refused = await client.post("tools/call", {"name": "tool", "requestState": changed})
@@ -685,12 +681,8 @@ async def test_a_modern_servers_refusals_are_passed_on_and_probe_nothing(
 async def test_a_call_that_is_held_goes_on_when_the_upstream_turns_out_modern(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
     upstream.on("server/discover", lambda turn: turn.reply(503))
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     asked = await client.call()
     upstream.on("server/discover", discovered)
     upstream.on("completion/complete", modern_completion)
@@ -702,13 +694,9 @@ async def test_a_call_that_is_held_goes_on_when_the_upstream_turns_out_modern(
 async def test_a_held_calls_state_with_another_key_is_not_served_when_the_upstream_turns_out_modern(
     upstream: FakeUpstream, begin: Start
 ) -> None:
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
     stand = await begin(route={"forward_headers": ["x-api-key"]})
     mine, other = (stand.client(headers={"X-Api-Key": key}) for key in ("mine", "another"))
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     asked = await mine.call()
     make_modern(upstream)
     stand.gateway.routes.live["/mcp"].upstream.era.known = True  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.sessions import group as groups
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, asks, waits
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, jwt
 from tests.upstream.test_faults import challenge
@@ -43,17 +43,13 @@ async def test_a_route_has_times_of_its_own(upstream: FakeUpstream, other: FakeU
     """The first route's call waits for as long as the second's is refused early and its person times out."""
     go = asyncio.Event()
 
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
     async def silent(_: Turn) -> None:
         await go.wait()
 
     over = {"hold": {"ttl_seconds": 0.1}, "timeouts": {"handshake_seconds": 0.2}}
     stand = await begin(routes=routes(upstream, other, over))
     for fake in (upstream, other):
-        fake.tool(ask)
+        fake.tool(asks("answered"))
     kept, lost = await stand.client().call(), await at_other(stand).call()
     await other.saw("answer")  # the gateway's own, when the time was over
     assert (await stand.client().answer(kept)).text == "answered"
@@ -68,14 +64,10 @@ async def test_a_route_has_times_of_its_own(upstream: FakeUpstream, other: FakeU
 async def test_a_route_has_a_pool_of_its_own_size(upstream: FakeUpstream, other: FakeUpstream, begin: Start) -> None:
     go = asyncio.Event()
 
-    async def wait(turn: Turn) -> None:
-        await go.wait()
-        await turn.result(text("done"))
-
     full = routes(upstream, other, sessions={"max": 1})
     stand = await begin(routes=full, timeouts={"session_wait_seconds": 0.05})
     for fake in (upstream, other):
-        fake.tool(wait)
+        fake.tool(waits(go, "done"))
     first = [asyncio.create_task(at_other(stand).call())]
     await other.saw("tools/call")
     assert (await at_other(stand).call()).status == 503
@@ -91,12 +83,8 @@ async def test_a_route_has_a_pool_of_its_own_size(upstream: FakeUpstream, other:
 async def test_the_gateways_credential_goes_with_everything_and_the_clients_with_nothing(
     upstream: FakeUpstream, begin: Start
 ) -> None:
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
     stand = await begin(route={"credentials": REPLACE, "set_headers": {"x-tenant": "acme"}})
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     client = stand.client("Bearer the-clients")
     assert (await client.answer(await client.call())).text == "answered"
     stand.gateway.routes.live["/mcp"].upstream.pool.retire()
@@ -126,12 +114,7 @@ async def test_unchecked_claims_do_not_make_a_principal(
     mode: dict[str, str], upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
-
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged"))
     stand = await begin(route={"credentials": mode})
     asked = await stand.client(real).call()
@@ -144,11 +127,7 @@ async def test_unchecked_claims_do_not_make_a_principal(
 
 
 async def test_a_new_secret_keeps_sessions_and_calls(upstream: FakeUpstream, begin: Start) -> None:
-    async def ask(turn: Turn) -> None:
-        await turn.elicit()
-        await turn.result(text("answered"))
-
-    upstream.tool(ask)
+    upstream.tool(asks("answered"))
     stand = await begin(route={"credentials": REPLACE})
     asked = await stand.client().call()
     renewed = configuration(upstream.url, route={"credentials": {**REPLACE, "token": "renewed"}})

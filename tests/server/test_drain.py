@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, one_question
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.logs import Lines
 from tests.support.stand import Start
 
@@ -16,7 +16,7 @@ QUICK = {"drain_seconds": 0.05}
 async def test_a_finished_call_is_not_counted_as_cancelled_or_let_go(
     upstream: FakeUpstream, begin: Start, log_lines: Lines, ephemeral: list[str], let_go: int, cancelled: int
 ) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
     stand = await begin(hold=QUICK, route={"ephemeral": ephemeral})
     client = stand.client()
     for _ in range(3):
@@ -33,7 +33,7 @@ async def test_a_finished_call_is_not_counted_as_cancelled_or_let_go(
 async def test_a_drain_after_which_only_kept_results_are_left_parted_with_nothing(
     upstream: FakeUpstream, begin: Start, log_lines: Lines
 ) -> None:
-    upstream.tool(one_question)
+    upstream.tool(ask)
     stand = await begin(hold=QUICK)
     client = stand.client()
     assert (await client.answer(await client.call())).result["resultType"] == "complete"

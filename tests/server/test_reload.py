@@ -30,7 +30,7 @@ from gateway.telemetry import Metrics
 from tests.bridge.test_subscription import EVERYTHING, OFFERED, change, listening
 from tests.parts.launch import free_port
 from tests.support.fake_name_service import FakeNameService
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, asks, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt
 
@@ -40,11 +40,6 @@ NONE = (404, -32601, None)
 ROUNDS = "mcp_server_operation_duration_seconds_count"
 COMPLETE = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete", "error_type": ""}
 CONTINUED = "mcp_gateway_continuations_total"
-
-
-async def ask(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(json.dumps(answer)))
 
 
 def reconfigured(url: str, **sections: Any) -> Config:
@@ -162,12 +157,7 @@ async def test_keys_are_rotated_in_three_phases_and_no_call_is_lost(
 async def test_a_call_asks_again_under_the_newest_key(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     """The exchange is older than the key ring: what it seals after the reload must open after the next one."""
 
-    async def twice(turn: Turn) -> None:
-        await turn.elicit("one")
-        await turn.elicit("two")
-        await turn.result(text("done"))
-
-    upstream.tool(twice)
+    upstream.tool(asks("done", "one", "two"))
     asked = await client.call()
     stand.gateway.apply(reconfigured(upstream.url, state={"keys": [OTHER_KEY, KEY]}))
     asked = await client.answer(asked)

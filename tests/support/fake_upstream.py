@@ -174,9 +174,30 @@ async def play(script: Script, turn: Turn) -> None:
         await replied
 
 
-async def one_question(turn: Turn) -> None:
+def waits(go: asyncio.Event, value: str) -> Script:
+    """A tool that gives its result when the test says so."""
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text(value))
+
+    return tool
+
+
+def asks(value: str, *titles: str) -> Script:
+    """A tool that asks once, or under each of these titles, and whose result is the same whatever the answers are."""
+
+    async def tool(turn: Turn) -> None:
+        for title in titles or (None,):
+            await turn.elicit(title)
+        await turn.result(text(value))
+
+    return tool
+
+
+async def ask(turn: Turn) -> None:
     """A tool that asks once, and whose result is the answer as text."""
-    answer = await turn.elicit("name")
+    answer = await turn.elicit("q")
     await turn.result(text(json.dumps(answer)))
 
 

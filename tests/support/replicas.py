@@ -1,7 +1,6 @@
 """Starts several replicas over one fake legacy server in this process, and inspects them."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support import workbench
 from tests.support.fake_peer import KEY, Asked, FakePeer, Server
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, text
 from tests.support.workbench import ACCEPT, Client, Reply, Stand
 
 SECONDS = {"peer_connect_seconds": 1, "peer_accept_seconds": 0.2, "cancel_seconds": 1}
@@ -37,11 +36,6 @@ TOKEN = {mcp.META_PROGRESS_TOKEN: "t"}
 
 
 RETRY = "mcp_gateway_continuations_total"
-
-
-async def ask(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(json.dumps(answer)))
 
 
 class Gate:

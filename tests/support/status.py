@@ -8,15 +8,9 @@ from msgspec.structs import replace
 
 from gateway.config import digest, parse
 from gateway.telemetry.process_status import HeldStatus, ProcessStatus, RouteStatus, Status
-from tests.support.fake_upstream import Turn, text
 from tests.support.workbench import Stand
 
 SECRET: Final = "s3cr3t"
-
-
-async def ask(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(json.dumps(answer)))
 
 
 async def fetch(stand: Stand, path: str = "/status.json", **headers: str) -> tuple[int, str, Any]:

@@ -18,7 +18,7 @@ from gateway.telemetry import open_traces
 from gateway.telemetry.otel import Traces
 from tests.parts.launch import free_port
 from tests.support.fake_otlp import FakeOtlp
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, ask, asks, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, eventually
 
@@ -78,11 +78,6 @@ def sent(upstream: FakeUpstream) -> tuple[dict[str, Any], dict[str, str]]:
     """`_meta` and the headers of the last tools/call that the upstream saw."""
     seen = upstream.of("tools/call")[-1]
     return seen.body["params"].get("_meta", {}), {name.lower(): value for name, value in seen.headers.items()}
-
-
-async def asking(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(json.dumps(answer)))
 
 
 async def test_a_call_is_a_servers_span_and_a_clients_below_it(
@@ -167,12 +162,7 @@ async def test_what_is_no_context_begins_a_trace_of_its_own(
 async def test_the_rounds_of_an_exchange_are_linked_and_its_call_is_one_span(
     upstream: FakeUpstream, begin: Start, spans: Spans
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("one")
-        await turn.elicit("two")
-        await turn.result(text("done"))
-
-    upstream.tool(tool)
+    upstream.tool(asks("done", "one", "two"))
     client = (await begin(traces=spans.traces())).client()
     second = await client.answer(await client.call())
     assert (await client.answer(second)).text == "done"
@@ -191,7 +181,7 @@ async def test_the_rounds_of_an_exchange_are_linked_and_its_call_is_one_span(
 async def test_the_answers_go_upstream_in_the_trace_of_the_round_that_brought_them(
     upstream: FakeUpstream, begin: Start, spans: Spans
 ) -> None:
-    upstream.tool(asking)
+    upstream.tool(ask)
     client = (await begin(traces=spans.traces())).client()
     _ = await client.answer(await client.call())
     (answer,) = upstream.of("answer")
@@ -201,12 +191,7 @@ async def test_the_answers_go_upstream_in_the_trace_of_the_round_that_brought_th
 async def test_a_round_that_another_replica_served_is_linked_and_counted_once(
     upstream: FakeUpstream, begin: Start, spans: Spans
 ) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("one")
-        await turn.elicit("two")
-        await turn.result(text("done"))
-
-    upstream.tool(tool)
+    upstream.tool(asks("done", "one", "two"))
     peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
     owner, other = [
         await begin(replica={"id": name, "listen": peers[name], "peers": peers}, traces=spans.traces())
@@ -222,7 +207,7 @@ async def test_a_round_that_another_replica_served_is_linked_and_counted_once(
 async def test_a_call_that_is_run_again_is_a_span_of_the_round_that_ran_it(
     upstream: FakeUpstream, begin: Start, spans: Spans
 ) -> None:
-    upstream.tool(asking)
+    upstream.tool(ask)
     client = (await begin(traces=spans.traces(), route={"continuation": "replay"})).client()
     assert (await client.answer(await client.call())).text == json.dumps(ACCEPT)
     rounds = spans.rounds
@@ -299,7 +284,7 @@ async def test_a_uri_is_no_name_of_a_span_and_loses_its_query(
 async def test_a_trace_that_is_not_sampled_is_carried_on_as_such(upstream: FakeUpstream, begin: Start) -> None:
     spans = Spans()
     client = (await begin(traces=spans.traces())).client()
-    upstream.tool(asking)
+    upstream.tool(ask)
     asked = await client.call(meta={"traceparent": PARENT[:-2] + "00"})
     assert sent(upstream)[0]["traceparent"].split("-")[1::2] == [TRACE, "00"]
     _ = await client.answer(asked)
@@ -318,7 +303,7 @@ async def test_a_trace_does_not_replace_a_header_that_the_route_sets(
     upstream: FakeUpstream, begin: Start, spans: Spans
 ) -> None:
     client = (await begin(traces=spans.traces(), route={"set_headers": {"traceparent": "00-ours"}})).client()
-    upstream.tool(asking)
+    upstream.tool(ask)
     asked = await client.call(meta={"traceparent": PARENT})
     _ = await client.answer(asked)
     assert {seen.headers["traceparent"] for seen in upstream.seen if seen.http_method != "DELETE"} == {"00-ours"}

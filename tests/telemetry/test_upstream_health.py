@@ -10,9 +10,9 @@ from gateway.protocol.errors import CallLost
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
-from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.fake_upstream import FakeUpstream, Turn, ask
 from tests.support.stand import Start
-from tests.support.status import ask, fetch, told
+from tests.support.status import fetch, told
 from tests.support.workbench import eventually
 
 

@@ -15,7 +15,7 @@ from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import fake_wire
-from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, play, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, play, text, waits
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt
@@ -404,12 +404,7 @@ async def test_a_session_forgotten_before_a_request_of_the_gateways_own_is_opene
 
 async def test_idle_sessions_of_a_restarted_server_go_together(upstream: FakeUpstream, client: Client) -> None:
     gate = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await gate.wait()
-        await turn.result(text("ok"))
-
-    upstream.tool(tool)
+    upstream.tool(waits(gate, "ok"))
     both = asyncio.gather(client.call(), client.call())
     await upstream.saw("tools/call", 2)
     gate.set()

@@ -11,8 +11,7 @@ from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics
-from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import ask
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration
 

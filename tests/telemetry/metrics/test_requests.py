@@ -10,8 +10,8 @@ import pytest
 
 from gateway.protocol import mcp
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import ask, later
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
+from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually
 
@@ -85,11 +85,7 @@ async def test_the_tool_error_of_a_run_that_is_run_again_is_not_that_of_the_last
         await turn.notify(mcp.CANCELLED, {"requestId": 9})
         await turn.result(FAILED)
 
-    async def patient(turn: Turn) -> None:
-        await turn.elicit("q")
-        await turn.result(text("fine"))
-
-    upstream.each("tools/call", impatient, patient)
+    upstream.each("tools/call", impatient, asks("fine", "q"))
     asked = await client.call()
     (driver,) = stand.gateway.lot.waiting()
     has_asked.set()
