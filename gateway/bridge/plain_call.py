@@ -24,7 +24,6 @@ from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import bug
 from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import Call
 from gateway.sessions.group import Group
@@ -77,12 +76,12 @@ class PlainCall(msgspec.Struct, eq=False):
         session = pool.take(group)
         if session is None:
             return False
-        is_begun, calls, principal, unusual = False, live.process.calls, asked.key.principal, self._unusual
+        is_begun, calls, principal = False, live.process.calls, asked.key.principal
         try:
             calls.reserve(principal, 2 * asked.body_bytes)
             self._size = 2 * asked.body_bytes
             call = self._call = legacy_call(request, next(live.process.call_ids), self)
-            is_begun = session.begin(call, asked.headers, unusual)
+            is_begun = session.begin(call, asked.headers, self)
         finally:
             if not is_begun:
                 pool.release(session, clean=True)
@@ -117,9 +116,6 @@ class PlainCall(msgspec.Struct, eq=False):
                 ending = TOOL_FAILED if is_tool_error else COMPLETE
             except ValueError:
                 pass
-            except Exception:
-                self.promote().hear(on.Broke(bug()))
-                raise
             else:
                 self.final = body, ending
                 live.process.calls.add(asked.key.principal, -self._size)
@@ -156,5 +152,11 @@ class PlainCall(msgspec.Struct, eq=False):
                 direct.hand_over()
         return self.driver
 
-    def _unusual(self) -> None:
+    def broke(self, call: Call) -> None:
+        """See `Runner`."""
         _ = self.promote()
+        assert call.runner is not None
+        call.runner.broke(call)
+
+    def attached(self) -> None:
+        """See `Runner`; only an exchange resumes a call."""

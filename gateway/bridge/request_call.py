@@ -1,7 +1,6 @@
-"""An upstream call that is one request, whose reply is read by callback or by a task."""
+"""An upstream call that is one request, whose reply is heard by the session, and read by a task once it breaks."""
 
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any, Final
 
 from gateway.bridge.call_context import Context
@@ -29,6 +28,7 @@ class RequestCall(UpstreamCall):
         self._begun = begun
         if begun is not None:
             self._session, self._call = begun
+            self._call.runner = self
             self._is_sent = True
             context.runs_in(self._session)
 
@@ -39,20 +39,13 @@ class RequestCall(UpstreamCall):
             super().start()
             return
         session, call = begun
-        if session.works_on(call):  # its answer has not come
-            if self._is_watched:
-                self._check_silence()
-            self._follow(session, call)
+        if session.works_on(call) and self._is_watched:  # its answer has not come
+            self._check_silence()
 
-    def _follow(self, session: Session, call: Call) -> None:
-        """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
-        broke = partial(self.read_by_task, session, call)
-        if not session.follow(call, broke):
-            broke()
-
-    def read_by_task(self, session: Session, call: Call) -> None:
-        """Read a begun call, or what is left of it, by a task."""
-        task = self._context.live.process.tasks.start(self._run((session, call)), "call")
+    def broke(self, call: Call) -> None:
+        """Read by a task what is left of a begun call."""
+        assert self.session is not None, "it runs there"
+        task = self._context.live.process.tasks.start(self._run((self.session, call)), "call")
         if call is self._call:
             self._task = task
 
@@ -67,12 +60,10 @@ class RequestCall(UpstreamCall):
                     return
                 span = self._context.call_span(session.shaken.version)
                 call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span)
-                if span is None and not bodies.on:
-                    broke = partial(self._follow, session, call)
-                    if session.begin(call, context.headers, broke):
-                        self._sent(call)
-                        self._task = None  # its reply is read by callback
-                        return
+                if span is None and not bodies.on and session.begin(call, context.headers, self):
+                    self._sent(call)
+                    self._task = None  # no task waits for its reply
+                    return
             else:
                 session, call = begun
             await self._run_in(session, call, is_begun=begun is not None)
@@ -140,7 +131,7 @@ class RequestCall(UpstreamCall):
         self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
         try:
-            await session.resume(call, upstream.cursor or "", self._call_headers(call), self._resumed)
+            await session.resume(call, upstream.cursor or "", self._call_headers(call), self)
         except GatewayError as exc:
             if call.span is not None:
                 call.span.end(ending_of(exc))

@@ -244,8 +244,8 @@ class UpstreamCall(ABC):
     async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
         """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
 
-    def _resumed(self) -> None:
-        """The call of another replica was found: answers may be sent from now on."""
+    def attached(self) -> None:
+        """The call of another replica was found: answers may be sent from now on. See `Runner`."""
         if self.opened is not None and not self.opened.done():
             self._is_sent = True
             self._context.step(Step.RESUMED)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -21,7 +20,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import NestedOutcome
-from gateway.upstream.channel import NO_HEADERS, Callbacks, Headers, Hearer
+from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.http.http_errors import mapped, refused
 from gateway.upstream.http.reply_reader import ReplyReader
@@ -202,8 +201,7 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
 
     async def send(self, request: ModernRequest, hear: Hear) -> None:
         """See `ServerClient`."""
-        live, heard = self.live, partial(self._heard, request.id, hear)
-        hearer = Callbacks(heard, heard)
+        live, hearer = self.live, _ServerResponse(self.live, self._endpoint, request.id, hear)
         sending = self._sent(request, hearer)
         del request  # a call that waits need not keep it
         try:
@@ -244,34 +242,38 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
         )
         return reply.over(client.begin("POST", self._endpoint.url, headers, request.body, reply))
 
-    def _lost(self, why: str) -> CallLost:
-        return CallLost(f"{self._endpoint.where} {why}; the call may have had effects")
-
     def _read(self, reply: _ModernReply, hearer: Hearer) -> None:
         """Read a reply that is over, in which the response was not found."""
         status, body = reply.status, reply.body
         match reply.failure:
             case TimeoutError():
-                raise self._lost("was silent for timeouts.idle_seconds")
+                raise _lost(self._endpoint, "was silent for timeouts.idle_seconds")
             case sse.EventTooLarge() as exc:
-                raise self._lost("sent a message larger than limits.event_bytes") from exc
+                raise _lost(self._endpoint, "sent a message larger than limits.event_bytes") from exc
             case Exception() as exc:
                 raise mapped(exc, self._endpoint.where) from exc
             case None:
                 pass
         if reply.is_stream:
-            raise self._lost("ended its reply without a response")
+            raise _lost(self._endpoint, "ended its reply without a response")
         if status in (401, 403):
             assert reply.head is not None, "it has a status"
             raise refused(self._endpoint, status, reply.head.texts())
         if not body.lstrip().startswith(b"{"):
-            raise self._lost(f"answered HTTP {status} without a JSON-RPC response")
-        if status < 300 or not hearer.hear_call(body):
+            raise _lost(self._endpoint, f"answered HTTP {status} without a JSON-RPC response")
+        if status < 300 or not hearer.hear(body):
             reply.pending.distrust()
-            raise self._lost(f"answered HTTP {status} without the JSON-RPC response to this request")
+            raise _lost(self._endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
 
-    def _heard(self, id_: bytes, hear: Hear, data: bytes) -> bool:
-        """Hand a message over; return whether it was the response to the request with this id.
+
+class _ServerResponse(Hearer):
+    """Hands on what answers one request."""
+
+    def __init__(self, live: LiveRoute, endpoint: Endpoint, id_: bytes, hear: Hear) -> None:
+        self._live, self._endpoint, self._id, self._hear = live, endpoint, id_, hear
+
+    def hear(self, data: bytes, /) -> bool:
+        """Hand a message over; return whether it was the response to the request.
 
         The response to another request, which a server or a proxy wrote here, is skipped.
         """
@@ -279,16 +281,21 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
                 # Modern servers send no requests, and nobody gets this one.
-                metrics, path = self.live.process.metrics, self.live.route.path
+                metrics, path = self._live.process.metrics, self._live.route.path
                 metrics.nested_requests[path, message.method, NestedOutcome.UNSOLICITED].inc()
                 return False
             is_response = reply_messages.is_response(message)
-            if is_response and not reply_messages.is_answer(message, id_):
+            if is_response and not reply_messages.is_answer(message, self._id):
                 return False
-            hear(data)
+            self._hear(data)
         except (ValueError, RecursionError) as exc:
-            raise self._lost(f"sent a malformed message ({self._endpoint.quoted(str(exc))})") from exc
+            said = self._endpoint.quoted(str(exc))
+            raise _lost(self._endpoint, f"sent a malformed message ({said})") from exc
         return is_response
+
+
+def _lost(endpoint: Endpoint, why: str) -> CallLost:
+    return CallLost(f"{endpoint.where} {why}; the call may have had effects")
 
 
 async def is_modern(live: LiveRoute, headers: Headers) -> bool:

@@ -5,19 +5,18 @@ import re
 from contextlib import suppress
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway.exchange.input_requests import withdrawn
 from gateway.parking.cold_calls import Remains
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import Channel, Headers
+from gateway.upstream.channel import Channel, Headers, Hearer
 
 log = get_logger()
 
@@ -76,15 +75,19 @@ async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers)
 
 async def _until_answered(channel: Channel, whereabouts: Upstream, headers: Headers) -> None:
     """Read the stream of a call until its answer. Raises what `Channel.resume` raises."""
+    await channel.resume(whereabouts.cursor or "", headers, _AnswerTo(whereabouts.call), is_shared=False)
 
-    def is_answer(data: bytes) -> bool:
-        try:
-            message = jsonrpc.message(data)
-        except (ValueError, msgspec.MsgspecError):
-            return False
-        return message.method is None and message.id == Raw(whereabouts.call)
 
-    await channel.resume(whereabouts.cursor or "", headers, is_answer, lambda: None, is_shared=False)
+class _AnswerTo(Hearer):
+    """Waits for the answer to a call, whatever it is."""
+
+    def __init__(self, call: bytes) -> None:
+        self._call = Raw(call)
+
+    def hear(self, data: bytes, /) -> bool:
+        """See `Hearer`."""
+        message = reply_messages.opened(data)
+        return message.method is None and message.id == self._call
 
 
 def must_not_be_cancelled(task_id: str) -> bool:

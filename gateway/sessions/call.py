@@ -51,6 +51,16 @@ class Watcher(Protocol):
         """The side stream will not be opened again; `heard` says whether it ever was open. May be called twice."""
 
 
+class Runner(Protocol):
+    """Runs a call: as its listener hears what the server says, its runner hears how the reply itself fares."""
+
+    def broke(self, call: "Call") -> None:
+        """The reply of a begun call is over without the answer: a task has to read it (`Session.read`)."""
+
+    def attached(self) -> None:
+        """The stream of a call that another process sent was found. May be called again."""
+
+
 class Call(msgspec.Struct, eq=False):
     """One upstream request with the listener of its events."""
 
@@ -77,6 +87,8 @@ class Call(msgspec.Struct, eq=False):
     """The span of the call, if tracing is on."""
     headers: Headers = NO_HEADERS
     """The headers that the call was sent with."""
+    runner: Runner | None = None
+    """None for a request that a coroutine waits for from its beginning."""
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or the call was given up."""

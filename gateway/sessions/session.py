@@ -5,7 +5,7 @@ nothing names their call; because the session serves one call at a time, each re
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,16 +18,16 @@ from gateway.exchange import events as on
 from gateway.exchange import handshake, input_requests
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
+from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost, bug
 from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks, telling
 from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
-from gateway.sessions.call import Call, OwnListener, Watcher
+from gateway.sessions.call import Call, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer, SideListener
 
 log = get_logger()
 
@@ -39,7 +39,7 @@ _NOTHING: Final[Collection[str]] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
-class Session(SideListener):
+class Session(SideListener, Hearer):
     """One session of a legacy server, for one call at a time."""
 
     group: "Group[Session]"
@@ -63,8 +63,6 @@ class Session(SideListener):
     """Made for those that wait for the call's end."""
     _own_answers: OwnAnswers | None = None
     """Made when the server first asks something that reaches no client."""
-    _odd: tuple[bytes, jsonrpc.Message] | None = None
-    """A message that was not the answer, until it is heard as what it is."""
     _headers: Headers = field(init=False)
     """The newest headers that the upstream served; the gateway's own answers need a credential too."""
     shaken: Handshake = field(init=False)
@@ -249,34 +247,27 @@ class Session(SideListener):
         Not a coroutine itself: while a call is held, each one that waits for another takes memory.
         """
         self._show(Direction.TO_UPSTREAM, call.message, call)
-        reading = self.channel.request(call.message, headers, self.hear_call, is_repeatable=call.is_own)
+        reading = self.channel.request(call.message, headers, self, is_repeatable=call.is_own)
         return self._follow(call, headers, reading)
 
-    def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
-        """Send a call whose reply is read by callback; returns False if the transport cannot.
+    def begin(self, call: Call, headers: Headers, runner: Runner) -> bool:
+        """Send a call for whose reply no coroutine waits; returns False if the transport cannot.
 
-        `unusual` is called if anything but its answer comes; it has to `follow` the call, or to have a task `read` it.
+        `runner` is told if the reply breaks.
         """
-        call.reply = self.channel.begin(call.message, headers, self, unusual)
+        call.reply = self.channel.begin(call.message, headers, self)
         if call.reply is None:
             return False
-        call.message = b""
+        call.message, call.runner = b"", runner
         self._sent(call, headers)
         return True
 
-    def follow(self, call: Call, broke: Callable[[], None]) -> bool:
-        """Hear all messages of a begun call by callback; returns False if a task has to `read` it.
-
-        `broke` is called if its reply is over without the answer: then a task has to `read` the call.
-        """
-        return call.reply is not None and call.reply.follow(broke)
-
     async def read(self, call: Call) -> None:
-        """Read a begun call by a coroutine, as `run` does: from its beginning, or where its stream broke."""
+        """Decide by a coroutine what becomes of a begun call whose reply broke, as `run` does."""
         reply, call.reply = call.reply, None
         if reply is not None and not call.left:
             call.message = reply.message
-            await self._read(call, reply.read(self.hear_call))
+            await self._read(call, reply.conclude(self))
         elif self.in_flight is call:  # its answer is not wanted any more
             self._settle()
 
@@ -295,10 +286,14 @@ class Session(SideListener):
             self.shared.owner.lose()
         self.leave(call)
 
-    async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
-        """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
+    async def resume(self, call: Call, cursor: str, headers: Headers, runner: Runner) -> None:
+        """Pick up a call that another process sent, else as `run`; `runner` hears once its stream is here.
+
+        Raises what `Channel.resume` raises.
+        """
+        call.runner = runner
         try:
-            reading = self.channel.resume(cursor, headers, self.hear_call, attached, is_shared=self._is_shared)
+            reading = self.channel.resume(cursor, headers, self, is_shared=self._is_shared)
             await self._follow(call, headers, reading)
         except Refused:
             self.lose()  # for this process; the call still runs there
@@ -392,42 +387,40 @@ class Session(SideListener):
 
     # -- what it hears ------------------------------------------------------------------------------------------------
 
-    def hear_call(self, data: bytes) -> bool:
+    def hear(self, data: bytes, /) -> bool:
         """Take a message on the stream of the call; returns whether it is the answer."""
-        call, (odd, self._odd) = self.in_flight, (self._odd, None)
+        call = self.in_flight
         if bodies.on:
             self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
             return True
         try:
-            message = odd[1] if odd is not None and odd[0] is data else jsonrpc.message(data)
+            answer = inbound.plain_answer(data, call)
+            message = jsonrpc.message(data) if answer is None else None
         except (ValueError, msgspec.MsgspecError) as exc:
             self._metrics.upstream_failures[self._route, "malformed"].inc()
             raise CallLost(
                 f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
                 "had effects"
             ) from exc
-        return self._take(message, data, call, aside=False)
+        if message is not None:
+            return self._take(message, data, call, aside=False)
+        assert answer is not None
+        return self._take_for_call(call, answer, aside=False)
 
-    def hear_answer(self, data: bytes) -> bool:
-        """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
+    def attached(self) -> None:
+        """The stream of the call is here."""
+        if self.in_flight is not None and self.in_flight.runner is not None:
+            self.in_flight.runner.attached()
+
+    def over(self, reply: object, failure: Exception | None, /) -> None:
+        """The reply of a begun call is over without the answer."""
         call = self.in_flight
-        try:
-            answer = inbound.plain_answer(data, call)
-            if answer is None:
-                message = jsonrpc.message(data)
-                answer = inbound.answer(message, call)
-                self._odd = (data, message) if answer is None else None
-        except (ValueError, msgspec.MsgspecError):
-            return False
-        if call is None or answer is None:
-            return False
-        self._owes = False
-        self._settle()
-        headers = self._headers = call.headers
-        self.group.accept(headers)  # as in `_take_for_call`
-        call.listener.hear(answer)
-        return True
+        if call is None or call.reply is not reply or call.reply is None:
+            assert failure is not None, "the call was answered, and whoever heard that raised"
+            raise failure
+        assert call.runner is not None, "it has begun the call"
+        call.runner.broke(call)
 
     def hear_side(self, data: bytes) -> None:
         """Take a message of the side stream."""
@@ -507,7 +500,12 @@ class Session(SideListener):
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.
             self._prove(call.headers)
-        call.listener.hear(event)
+        try:
+            call.listener.hear(event)
+        except Exception:
+            if is_answer and call.reply is not None:  # no task reads it, whose end would say so
+                call.listener.hear(on.Broke(bug()))
+            raise
         return is_answer
 
     def answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
@@ -552,7 +550,7 @@ class Session(SideListener):
 
     def _settle(self) -> None:
         """The call is no longer in flight."""
-        self.in_flight = self._odd = None
+        self.in_flight = None
         if self._settled is not None:
             self._settled.set()
             self._settled = None

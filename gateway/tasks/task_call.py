@@ -64,7 +64,7 @@ class TaskCall(UpstreamCall):
             if self._is_given and status in FINAL:
                 self._context.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
-                self._resumed()
+                self.attached()
                 if self.newest is not None:  # answers go before tasks/result
                     _ = await asyncio.wait((self.newest,))
 
@@ -77,7 +77,7 @@ class TaskCall(UpstreamCall):
             return
         self._sent(call)
         self._is_sent = not is_shared  # as in `RequestCall.resume`
-        reading = session.resume(call, upstream.cursor or "", self._call_headers(call), self._resumed)
+        reading = session.resume(call, upstream.cursor or "", self._call_headers(call), self)
         await self._follow_from_creation(session, call, reading, past)
 
     async def go_on(self, upstream: Upstream, *, is_shared: bool) -> None:
@@ -85,6 +85,9 @@ class TaskCall(UpstreamCall):
         self._is_given = True
         with telling(lambda exc: self._listener.hear(on.Broke(exc))):
             await self.resume(replace(upstream, task=upstream.call.decode()), is_shared=is_shared)
+
+    def broke(self, call: Call) -> None:
+        """See `Runner`; a task reads the call from its beginning."""
 
     def _failed(self, exc: GatewayError, call: Call | None) -> None:
         if self._is_given:  # its own report says so

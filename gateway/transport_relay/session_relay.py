@@ -35,7 +35,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.pieces import Turn
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer, SideListener
 from gateway.upstream.stdio import StdioChannel
 
 log = get_logger()
@@ -188,13 +188,8 @@ class SessionRelay(SideListener):
 
     async def _call(self, channel: Channel, request: RequestId, message: ClientMessage) -> None:
         """Send a request whose reply is a stream of its own, and hand over what comes on it."""
-
-        def receive(data: bytes) -> bool:
-            self._hear(data, request)
-            return request not in self._open
-
         try:
-            reading = channel.request(message.data, message.headers, receive)
+            reading = channel.request(message.data, message.headers, _RelayedReply(self, request))
             del message  # the channel keeps it as long as it may have to be sent again
             refused = await reading
         except SessionLost as exc:
@@ -203,21 +198,21 @@ class SessionRelay(SideListener):
             self._fail(request, exc)
         else:
             if isinstance(refused, jsonrpc.Error):
-                self._hear(jsonrpc.failure(request, refused), request)
+                self.pass_on(jsonrpc.failure(request, refused), request)
             elif refused is not None:
-                self._hear(jsonrpc.result(request, refused), request)
+                self.pass_on(jsonrpc.result(request, refused), request)
         finally:
             self._calls.pop(request, None)
 
     def _give_up(self, request: RequestId) -> None:
         # Not as if it came on the reply, which would be read on.
-        self._hear(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), None)
+        self.pass_on(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), None)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
     def hear_side(self, data: bytes) -> None:
         """See `SideListener`."""
-        self._hear(data, None)
+        self.pass_on(data, None)
 
     def side_closed(self, *, was_open: bool) -> None:  # noqa: ARG002  (for transports with other streams)
         """See `SideListener`."""
@@ -226,7 +221,7 @@ class SessionRelay(SideListener):
             # The stream is the session.
             self._lost(CallLost("The server ended the session; its open requests may have had effects"))
 
-    def _hear(self, data: bytes, request: RequestId | None) -> None:
+    def pass_on(self, data: bytes, request: RequestId | None) -> None:
         """Pass a message of the server on; `request` is that on whose reply it came."""
         if self._is_closed:
             return
@@ -242,6 +237,10 @@ class SessionRelay(SideListener):
             self._live.process.metrics.upstream_failures[self._live.route.path, "malformed"].inc()
             return
         self._link.send(data, request)
+
+    def waits_for(self, request: RequestId) -> bool:
+        """Whether the server has not answered a request."""
+        return request in self._open
 
     def _forget(self, request: RequestId, *, reads_on: bool = False) -> None:
         """Forget a request that is answered, wherever its answer came; its reply may have to be read on."""
@@ -313,3 +312,15 @@ class SessionRelay(SideListener):
                                 await server.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
             finally:
                 await server.close(end_session=not running)
+
+
+class _RelayedReply(Hearer):
+    """Hears the reply to one request of the client."""
+
+    def __init__(self, relay: SessionRelay, request: RequestId) -> None:
+        self._relay, self._request = relay, request
+
+    def hear(self, data: bytes, /) -> bool:
+        """See `Hearer`."""
+        self._relay.pass_on(data, self._request)
+        return not self._relay.waits_for(self._request)

@@ -5,22 +5,16 @@ implement it; only streamable HTTP can `resume`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Protocol
 
-import msgspec
 from msgspec import Raw
 
+from gateway.protocol import jsonrpc, reply_messages
 from gateway.protocol.jsonrpc import Error
 
 Headers = Mapping[str, str]
 """The headers of a request that depend on its client: credentials, configured headers, trace context."""
-
-Receive = Callable[[bytes], bool]
-"""Takes one JSON-RPC message; returns whether it answers the request in flight."""
-
-Reading = Coroutine[Any, Any, Error | Raw | None]
-"""Reads a reply until it answers the request, as `Channel.request` does."""
 
 NO_HEADERS: Final[Headers] = {}
 
@@ -40,37 +34,49 @@ class SideListener:
         """There will be no side stream any more, or there never was one."""
 
 
-class Callbacks(msgspec.Struct, frozen=True):
-    """A Hearer of functions."""
+class Hearer:
+    """Hears the reply to one request, in the stack that reads it; this one ignores it."""
 
-    hear_answer: Receive
-    hear_call: Receive
+    __slots__ = ()
+
+    def hear(self, data: bytes, /) -> bool:  # noqa: ARG002  (for requests with an answer)
+        """Take a JSON-RPC message; returns whether it answers the request. An error that it raises ends the reply."""
+        return False
+
+    def attached(self) -> None:
+        """The stream that was asked for by GET is here; for a request that is resumed, more than once."""
+
+    def over(self, reply: object, failure: Exception | None, /) -> None:
+        """A reply for which no coroutine waits is over without the answer; `failure` says why it is not complete."""
 
 
-class Hearer(Protocol):
-    """The session of a reply. Not two functions, because each would take memory while the call is held."""
+class Answer(Hearer):
+    """Keeps the answer to one request, and skips everything else."""
 
-    def hear_answer(self, data: bytes, /) -> bool:
-        """Take a message if it is the answer; else return False, and do nothing with it."""
+    def __init__(self, sent: bytes) -> None:
+        """`sent` is the request."""
+        self._asked = reply_messages.asked(sent)
+        self.found: Raw | Error | None = None
 
-    def hear_call(self, data: bytes, /) -> bool:
-        """Take any message; returns whether it is the answer."""
+    def hear(self, data: bytes, /) -> bool:
+        """See `Hearer`; raises ValueError for what is not JSON-RPC."""
+        message = jsonrpc.message(data)
+        if not reply_messages.is_foreign(message, self._asked):
+            if isinstance(message.error, Raw):
+                self.found = jsonrpc.error(message.error)
+            elif isinstance(message.result, Raw):
+                self.found = message.result
+        return self.found is not None
 
 
 class BegunReply(Protocol):
-    """The reply to a request that is read by callback, as far as that is possible."""
+    """The reply to a request for which no coroutine waits."""
 
     message: bytes
     """The request, as long as it may have to be sent again; else empty."""
 
-    def follow(self, ended: Callable[[], None]) -> bool:
-        """Hand over all messages from now on, with the one that was not the answer; returns False if it is over.
-
-        `ended` is called if a coroutine has to `read`, because it is over without the answer.
-        """
-
-    def read(self, receive: Receive) -> Reading:
-        """Decide what becomes of the request, once the reply is over without the answer."""
+    def conclude(self, hearer: Hearer) -> Coroutine[Any, Any, Error | Raw | None]:
+        """Decide what becomes of the request, once the reply is over without the answer; as `Channel.request` does."""
 
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
@@ -128,24 +134,18 @@ class Channel(ABC):
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the side stream, before `initialized` is sent."""
 
-    def begin(
-        self,
-        message: bytes,  # noqa: ARG002  (for the transports)
-        headers: Headers,  # noqa: ARG002
-        hearer: Hearer,  # noqa: ARG002
-        unusual: Callable[[], None],  # noqa: ARG002
-    ) -> BegunReply | None:
-        """Send a request whose reply is read by callback; None if this transport cannot.
+    def begin(self, message: bytes, headers: Headers, hearer: Hearer) -> BegunReply | None:  # noqa: ARG002  (for the transports)
+        """Send a request for whose reply no coroutine waits; None if this transport cannot.
 
-        `unusual` is called if anything but the answer comes; it has to call `follow`, or else `read`.
+        `hearer` is told if the reply is over without the answer: then a coroutine has to `conclude` it.
         """
         return None
 
     @abstractmethod
     async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+        self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
     ) -> Error | Raw | None:
-        """Send a request and hand over the messages on its stream until `receive` returns True.
+        """Send a request and hand over the messages on its stream until one is the answer.
 
         One that `is_repeatable` does no harm if it runs twice, so the end of a kept connection has it sent again.
         Returns None, or the JSON-RPC error (with any id) or result that came with an HTTP error status. Raises
@@ -158,15 +158,13 @@ class Channel(ABC):
         """Use a session that another process opened, in place of `initialize`."""
 
     @abstractmethod
-    async def resume(
-        self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
-    ) -> None:
-        """Resume a request behind `cursor` and hand over its messages until `receive` returns True.
+    async def resume(self, cursor: str, headers: Headers, hearer: Hearer, *, is_shared: bool) -> None:
+        """Resume a request behind `cursor` and hand over its messages until one is the answer.
 
-        `attached` is called once, when the server accepts the first attempt: from then on, its questions may be
-        answered. An event is handed over once, however often the server repeats it. Raises CallGone if the session is
-        gone, Refused if the credentials are not accepted, and CallLost if the server fails too often in a row. Faults
-        of this host count only if another process may still hold the call (`is_shared`).
+        `hearer` is `attached` when the server accepts an attempt: from then on, its questions may be answered. An
+        event is handed over once, however often the server repeats it. Raises CallGone if the session is gone, Refused
+        if the credentials are not accepted, and CallLost if the server fails too often in a row. Faults of this host
+        count only if another process may still hold the call (`is_shared`).
         """
 
     def give_up(self) -> None:  # noqa: B027  (for the transports)

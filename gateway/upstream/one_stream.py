@@ -4,24 +4,24 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.upstream.channel import Channel, Receive, SideListener
+from gateway.upstream.channel import Channel, Hearer, SideListener
 
 Answered = asyncio.Future[None]
 """Done when a request is answered, or with the reason why it will not be."""
 
 
-class OneStreamChannel(Channel):
+class OneStreamChannel(Channel, Hearer):
     """One request in flight; what comes while there is none goes to the side listener."""
 
     def __init__(self) -> None:
-        self._call: tuple[Receive, Answered] | None = None
+        self._call: tuple[Hearer, Answered] | None = None
         self._side: SideListener | None = None
 
     @contextmanager
-    def _awaited(self, receive: Receive) -> Iterator[Answered]:
+    def _awaited(self, hearer: Hearer) -> Iterator[Answered]:
         """Expect the answer to a request on the stream."""
         answered: Answered = asyncio.get_running_loop().create_future()
-        call = self._call = receive, answered
+        call = self._call = hearer, answered
         try:
             yield answered
         finally:
@@ -29,27 +29,28 @@ class OneStreamChannel(Channel):
             if not answered.cancel():
                 _ = answered.exception()  # it was handled, or another error is raised
 
-    def _forget(self, call: tuple[Receive, Answered]) -> None:
+    def _forget(self, call: tuple[Hearer, Answered]) -> None:
         """Expect this answer no more. Another request may have been sent as soon as it came."""
         if self._call is call:
             self._call = None
 
-    def hear(self, data: bytes) -> None:
-        """Take a message of the server."""
+    def hear(self, data: bytes, /) -> bool:
+        """Take a message of the server; the stream goes on."""
         call = self._call
         if call is None:
             if self._side is not None:
                 self._side.hear_side(data)
-            return
-        receive, answered = call
+            return False
+        hearer, answered = call
         failure: Exception | None = None
         try:
-            is_over = receive(data)
+            is_over = hearer.hear(data)
         except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the stream)
             is_over, failure = True, exc
         if is_over:
             self._forget(call)
             settle(answered, failure)
+        return False
 
 
 def settle(answered: Answered, failure: Exception | None) -> None:

@@ -9,9 +9,9 @@ from msgspec import Raw
 
 from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
-from gateway.protocol import jsonrpc, reply_messages
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
-from gateway.upstream.channel import Headers, Receive, SideListener
+from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
 from gateway.upstream.one_stream import OneStreamChannel
 
 
@@ -33,29 +33,24 @@ class StdioChannel(OneStreamChannel):
         """Take a child and send `initialize` to it."""
         child = self._child = await self._launcher.take()
         self._started = True
-        child.hear_with(lambda line, _: self.hear(line))
-        asked, answers = reply_messages.asked(message), list[Raw]()
-
-        def receive(data: bytes) -> bool:
-            opened = jsonrpc.message(data)
-            if reply_messages.is_foreign(opened, asked):
-                return False
-            if isinstance(opened.error, Raw):
-                raise Unreachable(f"{child.where} refused `initialize`: {jsonrpc.error(opened.error).message[:200]}")
-            if isinstance(opened.result, Raw):
-                answers.append(opened.result)
-            return bool(answers)
-
+        child.hear_with(self._hear_line)
+        answer = Answer(message)
         try:
-            _ = await self.request(message, headers, receive)
+            _ = await self.request(message, headers, answer)
         except (CallLost, SessionLost) as exc:
             why = child.over.result() if child.over.done() else "did not read its input"
             if child.has_started:
                 why += " before it answered `initialize`; the gateway's log has its stderr"
             raise Unreachable(f"{child.where} {why}") from exc
+        if not isinstance(answer.found, Raw):
+            said = "" if answer.found is None else answer.found.message[:200]
+            raise Unreachable(f"{child.where} refused `initialize`: {said}")
         self._launcher.initialized(child)
         self._launcher.has_initialized = True
-        return answers[0]
+        return answer.found
+
+    def _hear_line(self, line: bytes, _said: jsonrpc.Message) -> None:
+        _ = self.hear(line)
 
     @property
     def child(self) -> Child:
@@ -78,13 +73,13 @@ class StdioChannel(OneStreamChannel):
         self._child.over.add_done_callback(ended)
 
     async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+        self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
     ) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
         child = self._child
         if child.over.done():
             raise SessionLost(f"{child.where} {child.over.result()}")
-        with self._awaited(receive) as answered:
+        with self._awaited(hearer) as answered:
             await child.send(message)
             message = b""  # it is not sent again, and a call that waits should not keep it
             _ = await child.answers(answered)

@@ -12,7 +12,7 @@ from gateway.mirror.server_client import _ModernReply
 from gateway.protocol import mcp
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
-from gateway.upstream.channel import Callbacks
+from gateway.upstream.channel import Hearer
 from tests.mirror.conftest import Begin
 from tests.support.fake_carrier import FakeCarrier
 from tests.support.fake_modern import Call, FakeModern, Json
@@ -198,7 +198,7 @@ class Rings:
 async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
     carrier, timer = FakeCarrier(), Rings()
     reply = _ModernReply(
-        Callbacks(bool, bool),
+        Hearer(),
         LARGE,
         Arrivals(LIMIT),
         0.0,

@@ -76,8 +76,7 @@ class UpstreamSide:
         self.pool = Pool(
             InForce(RouteSettings(self.config, self.config.routes[0])), self.connect, self.metrics, self.tasks
         )
-        self.attached = asyncio.Event()
-        self.attachments = 0
+        self.is_attached = asyncio.Event()
         self.deadline = DEADLINE
         self.ear = Ear()
 
@@ -101,12 +100,15 @@ class UpstreamSide:
     async def resume(
         self, session: Session, headers: Headers = NO_HEADERS, cursor: str = "e1", call: bytes = CALL
     ) -> None:
-        def attached() -> None:
-            self.attachments += 1
-            self.attached.set()
-
         async with asyncio.timeout(self.deadline):
-            await session.resume(Call(call, b"", self.ear, progress_token=call), cursor, headers, attached)
+            await session.resume(Call(call, b"", self.ear, progress_token=call), cursor, headers, self)
+
+    def attached(self) -> None:
+        """As the runner of that call."""
+        self.is_attached.set()
+
+    def broke(self, call: Call) -> None:
+        raise AssertionError(call)
 
     async def run(
         self,

@@ -8,14 +8,14 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
-from gateway.upstream.channel import NO_HEADERS, SideListener
+from gateway.upstream.channel import NO_HEADERS, Hearer, SideListener
 from gateway.upstream.stdio import StdioChannel
 from tests.support.fake_child import FakeChild, FakeLauncher
 
 DEADLINE = 2.0
 
 
-class Bench(SideListener):
+class Bench(SideListener, Hearer):
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Bench(SideListener):
     def hear_side(self, data: bytes) -> None:
         self.aside.append(data)
 
-    def receive(self, line: bytes) -> bool:
+    def hear(self, line: bytes, /) -> bool:
         found = jsonrpc.message(line).id
         assert isinstance(found, Raw)
         self.answers.append(int(bytes(found)))
@@ -54,7 +54,7 @@ class Bench(SideListener):
 
     def request(self, number: int) -> "asyncio.Task[Any]":
         message = jsonrpc.request(b"%d" % number, "tools/call", {})
-        return asyncio.get_running_loop().create_task(self.channel.request(message, NO_HEADERS, self.receive))
+        return asyncio.get_running_loop().create_task(self.channel.request(message, NO_HEADERS, self))
 
 
 async def test_a_request_that_follows_at_once_hears_its_own_answer() -> None:

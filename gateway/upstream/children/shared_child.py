@@ -19,7 +19,7 @@ from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import Headers, Receive
+from gateway.upstream.channel import Headers, Hearer
 from gateway.upstream.stdio import StdioChannel
 
 log = get_logger()
@@ -169,7 +169,7 @@ class SharedChannel(StdioChannel):
         return self._call is not None and self._id == id_
 
     async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+        self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
     ) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
         assert self._shared is not None, "the handshake came first"
@@ -179,7 +179,7 @@ class SharedChannel(StdioChannel):
         self._id = bytes(opened.id) if isinstance(opened.id, Raw) else b""
         self.may_ask = opened.method in mcp.ASKING
         try:
-            return await super().request(message, headers, receive)
+            return await super().request(message, headers, hearer)
         except asyncio.CancelledError:
             if self.may_ask and self._call is None:
                 self._shared.give_up(self._id)

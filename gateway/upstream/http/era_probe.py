@@ -19,7 +19,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.telemetry.upstream_health import UpstreamHealth
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import Headers, Hearer
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
 
@@ -32,7 +32,7 @@ _DOUBT_SECONDS: Final = 5.0
 _ANSWER_BYTES: Final = 262_144
 
 
-class _Probe:
+class _Probe(Hearer):
     """One probe in flight; the hearer of its reply."""
 
     def __init__(self, upstream: HttpUpstream, headers: Headers) -> None:
@@ -53,7 +53,7 @@ class _Probe:
         """Send the probe, and read what its reply says; raises UpstreamError."""
         self._asked = new_id()
         reply = await redirected(self._upstream.endpoint, self._send)
-        if not reply.is_done and reply.failure is None and reply.status >= 300 and not self.hear_call(reply.body):
+        if not reply.is_done and reply.failure is None and reply.status >= 300 and not self.hear(reply.body):
             reply.pending.distrust()  # it may be the response to another request
 
     async def _send(self) -> ReplyReader:
@@ -64,15 +64,13 @@ class _Probe:
         headers, message = discover_headers(self.headers), era.discover(self._asked)
         return await reply.over(client.begin("POST", endpoint.url, headers, message, reply, is_repeatable=True))
 
-    def hear_call(self, data: bytes) -> bool:
+    def hear(self, data: bytes, /) -> bool:
         """Take a message, or a body; whether it tells the era. A stream may stay open after that."""
         assert self._reply is not None
         assert self._reply.head is not None, "it has said something"
         content_type = "application/json" if self._reply.is_stream else self._reply.head.content_type
         self.found = era.verdict(self._reply.status, content_type, data, self._asked)
         return self.found is not None
-
-    hear_answer = hear_call
 
 
 class EraProbe:

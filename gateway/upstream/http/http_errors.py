@@ -180,31 +180,9 @@ def check_ping_answer(said: jsonrpc.Error | Raw, endpoint: Endpoint) -> None:
         raise CallLost(f"{endpoint.where} refused a ping: {endpoint.quoted(said.message)}")
 
 
-class InitializeAnswer:
-    """Collects the answer to `initialize` from a stream or a body."""
-
-    def __init__(self, endpoint: Endpoint, sent: bytes) -> None:
-        """`sent` is the request."""
-        self._endpoint = endpoint
-        self._asked = reply_messages.asked(sent)
-        self._results: list[Raw] = []
-
-    def receive(self, data: bytes) -> bool:
-        """Take a message; return whether it was the answer. Raises NoHandshake or ValueError."""
-        opened = jsonrpc.message(data)
-        if reply_messages.is_foreign(opened, self._asked):
-            return False
-        if isinstance(opened.error, Raw):
-            raise self._refused(jsonrpc.error(opened.error))
-        if isinstance(opened.result, Raw):
-            self._results.append(opened.result)
-        return bool(self._results)
-
-    def result(self, refusal: jsonrpc.Error | Raw | None) -> Raw:
-        """Return the answer once the reply is read. Raises NoHandshake if the `refusal` is an error."""
-        if isinstance(refusal, jsonrpc.Error):
-            raise self._refused(refusal)
-        return refusal if refusal is not None else self._results[0]
-
-    def _refused(self, error: jsonrpc.Error) -> NoHandshake:
-        return NoHandshake(f"{self._endpoint.where} refused `initialize`: {self._endpoint.quoted(error.message)}")
+def initialize_result(found: jsonrpc.Error | Raw | None, endpoint: Endpoint) -> Raw:
+    """The answer to `initialize` if it is a result. Raises NoHandshake."""
+    if isinstance(found, Raw):
+        return found
+    assert found is not None, "it was answered"
+    raise NoHandshake(f"{endpoint.where} refused `initialize`: {endpoint.quoted(found.message)}")

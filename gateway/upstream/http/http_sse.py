@@ -17,13 +17,13 @@ from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable, UpstreamError, clean
-from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
+from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
 from gateway.upstream.http.http_errors import (
     PING_PREFIX,
-    InitializeAnswer,
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
+    initialize_result,
     ping_id,
     read_refusal,
 )
@@ -37,8 +37,7 @@ _POST_REDIRECTS: Final = (307, 308)
 _FAILURES: Final = (RequestFailed, UpstreamError, sse.EventTooLarge)
 _UNREAD: Final = frozenset(range(300, 500)) - {401, 403}
 """Statuses of a GET whose body does not matter."""
-_UNHEARD: Final = Callbacks(lambda _: False, lambda _: False)
-"""The hearer of replies without messages."""
+_UNHEARD: Final = Hearer()
 
 
 class _SessionStream(StreamReply, kw_only=True):
@@ -84,15 +83,15 @@ class HttpSseChannel(OneStreamChannel):
             raise WrongTransport(
                 f"{where} did not name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE"
             ) from exc
-        answer = InitializeAnswer(self._endpoint, message)
+        answer = Answer(message)
         try:
-            refused = await self.request(message, headers, answer.receive)
+            refused = await self.request(message, headers, answer)
         except SessionLost as exc:
             raise Unreachable(
                 f"{where} opened a stream, but the address that it named for messages does not know the session; "
                 "several replicas of an HTTP+SSE server need a sticky load balancer"
             ) from exc
-        return answer.result(refused)
+        return initialize_result(refused if answer.found is None else answer.found, self._endpoint)
 
     async def _open_stream(self, headers: Headers) -> None:
         """GET the stream, following one redirect. Raises WrongTransport, Unreachable, CallLost or Refused."""
@@ -101,13 +100,7 @@ class HttpSseChannel(OneStreamChannel):
 
         async def send() -> ReplyReader:
             stream = _SessionStream(
-                _UNHEARD,
-                client.limits.event_bytes,
-                client.arriving,
-                0.0,
-                self._over,
-                unread=_UNREAD,
-                channel=self,
+                self, client.limits.event_bytes, client.arriving, 0.0, unread=_UNREAD, channel=self
             )
             pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
             self._stream = stream
@@ -117,7 +110,7 @@ class HttpSseChannel(OneStreamChannel):
         if self._messages is not None:
             return
         if stream.is_stream or stream.is_done or stream.failure is not None:
-            raise self._loss(stream)
+            raise self._loss(stream.failure)
         assert stream.head is not None, "it is a reply"
         if stream.status >= 400 and stream.status not in _UNREAD:
             _ = read_refusal(stream, endpoint)
@@ -167,18 +160,16 @@ class HttpSseChannel(OneStreamChannel):
         if self._stream is not None:
             self._stream.wake()
 
-    def _over(self) -> None:
+    def over(self, _: object, failure: Exception | None, /) -> None:
         """The stream has ended, or there is none."""
-        stream = self._stream
-        assert stream is not None, "it was not closed"
         if self._messages is None:
             return  # `initialize` waits for it
-        self._end(self._loss(stream))
-        if stream.failure is not None and not isinstance(stream.failure, _FAILURES):
-            raise stream.failure  # a bug
+        self._end(self._loss(failure))
+        if failure is not None and not isinstance(failure, _FAILURES):
+            raise failure  # a bug
 
-    def _loss(self, stream: ReplyReader) -> UpstreamError:
-        where, failure = self._endpoint.where, stream.failure
+    def _loss(self, failure: Exception | None) -> UpstreamError:
+        where = self._endpoint.where
         if failure is None:
             return CallLost(f"{where} ended the stream of its session")
         if isinstance(failure, sse.EventTooLarge):
@@ -203,12 +194,12 @@ class HttpSseChannel(OneStreamChannel):
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+        self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
         self._check_stream()
         self.taken = False
-        with self._awaited(receive) as answered:
+        with self._awaited(hearer) as answered:
             try:
                 refused = await self._post_in_session(message, headers, answered, is_repeatable=is_repeatable)
             except UpstreamError as exc:

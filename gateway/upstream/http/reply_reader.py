@@ -25,10 +25,6 @@ from gateway.upstream.channel import Hearer
 REFUSAL_BYTES: Final = 65_536
 
 
-def nothing() -> None:
-    """What a reply calls for which a coroutine waits."""
-
-
 async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyReader]"]) -> "ReplyReader":
     """Send a request, and once more where the upstream redirects it to within its origin; raises Unreachable."""
     for _ in range(2):
@@ -49,8 +45,6 @@ class ReplyReader(msgspec.Struct, eq=False):
     arriving: Arrivals
     drain_seconds: float
     """How long a stream may stay open after the answer."""
-    ended: Callable[[], None] = nothing
-    """Called once the reply is over without the answer."""
     needs_body: bool = True
     """Whether more is wanted than that the server has accepted the request."""
     unread: Collection[int] = ()
@@ -151,21 +145,26 @@ class ReplyReader(msgspec.Struct, eq=False):
         if self.is_over:
             return
         if self.parts and self.status < 300:
-            try:
-                self.hand_over(self.body)
-            except Exception as exc:  # noqa: BLE001  (the coroutine of the request handles it, not the connection)
-                self.pending.distrust()
-                self.raised(exc)
-                return
-            # At once: another request could use the connection before the coroutine sees that it is not the answer.
-            if not self.is_done:
-                self.pending.distrust()
-        self._end(None)
+            self.hear_body(self.body)
+        else:
+            self._end(None)
+
+    def hear_body(self, body: bytes) -> None:
+        """Hand over a body; it is the answer, or the reply is over without one."""
+        failure = None
+        try:
+            self.hand_over(body)
+        except Exception as exc:  # noqa: BLE001  (who decides about the request handles it, not the connection)
+            failure = exc
+        # At once: another request could use the connection before it is seen that this is not the answer.
+        if failure is not None or not self.is_done:
+            self.pending.distrust()
+        self._end(failure)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         if isinstance(failure, ListenerFailed) and isinstance(failure.__cause__, Exception):
-            self.raised(failure.__cause__)
+            self._end(failure.__cause__)
         else:
             self._end(failure)
 
@@ -179,13 +178,9 @@ class ReplyReader(msgspec.Struct, eq=False):
         if event.data:
             self.hand_over(event.data)
 
-    def raised(self, error: Exception) -> None:
-        """Who hears the reply raised."""
-        self._end(error)
-
     def hand_over(self, data: bytes) -> None:
         """Hand over a message; with the answer, the reply is done."""
-        if self.hearer.hear_call(data) and not self.is_over:  # or closed meanwhile
+        if self.hearer.hear(data) and not self.is_over:  # or closed meanwhile
             self.answered()
 
     def _read(self, data: bytes) -> None:
@@ -231,19 +226,21 @@ class ReplyReader(msgspec.Struct, eq=False):
         if self.is_over:
             return
         self.failure = failure
-        ended = self._let_go()
+        is_awaited = self.waiter is not None and not self.waiter.done()
+        hearer = self._let_go()
         self.pending.abort()
-        ended()
+        if not is_awaited:
+            hearer.over(self, failure)
 
-    def _let_go(self) -> Callable[[], None]:
-        """Hear nothing more, and forget who did; returns what is called if a coroutine has to decide."""
-        self.is_over, ended = True, self.ended
-        del self.hearer, self.ended
+    def _let_go(self) -> Hearer:
+        """Hear nothing more, and forget who did; who that was is returned."""
+        self.is_over, hearer = True, self.hearer
+        del self.hearer
         if self.is_large:
             self.arriving.release(self.pending)
         if self.waiter is not None:
             self.wake()
-        return ended
+        return hearer
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
@@ -253,15 +250,15 @@ class ReplyReader(msgspec.Struct, eq=False):
 class StreamReply(ReplyReader):
     """The reply to a GET: an event stream that is silent most of the time, or else nothing."""
 
-    opened: Callable[[], None] = nothing
-    """Called when the stream is here."""
-
     def accepted(self) -> None:
         """Only a stream is what was asked for."""
         if self.is_stream and self.status == 200:
             self.head, self.pending.is_silent = None, True
-            opened, self.opened = self.opened, nothing
-            opened()
+            self.opened()
         else:
             self.is_stream = False
             self._end(None)
+
+    def opened(self) -> None:
+        """The stream is here."""
+        self.hearer.attached()

@@ -5,9 +5,9 @@ the rest of the session: its handshake, its standalone stream, its answers and i
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Coroutine
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Raw
 
@@ -20,7 +20,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused
 from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.runtime.arrivals import SMALL_BYTES
-from gateway.upstream.channel import NO_HEADERS, Callbacks, Channel, Headers, Hearer, Reading, Receive
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer
 from gateway.upstream.http.http_errors import (
     StreamCut,
     SuspectedSessionLoss,
@@ -29,7 +29,7 @@ from gateway.upstream.http.http_errors import (
     stream_cut,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
-from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, nothing
+from gateway.upstream.http.reply_reader import ReplyReader, StreamReply
 from gateway.upstream.http.resumption import Resumption, asked_seconds
 
 _MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
@@ -44,15 +44,11 @@ def fixed_headers(version: str) -> Headers:
 
 
 class CallReply(ReplyReader, kw_only=True):
-    """The reply to a request, a BegunReply: first only the answer is looked for, then it is followed.
-
-    As long as nothing but the answer has come, there may be no exchange.
-    """
+    """The reply to a request, over all streams on which it comes."""
 
     channel: "ResumableChannel"
     message: bytes
     headers: Headers
-    is_followed: bool = False
     is_taken: bool = False
     """Whether the server has accepted the request, with its credential."""
     place: Resumption | None = None
@@ -71,24 +67,16 @@ class CallReply(ReplyReader, kw_only=True):
         if self.silence is not None and not self.silence.expired():
             self.silence.reschedule(asyncio.get_running_loop().time() + self.resumption.silence_seconds)
 
-    def follow(self, ended: Callable[[], None]) -> bool:
+    def conclude(self, hearer: Hearer) -> Coroutine[Any, Any, jsonrpc.Error | Raw | None]:
         """See `BegunReply`."""
-        if self.is_over:
-            return False
-        self.ended, self.is_followed = ended, True
-        self.pending.is_silent = self.is_stream
-        return True
-
-    def read(self, receive: Receive) -> Reading:
-        """See `BegunReply`."""
-        return self.channel.conclude(self, receive)
+        return self.channel.conclude(self, hearer)
 
     def accepted(self) -> None:
         """Keep nothing that is not needed any more: a call may wait for long."""
         self.channel.note_headers(self.headers)
         self.is_taken, self.message = True, b""
         if self.is_stream:
-            self.head, self.pending.is_silent = None, self.is_followed
+            self.head = None
 
     def take(self, event: sse.Event) -> None:
         """Move the cursor on to the event."""
@@ -96,45 +84,26 @@ class CallReply(ReplyReader, kw_only=True):
             _ = self.resumption.is_repeated(event.id)
         if event.data:
             self.hand_over(event.data)
+            # Most streams end with their first message, so memory is saved only behind that.
+            self.pending.is_silent = True
 
     def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
-        """Look for the answer in a reply that came in one piece."""
-        is_plain = not self.is_followed and SMALL_BYTES >= len(body) <= self.max_bytes
-        if is_plain and head.status < 300 and head.content_type != EVENT_STREAM:
-            self.channel.note_headers(self.headers)
-            self.is_taken, self.message = True, b""
-            if self.hearer.hear_answer(body):
-                self._done()
-                return
+        """Take a reply that came in one piece."""
+        if head.status < 300 and head.content_type != EVENT_STREAM and SMALL_BYTES >= len(body) <= self.max_bytes:
+            self.head = head
+            self.accepted()
+            self.hear_body(body)
+            return
         try:
             self.on_head(head)
             self.on_body(body)
         except Exception as exc:  # noqa: BLE001  (as the connection does if a reply comes in parts)
-            self.raised(exc)
+            self._end(exc)
         self.on_end()
-
-    def hand_over(self, data: bytes) -> None:
-        """Hand over a message; what is not the answer makes that who waits follow the reply."""
-        if not self.is_followed:
-            if self.hearer.hear_answer(data):
-                self.answered()
-                return
-            self.ended()
-            if self.is_over or not self.is_followed:
-                return
-        super().hand_over(data)
-
-    def raised(self, error: Exception) -> None:
-        """Report a bug of who waits for the answer only: the call has ended with it."""
-        if self.is_followed:
-            super().raised(error)
-        else:
-            self._done()
-            raise error
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
-        if self.is_followed and self.waiter is None and isinstance(failure, ClientClosed):
+        if self.waiter is None and isinstance(failure, ClientClosed):
             self._done()  # the whole process ends
         else:
             super().on_failed(failure)
@@ -143,7 +112,11 @@ class CallReply(ReplyReader, kw_only=True):
 class ResumedReply(StreamReply, kw_only=True):
     """The stream of a request, opened again behind one of its events."""
 
-    resumption: Resumption
+    request: CallReply
+    newest: Headers
+    """Those that it is opened with."""
+    deadline: asyncio.Timeout | None = None
+    """Of its head, then of the silence behind it."""
     is_late: bool = False
     """Whether it was given up before it was over."""
 
@@ -152,9 +125,21 @@ class ResumedReply(StreamReply, kw_only=True):
         self.is_late |= not self.is_over
         super().close()
 
+    def opened(self) -> None:
+        """The request goes on."""
+        request = self.request
+        request.is_taken = request.is_taken or self.newest == request.headers
+        request.silence = self.deadline
+        request.restart_silence()
+        request.resumption.connected()
+        super().opened()
+
     def take(self, event: sse.Event) -> None:
         """Leave out an event that was handed over before."""
-        if not (event.id is not None and self.resumption.is_repeated(event.id)) and event.data:
+        request = self.request
+        if not (event.id is not None and request.resumption.is_repeated(event.id)) and event.data:
+            request.resumption.heard()
+            request.restart_silence()
             self.hand_over(event.data)
 
 
@@ -248,39 +233,31 @@ class ResumableChannel(Channel):
         """Keep the newest headers that the server accepted, for messages without a client: GET and DELETE."""
         self._headers = headers
 
-    def _reply_to(self, message: bytes, headers: Headers, hearer: Hearer, ended: Callable[[], None]) -> CallReply:
-        """Return what reads the reply to another request."""
+    def begin(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> CallReply:
+        """POST a request for whose reply no coroutine waits."""
         client = self._client
         self._request = reply = CallReply(
             hearer,
             client.limits.event_bytes,
             client.arriving,
             self._upstream.times.drain_seconds,  # without the property: every call comes here
-            ended,
             channel=self,
             message=message,
             headers=headers,
         )
-        return reply
-
-    def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> CallReply:
-        """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
-        reply = self._reply_to(message, headers, hearer, unusual)
-        pending = reply.pending = self.post(message, headers, reply)
+        pending = reply.pending = self.post(message, headers, reply, is_repeatable=is_repeatable)
         pending.hear_whole = reply.on_whole
         return reply
 
     async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+        self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and read its reply until it is answered; resume it if the server supports that."""
-        reply = self._reply_to(message, headers, Callbacks(receive, receive), nothing)
-        reply.is_followed = True
-        pending = self.post(message, headers, reply, is_repeatable=is_repeatable)
+        reply = self.begin(message, headers, hearer, is_repeatable=is_repeatable)
         message = b""  # a call that waits should not keep it
-        return await self.conclude(await reply.over(pending), receive)
+        return await self.conclude(await reply.over(reply.pending), hearer)
 
-    async def conclude(self, reply: CallReply, receive: Receive) -> jsonrpc.Error | Raw | None:
+    async def conclude(self, reply: CallReply, hearer: Hearer) -> jsonrpc.Error | Raw | None:
         """Decide what becomes of a request whose reply is over; see `Channel.request`."""
         if reply.is_done:
             return None
@@ -299,7 +276,7 @@ class ResumableChannel(Channel):
         place.start(place.cursor)
         await asyncio.sleep(asked_seconds(cut.retry_ms))
         try:
-            await self._resume(reply, receive, None)
+            await self._resume(reply, hearer)
         except Refused as exc:
             # The server did accept the call, so this must not read as if it had not.
             raise CallLost(
@@ -318,56 +295,37 @@ class ResumableChannel(Channel):
         if self._request is not None:
             self._request.resumption.give_up()
 
-    async def resume(
-        self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
-    ) -> None:
+    async def resume(self, cursor: str, headers: Headers, hearer: Hearer, *, is_shared: bool) -> None:
         """Resume a request that another process sent."""
-        request = self._reply_to(b"", headers, Callbacks(receive, receive), nothing)
+        client = self._client
+        request = self._request = CallReply(
+            hearer, client.limits.event_bytes, client.arriving, 0.0, channel=self, message=b"", headers=headers
+        )
         request.place = Resumption(self.times, cursor)
         request.place.start(cursor, counts_local=is_shared)
-        await self._resume(request, receive, attached)
+        await self._resume(request, hearer)
 
-    async def _resume(self, request: CallReply, receive: Receive, attached: Callable[[], None] | None) -> None:
+    async def _resume(self, request: CallReply, hearer: Hearer) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
-        resumption = request.resumption
-
-        def hear(data: bytes) -> bool:
-            resumption.heard()
-            request.restart_silence()
-            return receive(data)
-
-        def opened() -> None:
-            nonlocal attached
-            resumption.connected()
-            if attached is not None:
-                attached()
-                attached = None
-
-        while (pause_seconds := await self._read_again(request, Callbacks(hear, hear), opened)) is not None:
+        while (pause_seconds := await self._read_again(request, hearer)) is not None:
             await asyncio.sleep(pause_seconds)
 
-    async def _read_again(self, request: CallReply, hearer: Hearer, opened: Callable[[], None]) -> float | None:
+    async def _read_again(self, request: CallReply, hearer: Hearer) -> float | None:
         """GET the stream once; return the pause before the next attempt, or None if the request is answered."""
         client, resumption, newest = self._client, request.resumption, self._headers or request.headers
-
-        def attached() -> None:
-            request.is_taken = request.is_taken or newest == request.headers
-            request.silence = deadline
-            request.restart_silence()
-            opened()
-
         reply = ResumedReply(
             hearer,
             client.limits.event_bytes,
             client.arriving,
             0.0,  # a resumed stream stays open after the answer
             unread=_MAY_PASS,
-            opened=attached,
-            resumption=resumption,
+            request=request,
+            newest=newest,
         )
         get = self.get_headers(request.headers) | {mcp.LAST_EVENT_ID: resumption.place}
         try:
             async with asyncio.timeout(self._upstream.times.resume_head_seconds) as deadline:
+                reply.deadline = deadline
                 _ = await reply.over(client.begin("GET", self._endpoint.url, get, b"", reply))
         except TimeoutError:
             pass  # `is_late`, unless the reply was over by then, in a process that has stood still

@@ -16,7 +16,7 @@ from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, RequestFailed
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.channel import Headers, SideListener
+from gateway.upstream.channel import Headers, Hearer, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import StreamReply
 from gateway.upstream.http.resumable_channel import ResumableChannel
@@ -30,7 +30,7 @@ _TAKEN: Final = 409
 
 
 @dataclass(slots=True, eq=False)
-class StandaloneStream:
+class StandaloneStream(Hearer):
     """Keeps the GET stream of one session open."""
 
     _upstream: HttpUpstream
@@ -89,9 +89,7 @@ class StandaloneStream:
         try:
             newest = self._owner.get_headers(self._headers)
             client, url = self._upstream.client, self._upstream.endpoint.url
-            reply = StreamReply(
-                self, client.limits.event_bytes, client.arriving, 0.0, self._over, unread=_UNREAD, opened=self._opened
-            )
+            reply = StreamReply(self, client.limits.event_bytes, client.arriving, 0.0, unread=_UNREAD)
             reply.pending = client.begin("GET", url, newest, b"", reply)
             self._reply = reply
         except BaseException:
@@ -139,7 +137,7 @@ class StandaloneStream:
 
     # -- the reply to a GET -------------------------------------------------------------------------------------
 
-    def _opened(self) -> None:
+    def attached(self) -> None:
         """The server answered with a stream."""
         listener = self._listener
         assert listener is not None, "nothing is heard after the end"
@@ -148,19 +146,16 @@ class StandaloneStream:
         if self._attempts > 1:
             listener.side_reopened()
 
-    def hear_call(self, data: bytes) -> bool:
+    def hear(self, data: bytes, /) -> bool:
         """Take a message; the stream goes on."""
         if self._listener is not None:
             self._listener.hear_side(data)
         return False
 
-    hear_answer = hear_call
-
-    def _over(self) -> None:
+    def over(self, reply: object, failure: Exception | None, /) -> None:
         """The stream has ended, or there was none."""
-        reply = self._reply
-        assert reply is not None, "it was not closed"
-        match reply.failure:
+        assert isinstance(reply, StreamReply)
+        match failure:
             case None if reply.is_stream:
                 self._broke()
             case None if reply.status in REDIRECTS:

@@ -16,15 +16,15 @@ from msgspec import Raw
 
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol import jsonrpc, mcp, reply_messages
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable
 from gateway.runtime.coarse_timeout import CoarseTimeout
-from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
+from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
 from gateway.upstream.http.http_errors import (
-    InitializeAnswer,
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
+    initialize_result,
     ping_id,
     read_refusal,
 )
@@ -38,6 +38,8 @@ MAX_SESSION_ID_CHARACTERS: Final = 4096
 _SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}")
 _OTHER_TRANSPORT: Final = (400, 404, 405)
 """How a server of HTTP+SSE may answer `initialize` (2025-11-25 basic/transports, Backwards Compatibility)."""
+
+_UNHEARD: Final = Hearer()
 
 
 class StreamableChannel(ResumableChannel):
@@ -64,11 +66,12 @@ class StreamableChannel(ResumableChannel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Send `initialize`, following one redirect within the origin. Also raises WrongTransport."""
-        answer = InitializeAnswer(self._endpoint, message)
-        reply = await self._beside(message, headers, answer.receive, self._client.limits.event_bytes)
+        answer = Answer(message)
+        reply = await self._beside(message, headers, answer, self._client.limits.event_bytes)
         where = self._endpoint.where
         try:
-            result = answer.result(None if reply.is_done else read_refusal(reply, self._endpoint))
+            found = answer.found if reply.is_done else read_refusal(reply, self._endpoint)
+            result = initialize_result(found, self._endpoint)
         except SessionLost as exc:
             said = f"{where} answered `initialize` with HTTP {reply.status}; check the path of upstream.url"
             raise (WrongTransport if reply.status in _OTHER_TRANSPORT else NoHandshake)(said) from exc
@@ -83,11 +86,11 @@ class StreamableChannel(ResumableChannel):
         self.can_ask = self.session_id is not None
         return result
 
-    async def _beside(self, message: bytes, headers: Headers, receive: Receive, max_bytes: int) -> ReplyReader:
+    async def _beside(self, message: bytes, headers: Headers, hearer: Hearer, max_bytes: int) -> ReplyReader:
         """POST what may run twice, beside the request in flight; return its reply once that is over."""
 
         async def send() -> ReplyReader:
-            reply = self._reader(receive, max_bytes)
+            reply = self._reader(hearer, max_bytes)
             return await reply.over(self.post(message, headers, reply, is_repeatable=True))
 
         reply = await redirected(self._endpoint, send)
@@ -95,8 +98,7 @@ class StreamableChannel(ResumableChannel):
             self.note_headers(headers)
         return reply
 
-    def _reader(self, receive: Receive, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
-        hearer = Callbacks(receive, receive)
+    def _reader(self, hearer: Hearer, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
         unread = REDIRECTS if needs_body else ()
         return ReplyReader(
             hearer, max_bytes, self._client.arriving, self.times.drain_seconds, needs_body=needs_body, unread=unread
@@ -147,7 +149,7 @@ class StreamableChannel(ResumableChannel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        reply = self._reader(lambda _: False, needs_body=False)
+        reply = self._reader(_UNHEARD, needs_body=False)
         try:
             with CoarseTimeout(self._client.answering):
                 _ = await reply.over(self.post(message, headers, reply, is_repeatable=True))
@@ -180,15 +182,10 @@ class StreamableChannel(ResumableChannel):
 
         Its answer is read, because a server whose reply stream is dropped sends it on the standalone GET stream.
         """
-        id_, endpoint = ping_id(), self._endpoint
-        message = jsonrpc.request(id_, mcp.PING, {})
-
-        def hear(data: bytes) -> bool:
-            return reply_messages.is_answer(reply_messages.opened(data), id_)
-
+        endpoint, message = self._endpoint, jsonrpc.request(ping_id(), mcp.PING, {})
         try:
             with CoarseTimeout(self._client.answering):
-                reply = await self._beside(message, headers, hear, _PING_ANSWER_BYTES)
+                reply = await self._beside(message, headers, Answer(message), _PING_ANSWER_BYTES)
         except TimeoutError as exc:
             raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
         if reply.status >= 300:
@@ -205,7 +202,7 @@ class StreamableChannel(ResumableChannel):
             standalone.stop_reporting()
         try:
             if end_session and self.session_id is not None and not self.forgotten:
-                reply, headers = self._reader(lambda _: False, needs_body=False), self._whole(self._headers)
+                reply, headers = self._reader(_UNHEARD, needs_body=False), self._whole(self._headers)
                 with suppress(TimeoutError):  # the server drops the session after its own timeout
                     async with asyncio.timeout(self._client.timeouts.cancel_seconds):
                         _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))

@@ -20,7 +20,7 @@ from gateway.sessions.pool import pool as pools
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.memory import alive
 from tests.support.replicas import later
@@ -197,9 +197,7 @@ class SilentChannel(Channel):
     async def listen(self, *_: object) -> None:
         pass
 
-    async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
-    ) -> None:
+    async def request(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> None:
         pass
 
     def adopt(self, session_id: str, version: str) -> None:
@@ -221,10 +219,8 @@ class SilentChannel(Channel):
 class AnnouncingChannel(SilentChannel):
     """A channel whose server announces a change on the stream of each request."""
 
-    async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
-    ) -> None:
-        _ = receive(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
+    async def request(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> None:
+        _ = hearer.hear(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
 
 
 class ChildChannel(SilentChannel):
@@ -238,13 +234,11 @@ class ChildChannel(SilentChannel):
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         return Raw(b'{"protocolVersion":"2025-11-25","capabilities":{"resources":{"subscribe":true}}}')
 
-    async def request(
-        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
-    ) -> None:
+    async def request(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> None:
         opened = json.loads(message)
         self.sent.append((opened["method"], opened["params"]["uri"]))
         refused = {"error": {"code": -32002, "message": "no"}} if opened["params"]["uri"] == "x:no" else {"result": {}}
-        _ = receive(json.dumps({"jsonrpc": "2.0", "id": opened["id"], **refused}).encode())
+        _ = hearer.hear(json.dumps({"jsonrpc": "2.0", "id": opened["id"], **refused}).encode())
 
 
 class Bench:

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
-from gateway.upstream.channel import NO_HEADERS, SideListener
+from gateway.upstream.channel import NO_HEADERS, Hearer, SideListener
 from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
 from tests.support.fake_child import FakeChild, FakeLauncher
 from tests.support.workbench import eventually
@@ -60,12 +60,20 @@ class Session(SideListener):
         self.losses += was_open
 
     def ask(self, id_: bytes, method: str, **params: Any) -> Awaitable[Any]:
-        def receive(line: bytes) -> bool:
-            self.heard.append(line)
-            return jsonrpc.message(line).id == Raw(id_)
-
         request = jsonrpc.request(id_, method, params)
-        return asyncio.get_running_loop().create_task(self.channel.request(request, NO_HEADERS, receive))
+        sending = self.channel.request(request, NO_HEADERS, Ear(id_, self.heard))
+        return asyncio.get_running_loop().create_task(sending)
+
+
+class Ear(Hearer):
+    """Hears the messages of one request."""
+
+    def __init__(self, id_: bytes, heard: list[bytes]) -> None:
+        self._id, self._heard = Raw(id_), heard
+
+    def hear(self, data: bytes, /) -> bool:
+        self._heard.append(data)
+        return jsonrpc.message(data).id == self._id
 
 
 class Bench:

@@ -1,4 +1,4 @@
-"""The reply to a call: first only the answer is looked for, and what else it holds is followed, or for a coroutine."""
+"""The reply to a call, from the first byte to the answer, or to what is for a coroutine."""
 
 import asyncio
 import sys
@@ -9,12 +9,12 @@ from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut, R
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
-from gateway.protocol import jsonrpc, sse
+from gateway.protocol import sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
-from gateway.upstream.channel import NO_HEADERS, Headers, Receive
+from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES
-from gateway.upstream.http.reply_reader import REFUSAL_BYTES, nothing
+from gateway.upstream.http.reply_reader import REFUSAL_BYTES
 from gateway.upstream.http.resumable_channel import CallReply
 from tests.support.fake_carrier import FakeCarrier
 
@@ -22,22 +22,20 @@ ANSWER = b'{"id":1,"result":{}}'
 OTHER = b'{"method":"ping","id":2}'
 
 
-class Reading:
-    """A reply at work in which only the answer is looked for, with what came of it."""
+class Reading(Hearer):
+    """A reply at work, with its hearer and its channel."""
 
     def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
-        self.answers: list[bytes] = []
-        self.unusual = 0
+        self.heard: list[bytes] = []
+        self.overs = 0
         self.acceptances = 0
         self.carrier = FakeCarrier()
-        self.concluded: CallReply | None = None
         self.times = DEFAULT_TIMES
         self.reply = CallReply(
             self,
             max_bytes,
             arrivals or Arrivals(1 << 20),
             drain_seconds,
-            self._become_unusual,
             channel=self,
             message=b"message",
             headers=NO_HEADERS,
@@ -45,32 +43,23 @@ class Reading:
         self.pending = self.reply.pending = PendingRequest(Origin("upstream.test", 80), self.reply)
         self.pending.carrier = self.carrier
 
-    # -- as the channel of the reply --------------------------------------------------------------------------------
+    def hear(self, data: bytes, /) -> bool:
+        self.heard.append(data)
+        if data == b"bad":
+            raise CallLost("malformed")
+        if data == b"leave":
+            self.reply.close()
+        return data == ANSWER
+
+    def over(self, reply: object, failure: Exception | None, /) -> None:
+        assert reply is self.reply
+        assert failure is self.reply.failure
+        self.overs += 1
 
     def note_headers(self, headers: Headers) -> None:
+        """As the channel of the reply."""
         assert headers is NO_HEADERS
         self.acceptances += 1
-
-    async def conclude(self, reply: CallReply, receive: Receive) -> jsonrpc.Error | None:
-        # Once the server has accepted it, the message is not kept.
-        assert reply.message == (b"" if self.acceptances else b"message")
-        assert receive(ANSWER)
-        self.concluded = reply
-        return None
-
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def hear_answer(self, data: bytes) -> bool:
-        if data != ANSWER:
-            return False
-        self.answers.append(data)
-        return True
-
-    def hear_call(self, data: bytes) -> bool:
-        raise AssertionError(data)
-
-    def _become_unusual(self) -> None:
-        self.unusual += 1
 
     @property
     def is_aborted(self) -> bool:
@@ -112,9 +101,9 @@ async def test_a_body_that_is_the_answer_is_handed_over_at_its_end() -> None:
     reading.head()
     reading.reply.on_body(ANSWER[:5])
     reading.reply.on_body(ANSWER[5:])
-    assert reading.answers == []
+    assert reading.heard == []
     reading.end()
-    assert (reading.answers, reading.unusual, reading.acceptances) == ([ANSWER], 0, 1)
+    assert (reading.heard, reading.overs, reading.acceptances) == ([ANSWER], 0, 1)
 
 
 async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_stream_is_cut() -> None:
@@ -122,7 +111,7 @@ async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_s
     for cut in range(1, len(whole)):
         reading = Reading()
         reading.stream(whole[:cut], whole[cut:])
-        assert (reading.answers, reading.unusual) == ([ANSWER], 0)
+        assert (reading.heard, reading.overs) == ([ANSWER], 0)
         assert reading.reply.resumption.cursor == "e1"
         reading.end()
         assert not reading.is_aborted
@@ -136,16 +125,15 @@ async def test_a_reply_lets_go_of_who_hears_it_with_the_answer(*, in_one_piece: 
         reading.whole(ANSWER)
     else:
         reading.stream(event(ANSWER))
-    assert (reading.answers, reading.unusual, reading.acceptances) == ([ANSWER], 0, 1)
-    assert sys.getrefcount(reading) == references - 2, "neither the hearer nor the function is kept"
+    assert (reading.heard, reading.overs, reading.acceptances) == ([ANSWER], 0, 1)
+    assert sys.getrefcount(reading) == references - 1, "the hearer is not kept"
     assert "distrust" not in reading.carrier.asked
 
 
-async def test_a_reply_in_one_piece_may_be_closed_by_who_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_in_one_piece_may_be_closed_by_who_hears_it() -> None:
     reading = Reading()
-    monkeypatch.setattr(reading, "hear_answer", lambda _: reading.reply.close() is None)
-    reading.whole(ANSWER)
-    assert reading.reply.is_done
+    reading.whole(b"leave")
+    assert (reading.reply.is_done, reading.overs) == (True, 0)
 
 
 @pytest.mark.parametrize("in_one_piece", [True, False])
@@ -157,10 +145,8 @@ async def test_a_refusal_is_for_the_coroutine_and_counts_as_not_accepted(*, in_o
         reading.head(status=404)
         reading.reply.on_body(ANSWER)
         reading.end()
-    assert (reading.answers, reading.unusual, reading.acceptances) == ([], 1, 0)
-    assert not reading.reply.follow(nothing)
-    assert await reading.reply.read(lambda _: True) is None
-    assert reading.concluded is reading.reply
+    assert (reading.heard, reading.overs, reading.acceptances) == ([], 1, 0)
+    assert reading.reply.message == b"message", "it may have to be sent again"
     assert (reading.reply.status, reading.reply.body, reading.reply.failure) == (404, ANSWER, None)
 
 
@@ -168,7 +154,7 @@ async def test_a_stream_that_ends_without_the_answer_is_for_the_coroutine() -> N
     reading = Reading()
     reading.stream(event(b"", b"e1"))
     reading.end()
-    assert (reading.unusual, reading.reply.is_stream, reading.reply.failure) == (1, True, None)
+    assert (reading.overs, reading.reply.is_stream, reading.reply.failure) == (1, True, None)
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
@@ -177,7 +163,7 @@ async def test_a_reply_that_fails_is_for_the_coroutine(content_type: bytes) -> N
     reading.head(content_type)
     reading.reply.on_body(b"data: ")
     reading.fail(failure)
-    assert (reading.unusual, reading.reply.failure) == (1, failure)
+    assert (reading.overs, reading.reply.failure) == (1, failure)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +174,9 @@ async def test_a_message_larger_than_the_limit_ends_the_reply(content_type: byte
     reading = Reading()
     reading.head(content_type, status)
     reading.reply.on_body(b"data: ".ljust(limit, b"x"))
-    assert reading.unusual == 0
+    assert reading.overs == 0
     reading.reply.on_body(b"x")
-    assert reading.unusual == 1
+    assert reading.overs == 1
     assert isinstance(reading.reply.failure, sse.EventTooLarge)
     assert reading.is_aborted
 
@@ -198,7 +184,7 @@ async def test_a_message_larger_than_the_limit_ends_the_reply(content_type: byte
 async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time() -> None:
     reading = Reading(drain_seconds=0)
     reading.stream(event(ANSWER), event(OTHER))
-    assert (reading.answers, reading.unusual) == ([ANSWER], 0)
+    assert (reading.heard, reading.overs) == ([ANSWER], 0)
     async with asyncio.timeout(5):
         while not reading.is_aborted:
             await asyncio.sleep(0)
@@ -218,113 +204,79 @@ async def test_a_large_body_waits_for_an_older_one() -> None:
     assert arrivals.used == 0
 
 
-class Following(Reading):
-    """A reply that is followed as soon as something else than the answer comes."""
-
-    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
-        super().__init__(drain_seconds, max_bytes, arrivals)
-        self.heard: list[bytes] = []
-        self.broke = 0
-
-    def _become_unusual(self) -> None:
-        self.unusual += 1
-        if not self.reply.follow(self._break):
-            self._break()
-
-    def hear_call(self, data: bytes) -> bool:
-        self.heard.append(data)
-        if data == b"bad":
-            raise CallLost("malformed")
-        if data == b"leave":
-            self.reply.close()
-        return data == ANSWER
-
-    def _break(self) -> None:
-        self.broke += 1
-
-
-async def test_a_followed_stream_hands_over_each_message_once_wherever_it_is_cut() -> None:
+async def test_a_stream_hands_over_each_message_once_wherever_it_is_cut() -> None:
     whole = event(b"", b"e1") + event(OTHER, b"e2") + event(OTHER, b"e3") + event(ANSWER, b"e4")
     for cut in range(1, len(whole)):
-        reading = Following()
+        reading = Reading()
         reading.stream(whole[:cut], whole[cut:])
-        assert (reading.heard, reading.answers, reading.unusual) == ([OTHER, OTHER, ANSWER], [], 1)
+        assert (reading.heard, reading.overs) == ([OTHER, OTHER, ANSWER], 0)
         assert reading.reply.resumption.cursor == "e4"
         reading.end()
-        assert (reading.is_aborted, reading.broke) == (False, 0)
+        assert (reading.is_aborted, reading.overs) == (False, 0)
 
 
 @pytest.mark.parametrize("in_one_piece", [True, False])
 async def test_a_body_that_is_not_the_answer_is_heard_and_is_for_the_coroutine(*, in_one_piece: bool) -> None:
-    reading = Following()
+    reading = Reading()
     if in_one_piece:
         reading.whole(OTHER)
     else:
         reading.head()
         reading.reply.on_body(OTHER)
         reading.end()
-    assert (reading.heard, reading.answers, reading.unusual, reading.broke) == ([OTHER], [], 1, 1)
+    assert (reading.heard, reading.overs) == ([OTHER], 1)
     assert "distrust" in reading.carrier.asked, "the connection may bring the response to this request to the next one"
-
-
-async def test_a_body_is_followed_before_it_is_complete() -> None:
-    reading = Following()
-    reading._become_unusual()
-    reading.head()
-    reading.reply.on_body(ANSWER)
-    reading.end()
-    assert (reading.heard, reading.answers, reading.broke) == ([ANSWER], [], 0)
 
 
 @pytest.mark.parametrize("data", [OTHER, b"not JSON", b"[" + ANSWER + b"]"])
 async def test_a_stream_has_room_for_more_than_the_limit_in_all(data: bytes) -> None:
-    reading = Following(max_bytes=100)
+    reading = Reading(max_bytes=100)
     reading.stream(b": " + b"x" * 80 + b"\n\n", event(data) * 9, event(ANSWER))
     assert reading.heard == [data] * 9 + [ANSWER]
-    assert reading.broke == 0
+    assert reading.overs == 0
 
 
 async def test_only_the_beginning_of_a_stream_may_have_a_byte_order_mark() -> None:
-    reading = Following()
+    reading = Reading()
     reading.stream(event(OTHER), sse.BOM + event(OTHER), event(ANSWER))
     assert reading.heard == [OTHER, ANSWER]
 
 
-async def test_a_followed_stream_that_ends_without_the_answer_breaks() -> None:
-    reading = Following()
+async def test_a_stream_that_ends_without_the_answer_breaks() -> None:
+    reading = Reading()
     reading.stream(b"retry: 700\n" + event(OTHER, b"e1"))
     reading.end()
-    assert (reading.broke, reading.reply.failure, reading.reply.retry_ms) == (1, None, 700)
+    assert (reading.overs, reading.reply.failure, reading.reply.retry_ms) == (1, None, 700)
     assert reading.reply.resumption.cursor == "e1"
 
 
-async def test_a_followed_stream_does_not_break_because_the_process_ends() -> None:
-    reading = Following()
+async def test_a_stream_does_not_break_because_the_process_ends() -> None:
+    reading = Reading()
     reading.stream(event(OTHER))
     reading.fail(ClientClosed(sent=True))
-    assert reading.broke == 0
+    assert reading.overs == 0
 
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_an_error_of_the_receiver_ends_what_a_stream_hands_over(*, first: bool) -> None:
-    reading = Following()
+    reading = Reading()
     with pytest.raises(CallLost):
         reading.stream(*([] if first else [event(OTHER)]), event(b"bad") + event(ANSWER))
     assert reading.heard[-1] == b"bad", "nothing is heard after it"
 
 
-async def test_a_bug_of_the_receiver_breaks_a_followed_stream_with_the_bug() -> None:
-    reading, failure = Following(), bug()
+async def test_a_bug_of_the_receiver_breaks_a_stream_with_the_bug() -> None:
+    reading, failure = Reading(), bug()
     reading.stream(event(OTHER))
     reading.fail(failure)
-    assert (reading.broke, reading.reply.failure) == (1, failure.__cause__)
+    assert (reading.overs, reading.reply.failure) == (1, failure.__cause__)
 
 
-async def test_a_followed_stream_that_is_left_hands_over_nothing_more() -> None:
-    reading = Following()
+async def test_a_stream_that_is_left_hands_over_nothing_more() -> None:
+    reading = Reading()
     reading.stream(event(b"leave") + event(OTHER))
     reading.reply.on_body(event(ANSWER))
-    assert (reading.heard, reading.broke) == ([b"leave"], 0)
+    assert (reading.heard, reading.overs) == ([b"leave"], 0)
     assert reading.is_aborted
 
 
@@ -340,7 +292,7 @@ def held_behind(arrivals: Arrivals, later: Reading) -> Reading:
 
 async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_read_with_it() -> None:
     arrivals = Arrivals(SMALL_BYTES)
-    later = Following(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
+    later = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     later.stream(event(OTHER))
     older = held_behind(arrivals, later)
     later.reply.on_body(b"\n" + event(OTHER))
@@ -357,32 +309,16 @@ async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what
     later.stream()
     older = held_behind(arrivals, later)
     later.reply.on_body(b"\n" + event(ANSWER))
-    assert later.answers == [ANSWER]
+    assert later.heard == [ANSWER]
     assert not later.pending.is_paused
     later.end()
     older.reply.close()
     assert arrivals.used == 0
 
 
-async def test_a_bug_of_who_waits_for_the_answer_is_reported_and_the_reply_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reading = Reading()
-    reading.head()
-    failure = bug()
-    with pytest.raises(ZeroDivisionError):
-        reading.fail(failure)
-    assert (reading.unusual, reading.reply.is_done) == (0, True)
-    for content_type in (b"application/json", b"text/event-stream"):
-        reading = Reading()
-        monkeypatch.setattr(reading, "hear_answer", lambda _: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            reading.whole(event(ANSWER), content_type)
-
-
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
 async def test_an_error_of_who_hears_a_reply_in_one_piece_is_for_the_coroutine(content_type: bytes) -> None:
-    reading = Following()
+    reading = Reading()
     reading.whole(event(b"bad") if b"event" in content_type else b"bad", content_type)
     assert isinstance(reading.reply.failure, CallLost)
-    assert reading.broke == 1
+    assert reading.overs == 1

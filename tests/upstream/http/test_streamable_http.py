@@ -272,12 +272,12 @@ async def test_an_adopted_session_is_listened_to_before_anything_else_and_has_no
         assert upstream.words == ["GET"]
         assert session.shaken.server_info == bytes(INFO)
         resuming = here.start(here.resume(session, credential))
-        await here.attached.wait()
+        await here.is_attached.wait()
         assert session.channel.cursor == "e1", "if it is parked now"
         await here.answer(session, credential)
         await resuming
         assert here.ear.text == "accept"
-        assert here.attachments == 1
+        assert here.is_attached.is_set()
         assert here.ear.cursors == ["e2"]
         here.pool.release(session, clean=True)
         await upstream.saw("DELETE")
@@ -296,7 +296,7 @@ async def test_a_question_and_a_result_on_the_side_stream_belong_to_the_adopted_
     upstream.on("resume", saying(end="open"))
     async with adopted(upstream) as (here, session):
         resuming = here.start(here.resume(session))
-        await here.attached.wait()
+        await here.is_attached.wait()
         upstream.side("s0").put_nowait(event({"jsonrpc": "2.0", **QUESTION}, "x1"))
         upstream.side("s0").put_nowait(event({"jsonrpc": "2.0", **RESULT}, "x2"))
         upstream.side("s0").put_nowait(None)
@@ -388,7 +388,7 @@ async def test_what_may_pass_is_tried_again_from_the_same_place(upstream: FakeUp
     async with adopted(upstream) as (here, session):
         await here.resume(session)
         assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 4)
-        assert here.attachments == 1
+        assert here.is_attached.is_set()
 
 
 @pytest.mark.parametrize("script", [refusing(409), refusing(500), refusing(200, {})], ids=["409", "500", "no stream"])
@@ -401,7 +401,7 @@ async def test_what_never_passes_loses_the_call_after_some_tries(upstream: FakeU
         assert type(caught.value) is CallLost
         assert upstream.url in caught.value.message
         assert cursors(upstream) == ["e1"] * 9
-        assert here.attachments == 1
+        assert here.is_attached.is_set()
     assert "DELETE" not in upstream.words
 
 
@@ -410,7 +410,7 @@ async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(upstrea
     async with adopted(upstream, {"resume_head_seconds": 0.01}) as (here, session):
         with pytest.raises(CallLost):
             await here.resume(session)
-        assert here.attachments == 0
+        assert not here.is_attached.is_set()
 
 
 async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_place(upstream: FakeUpstream) -> None:
@@ -446,7 +446,7 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
     upstream.on("answer", accept)
     async with adopted(upstream, {"silence_seconds": (0.01, 30.0)}) as (here, session):
         resuming = here.start(here.resume(session))
-        await here.attached.wait()
+        await here.is_attached.wait()
         answering = here.start(here.answer(session))
         await eventually(lambda: here.ear.heard)
         heard.set()
@@ -509,7 +509,7 @@ async def test_a_final_refusal_ends_it_at_once(
         if error is not Refused:
             assert "may have had effects" in caught.value.message
         assert len(upstream.of("resume")) == 1
-        assert here.attachments == 0
+        assert not here.is_attached.is_set()
         assert session.lost
         assert here.metric("mcp_gateway_sessions_lost_total") == (error is CallGone)
     assert "DELETE" not in upstream.words
@@ -564,7 +564,9 @@ async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstre
     async with adopted(upstream, {"retry_seconds": (30.0,)}) as (here, session):
         resuming = here.start(here.resume(session))
         (seen,) = await upstream.saw("resume")
-        await eventually(lambda: here.attachments if reads else here.connections == 1, "the side stream is left")
+        await eventually(
+            lambda: here.is_attached.is_set() if reads else here.connections == 1, "the side stream is left"
+        )
         resuming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await resuming

@@ -10,12 +10,12 @@ from msgspec import Raw
 from gateway import __version__, world
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
-from gateway.protocol import jsonrpc, mcp, reply_messages, tool_list
+from gateway.protocol import jsonrpc, mcp, tool_list
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused, Unreachable, clean
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
-from gateway.upstream.channel import Channel, SideListener
+from gateway.upstream.channel import Answer, Channel, SideListener
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
@@ -153,20 +153,11 @@ async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
 
 async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
     """Return the result of one request; None for an error or a timeout."""
-    results: list[Raw] = []
-    asked = new_id()
-
-    def receive(data: bytes) -> bool:
-        said = jsonrpc.message(data)
-        if not reply_messages.is_answer(said, asked):
-            return False
-        if isinstance(said.result, Raw):
-            results.append(said.result)
-        return True
-
+    message = jsonrpc.request(new_id(), method, params)
+    answer = Answer(message)
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
-            _ = await channel.request(jsonrpc.request(asked, method, params), exam.subject.headers, receive)
+            _ = await channel.request(message, exam.subject.headers, answer)
     except (GatewayError, ValueError, TimeoutError):
         return None
-    return results[0] if results else None
+    return answer.found if isinstance(answer.found, Raw) else None
