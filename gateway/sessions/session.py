@@ -267,7 +267,7 @@ class Session(SideListener, Hearer):
         reply, call.reply = call.reply, None
         if reply is not None and not call.left:
             call.message = reply.message
-            await self._read(call, reply.conclude(self))
+            await self._read(call, self.channel.conclude(self))
         elif self.in_flight is call:  # its answer is not wanted any more
             self._settle()
 
@@ -496,7 +496,7 @@ class Session(SideListener, Hearer):
             self.shared.asked_aside = True
         else:
             self.shared.asked_in_call = True
-        if not aside and self.channel.taken:
+        if not aside and (call.reply is not None or self.channel.taken):
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.
             self._prove(call.headers)

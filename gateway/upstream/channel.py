@@ -5,8 +5,8 @@ implement it; only streamable HTTP can `resume`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from msgspec import Raw
 
@@ -75,9 +75,6 @@ class BegunReply(Protocol):
     message: bytes
     """The request, as long as it may have to be sent again; else empty."""
 
-    def conclude(self, hearer: Hearer) -> Coroutine[Any, Any, Error | Raw | None]:
-        """Decide what becomes of the request, once the reply is over without the answer; as `Channel.request` does."""
-
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
 
@@ -137,9 +134,13 @@ class Channel(ABC):
     def begin(self, message: bytes, headers: Headers, hearer: Hearer) -> BegunReply | None:  # noqa: ARG002  (for the transports)
         """Send a request for whose reply no coroutine waits; None if this transport cannot.
 
-        `hearer` is told if the reply is over without the answer: then a coroutine has to `conclude` it.
+        `hearer` is told if the reply is over without the answer: then a coroutine has to `conclude` the request.
         """
         return None
+
+    async def conclude(self, hearer: Hearer) -> Error | Raw | None:
+        """Decide what becomes of the request that was begun last, as `request` does."""
+        raise NotImplementedError
 
     @abstractmethod
     async def request(

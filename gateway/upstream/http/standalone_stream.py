@@ -17,9 +17,8 @@ from gateway.http_client.errors import ClientClosed, RequestFailed
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.channel import Headers, Hearer, SideListener
-from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.reply_reader import StreamReply
-from gateway.upstream.http.resumable_channel import ResumableChannel
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
@@ -33,8 +32,7 @@ _TAKEN: Final = 409
 class StandaloneStream(Hearer):
     """Keeps the GET stream of one session open."""
 
-    _upstream: HttpUpstream
-    _owner: ResumableChannel
+    _session: HttpSession
     is_open: bool = False
     """Whether there is a stream, perhaps between its end and the next GET, or may be: no answer came in time."""
     _headers: Headers = field(init=False)
@@ -59,8 +57,8 @@ class StandaloneStream(Hearer):
         self._headers, self._listener = headers, listener
         loop = asyncio.get_running_loop()
         head = self._head = loop.create_future()
-        self._upstream.tasks.guard(self._get, "side stream")()
-        timer = loop.call_later(self._upstream.times.side_head_seconds, self._wait_no_more)
+        self._session.upstream.tasks.guard(self._get, "side stream")()
+        timer = loop.call_later(self._session.upstream.times.side_head_seconds, self._wait_no_more)
         try:
             await head
         finally:
@@ -87,10 +85,9 @@ class StandaloneStream(Hearer):
         self._attempts += 1
         self._began = world.monotonic()
         try:
-            newest = self._owner.get_headers(self._headers)
-            client, url = self._upstream.client, self._upstream.endpoint.url
+            client = self._session.upstream.client
             reply = StreamReply(self, client.limits.event_bytes, client.arriving, 0.0, unread=_UNREAD)
-            reply.pending = client.begin("GET", url, newest, b"", reply)
+            reply.pending = self._session.get(self._headers, reply)
             self._reply = reply
         except BaseException:
             self._end()
@@ -104,9 +101,9 @@ class StandaloneStream(Hearer):
         self._let_go()
         lasted = not is_refused and world.monotonic() - self._began > _STABLE_SECONDS
         self._failures = 0 if lasted else self._failures + 1
-        pauses = self._upstream.times.reopen_seconds
+        pauses = self._session.upstream.times.reopen_seconds
         if self._failures < len(pauses):
-            get = self._upstream.tasks.guard(self._get, "side stream")
+            get = self._session.upstream.tasks.guard(self._get, "side stream")
             self._timer = asyncio.get_running_loop().call_later(pauses[self._failures], get)
         else:
             self._end()
@@ -162,7 +159,7 @@ class StandaloneStream(Hearer):
                 assert reply.head is not None, "it has a status"
                 try:
                     # A process that did not open the session does not know the redirect yet.
-                    self._upstream.endpoint.follow(reply.head.text(b"location"))
+                    self._session.upstream.endpoint.follow(reply.head.text(b"location"))
                 except UpstreamError:
                     self._note_head()
                     self._broke()
@@ -172,7 +169,7 @@ class StandaloneStream(Hearer):
                 self._broke(is_refused=True)
             case None:
                 if reply.status == _UNKNOWN and self._was_open:
-                    self._owner.forget()
+                    self._session.is_forgotten = True
                 self._end()  # the server does without this stream
             case ClientClosed():
                 self._is_closing = True  # the whole process ends

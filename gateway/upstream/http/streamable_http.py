@@ -17,22 +17,29 @@ from msgspec import Raw
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable
+from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable
 from gateway.runtime.coarse_timeout import CoarseTimeout
-from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
+from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
+from gateway.upstream.http.call_reply import CallReply, ResumedReply
 from gateway.upstream.http.http_errors import (
+    StreamCut,
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
     initialize_result,
+    is_local,
     ping_id,
     read_refusal,
+    stream_cut,
 )
+from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
-from gateway.upstream.http.resumable_channel import ResumableChannel, fixed_headers
+from gateway.upstream.http.resumption import Resumption, asked_seconds
 from gateway.upstream.http.standalone_stream import StandaloneStream
 
+_MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
+"""Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
 _PING_ANSWER_BYTES: Final = 65_536
 MAX_SESSION_ID_CHARACTERS: Final = 4096
 _SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}")
@@ -42,20 +49,44 @@ _OTHER_TRANSPORT: Final = (400, 404, 405)
 _UNHEARD: Final = Hearer()
 
 
-class StreamableChannel(ResumableChannel):
+class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
     answers_apart = True
 
-    __slots__ = ("_is_ready", "_standalone", "can_ask")
+    __slots__ = ("_client", "_endpoint", "_is_ready", "_request", "_session", "_standalone", "_times", "can_ask")
 
     def __init__(self, upstream: HttpUpstream) -> None:
-        super().__init__(upstream)
+        self._client, self._endpoint, _, self._times = upstream
         self.can_ask = True
+        self._session = HttpSession(upstream)
+        self._request: CallReply | None = None
+        """The newest request."""
         self._standalone: StandaloneStream | None = None
         """Made if the session listens."""
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
+
+    @property
+    def session_id(self) -> str | None:  # type: ignore[override]  # read-only
+        """The id that the server gave the session."""
+        return self._session.id
+
+    @property
+    def forgotten(self) -> bool:  # type: ignore[override]  # read-only
+        """Whether the server was proved to have forgotten the session."""
+        return self._session.is_forgotten
+
+    @property
+    def taken(self) -> bool:  # type: ignore[override]  # read-only
+        """Whether the server accepted the newest request, with the credential that was sent with it."""
+        return self._request is not None and self._request.is_taken
+
+    @property
+    def cursor(self) -> str | None:
+        """The last event id on the stream of the newest request."""
+        place = None if self._request is None else self._request.place
+        return None if place is None else place.cursor
 
     @property
     def hears_side(self) -> bool:
@@ -81,7 +112,7 @@ class StreamableChannel(ResumableChannel):
             if reply.status not in _OTHER_TRANSPORT:
                 raise
             raise WrongTransport(exc.message.partition("; the call")[0]) from exc
-        self._identify(self._given_id(reply), "")
+        self._session.identify(self._given_id(reply))
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
         return result
@@ -91,17 +122,17 @@ class StreamableChannel(ResumableChannel):
 
         async def send() -> ReplyReader:
             reply = self._reader(hearer, max_bytes)
-            return await reply.over(self.post(message, headers, reply, is_repeatable=True))
+            return await reply.over(self._session.post(message, headers, reply, is_repeatable=True))
 
         reply = await redirected(self._endpoint, send)
         if 0 < reply.status < 300:
-            self.note_headers(headers)
+            self._session.newest = headers
         return reply
 
     def _reader(self, hearer: Hearer, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
         unread = REDIRECTS if needs_body else ()
         return ReplyReader(
-            hearer, max_bytes, self._client.arriving, self.times.drain_seconds, needs_body=needs_body, unread=unread
+            hearer, max_bytes, self._client.arriving, self._times.drain_seconds, needs_body=needs_body, unread=unread
         )
 
     def _given_id(self, reply: ReplyReader) -> str | None:
@@ -136,14 +167,163 @@ class StreamableChannel(ResumableChannel):
     def adopt(self, session_id: str, version: str) -> None:
         """Use a session that another process opened."""
         self._is_ready = True
-        self._identify(session_id, version)
+        self._session.identify(session_id)
+        self._session.negotiate(version)
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the standalone GET stream and keep it open until `close`."""
-        self._fixed = fixed_headers(version)
-        if self._session_line:
-            self._standalone = StandaloneStream(self._upstream, self)
+        self._session.negotiate(version)
+        if self.session_id is not None:
+            self._standalone = StandaloneStream(self._session)
             await self._standalone.open(headers, listener)
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def begin(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> CallReply:
+        """POST a request for whose reply no coroutine waits."""
+        client = self._client
+        self._request = reply = CallReply(
+            hearer,
+            client.limits.event_bytes,
+            client.arriving,
+            self._times.drain_seconds,
+            session=self._session,
+            message=message,
+            headers=headers,
+        )
+        pending = reply.pending = self._session.post(message, headers, reply, is_repeatable=is_repeatable)
+        pending.hear_whole = reply.on_whole
+        return reply
+
+    async def request(
+        self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
+    ) -> jsonrpc.Error | Raw | None:
+        """POST a request and read its reply until it is answered; resume it if the server supports that."""
+        reply = self.begin(message, headers, hearer, is_repeatable=is_repeatable)
+        message = b""  # a call that waits should not keep it
+        return await self._conclude(await reply.over(reply.pending), hearer)
+
+    async def conclude(self, hearer: Hearer) -> jsonrpc.Error | Raw | None:
+        """See `Channel.conclude`."""
+        assert self._request is not None, "it was begun"
+        return await self._conclude(self._request, hearer)
+
+    async def _conclude(self, reply: CallReply, hearer: Hearer) -> jsonrpc.Error | Raw | None:
+        """Decide what becomes of a request whose reply is over; see `Channel.request`."""
+        if reply.is_done:
+            return None
+        try:
+            return read_refusal(reply, self._endpoint, reply.message)
+        except SuspectedSessionLoss as exc:
+            self._session.is_forgotten = await exc.is_confirmed(self.ping(reply.headers))
+            return exc.conclude(is_gone=self._session.is_forgotten)
+        except StreamCut as exc:
+            cut = exc
+        finally:
+            reply.message, reply.parts = b"", None  # the session keeps its newest request for as long as it is idle
+        place = reply.place
+        if place is None or place.cursor is None:  # only an event id shows that the server stores events
+            raise cut
+        place.start(place.cursor)
+        await asyncio.sleep(asked_seconds(cut.retry_ms))
+        try:
+            await self._resume(reply, hearer)
+        except Refused as exc:
+            # The server did accept the call, so this must not read as if it had not.
+            raise CallLost(
+                f"{exc.message} when the call's stream was picked up again; the call may have had effects"
+            ) from exc
+        return None
+
+    # -- broken streams -----------------------------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """See `Channel.give_up`."""
+        if self._request is not None:
+            self._request.resumption.give_up()
+
+    async def resume(self, cursor: str, headers: Headers, hearer: Hearer, *, is_shared: bool) -> None:
+        """Resume a request that another process sent."""
+        client = self._client
+        request = self._request = CallReply(
+            hearer,
+            client.limits.event_bytes,
+            client.arriving,
+            0.0,
+            session=self._session,
+            message=b"",
+            headers=headers,
+        )
+        request.place = Resumption(self._times, cursor)
+        request.place.start(cursor, counts_local=is_shared)
+        await self._resume(request, hearer)
+
+    async def _resume(self, request: CallReply, hearer: Hearer) -> None:
+        """GET the stream from one place, again and again, until the request is answered."""
+        while (pause_seconds := await self._read_again(request, hearer)) is not None:
+            await asyncio.sleep(pause_seconds)
+
+    async def _read_again(self, request: CallReply, hearer: Hearer) -> float | None:
+        """GET the stream once; return the pause before the next attempt, or None if the request is answered."""
+        client, resumption, newest = self._client, request.resumption, self._session.newest or request.headers
+        reply = ResumedReply(
+            hearer,
+            client.limits.event_bytes,
+            client.arriving,
+            0.0,  # a resumed stream stays open after the answer
+            unread=_MAY_PASS,
+            request=request,
+            newest=newest,
+        )
+        try:
+            async with asyncio.timeout(self._times.resume_head_seconds) as deadline:
+                reply.deadline = deadline
+                _ = await reply.over(self._session.get(request.headers, reply, last_event_id=resumption.place))
+        except TimeoutError:
+            pass  # `is_late`, unless the reply was over by then, in a process that has stood still
+        finally:
+            request.silence = None
+        if not reply.is_stream:
+            why, is_here = f"{self._endpoint.where} broke the connection (TimeoutError)", False
+            if not reply.is_late:
+                why, is_here = await self._refused_resume(reply, newest)
+            pause_seconds = resumption.failed(is_local=is_here)
+            if pause_seconds is None:
+                cause = f"{why.partition(';')[0]} when a running call was to be picked up"
+                raise CallLost(f"{cause}; the call may have had effects") from reply.failure
+            return pause_seconds
+        if reply.is_late:
+            resumption.silent()
+            return 0.0
+        if reply.is_done:
+            return None
+        cut = stream_cut(reply, self._endpoint.where)
+        pause_seconds = resumption.cut(cut.retry_ms)
+        if pause_seconds is None:
+            raise cut
+        return pause_seconds
+
+    async def _refused_resume(self, reply: ReplyReader, headers: Headers) -> tuple[str, bool]:
+        """Return why the stream cannot be resumed now, and whether that says nothing of the server, but of this host.
+
+        Raises Refused if the credential is not accepted.
+        """
+        status, where = reply.status, self._endpoint.where
+        if isinstance(reply.failure, RequestFailed):
+            return reply.failure.mapped(where).message, is_local(reply.failure)
+        if status < 300 or status in _MAY_PASS:
+            return f"{where} answered HTTP {status} to GET with Last-Event-ID", False
+        try:
+            _ = read_refusal(reply, self._endpoint)
+        except SuspectedSessionLoss as exc:
+            if await exc.is_confirmed(self.ping(headers), of_get=True):
+                raise CallGone(
+                    f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
+                    "restarted; the call may have had effects: check them before calling again"
+                ) from exc
+        except CallLost:
+            pass
+        raise CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -152,11 +332,11 @@ class StreamableChannel(ResumableChannel):
         reply = self._reader(_UNHEARD, needs_body=False)
         try:
             with CoarseTimeout(self._client.answering):
-                _ = await reply.over(self.post(message, headers, reply, is_repeatable=True))
+                _ = await reply.over(self._session.post(message, headers, reply, is_repeatable=True))
                 if not reply.is_done:
                     raise await self._refused(reply, headers)
                 self._is_ready = True
-                self.note_headers(headers)
+                self._session.newest = headers
                 if self._request is not None and self._request.place is not None:
                     self._request.place.answered()
                     self._request.restart_silence()
@@ -202,7 +382,7 @@ class StreamableChannel(ResumableChannel):
             standalone.stop_reporting()
         try:
             if end_session and self.session_id is not None and not self.forgotten:
-                reply, headers = self._reader(_UNHEARD, needs_body=False), self._whole(self._headers)
+                reply, headers = self._reader(_UNHEARD, needs_body=False), self._session.headers(self._session.newest)
                 with suppress(TimeoutError):  # the server drops the session after its own timeout
                     async with asyncio.timeout(self._client.timeouts.cancel_seconds):
                         _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))

@@ -53,7 +53,7 @@ class AutoDetectChannel(StreamableChannel):
                 raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from second
 
     async def _open_over(self, message: bytes, headers: Headers, *, speaks_sse: bool) -> tuple[Channel, Raw]:
-        channel = HttpSseChannel(self._upstream) if speaks_sse else self
+        channel = HttpSseChannel(self._session.upstream) if speaks_sse else self
         try:
             result = await channel.initialize(message, headers)
         except BaseException:

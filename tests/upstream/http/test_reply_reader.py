@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,12 +13,14 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
-from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
-from gateway.upstream.http.http_upstream import DEFAULT_TIMES
+from gateway.upstream.channel import Headers, Hearer
+from gateway.upstream.http.call_reply import CallReply
+from gateway.upstream.http.http_session import HttpSession
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES
-from gateway.upstream.http.resumable_channel import CallReply
 from tests.support.fake_carrier import FakeCarrier
 
+HEADERS: Headers = {"A": "b"}
 ANSWER = b'{"id":1,"result":{}}'
 OTHER = b'{"method":"ping","id":2}'
 
@@ -28,17 +31,16 @@ class Reading(Hearer):
     def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
         self.heard: list[bytes] = []
         self.overs = 0
-        self.acceptances = 0
         self.carrier = FakeCarrier()
-        self.times = DEFAULT_TIMES
+        self.session = HttpSession(HttpUpstream(Mock(), Mock(), Mock()))
         self.reply = CallReply(
             self,
             max_bytes,
             arrivals or Arrivals(1 << 20),
             drain_seconds,
-            channel=self,
+            session=self.session,
             message=b"message",
-            headers=NO_HEADERS,
+            headers=HEADERS,
         )
         self.pending = self.reply.pending = PendingRequest(Origin("upstream.test", 80), self.reply)
         self.pending.carrier = self.carrier
@@ -56,10 +58,9 @@ class Reading(Hearer):
         assert failure is self.reply.failure
         self.overs += 1
 
-    def note_headers(self, headers: Headers) -> None:
-        """As the channel of the reply."""
-        assert headers is NO_HEADERS
-        self.acceptances += 1
+    @property
+    def is_accepted(self) -> bool:
+        return self.session.newest is HEADERS
 
     @property
     def is_aborted(self) -> bool:
@@ -103,7 +104,7 @@ async def test_a_body_that_is_the_answer_is_handed_over_at_its_end() -> None:
     reading.reply.on_body(ANSWER[5:])
     assert reading.heard == []
     reading.end()
-    assert (reading.heard, reading.overs, reading.acceptances) == ([ANSWER], 0, 1)
+    assert (reading.heard, reading.overs, reading.is_accepted) == ([ANSWER], 0, True)
 
 
 async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_stream_is_cut() -> None:
@@ -125,7 +126,7 @@ async def test_a_reply_lets_go_of_who_hears_it_with_the_answer(*, in_one_piece: 
         reading.whole(ANSWER)
     else:
         reading.stream(event(ANSWER))
-    assert (reading.heard, reading.overs, reading.acceptances) == ([ANSWER], 0, 1)
+    assert (reading.heard, reading.overs, reading.is_accepted) == ([ANSWER], 0, True)
     assert sys.getrefcount(reading) == references - 1, "the hearer is not kept"
     assert "distrust" not in reading.carrier.asked
 
@@ -145,7 +146,7 @@ async def test_a_refusal_is_for_the_coroutine_and_counts_as_not_accepted(*, in_o
         reading.head(status=404)
         reading.reply.on_body(ANSWER)
         reading.end()
-    assert (reading.heard, reading.overs, reading.acceptances) == ([], 1, 0)
+    assert (reading.heard, reading.overs, reading.is_accepted) == ([], 1, False)
     assert reading.reply.message == b"message", "it may have to be sent again"
     assert (reading.reply.status, reading.reply.body, reading.reply.failure) == (404, ANSWER, None)
 

@@ -14,7 +14,8 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.channel import Headers, SideListener
+from gateway.upstream.channel import SideListener
+from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, HttpUpstream
 from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.http.streamable_http import StreamableChannel
@@ -37,12 +38,10 @@ class Listening(SideListener):
         self.client = Client(InForce(Bounds(Limits(event_bytes=100), Timeouts())), self.calls)
         times = structs.replace(SHORT, side_head_seconds=head_seconds, reopen_seconds=reopen_seconds)
         self.upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
-        self.stream = StandaloneStream(self.upstream, self)
+        self.stream = StandaloneStream(HttpSession(self.upstream))
+        self.headers = {"A": "b"}
         self.words: list[str] = []
         self.receive: Callable[[bytes], None] = lambda data: self.words.append(data.decode())
-
-    def get_headers(self, headers: Headers) -> dict[str, str]:
-        return dict(headers)
 
     def hear_side(self, data: bytes) -> None:
         self.receive(data)
@@ -54,7 +53,7 @@ class Listening(SideListener):
         self.words.append("lost" if was_open else "none")
 
     async def open(self) -> None:
-        await self.stream.open({"A": "b"}, self)
+        await self.stream.open(self.headers, self)
 
     async def ended(self) -> list[str]:
         await eventually(lambda: not {"lost", "none"}.isdisjoint(self.words), "the stream has ended for good")
@@ -285,9 +284,9 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         it.client.close()
 
 
-async def test_a_stream_whose_headers_cannot_be_sent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_whose_headers_cannot_be_sent_ends() -> None:
     it = Listening("http://127.0.0.1:9/mcp", (0.0,), SHORT.side_head_seconds)
-    monkeypatch.setattr(it, "get_headers", lambda _: {"A": "b\r\nc"})
+    it.headers = {"A": "b\r\nc"}
     await it.open()
     assert (await it.ended(), it.stream.is_open) == (["none"], False)
     assert it.tasks.failures == 1
