@@ -78,7 +78,7 @@ class SessionTable:
         session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
         self._sessions[id_] = session
         self._count(session, 1)
-        self._alarm.set(_due(session, session.used))
+        self._alarm.set(_end_of(session, session.used)[0])
         return session
 
     def _count(self, session: FrontSession, change: int) -> None:
@@ -94,18 +94,15 @@ class SessionTable:
         self._count(session, -1)
 
     def _sweep(self, now: float) -> float | None:
-        """End the sessions whose clients have sent nothing, and listened to nothing, for a while.
-
-        A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
-        """
+        """End the sessions whose time is over."""
+        dues = []
         for session in tuple(self._sessions.values()):
-            config = session.live.config
-            is_in_use = session.readers and not session.is_unproven
-            if not is_in_use and now - session.used >= config.sessions.client_idle_seconds:
-                session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
-            elif session.awaits_initialize and now - session.began >= config.limits.receive_seconds:
-                session.end(InvalidRequest("`initialize` did not arrive within limits.receive_seconds"))
-        return min((_due(session, now) for session in self._sessions.values()), default=None)
+            due, why = _end_of(session, now)
+            if now >= due:
+                session.end(InvalidRequest(why))
+            else:
+                dues.append(due)
+        return min(dues, default=None)
 
     def keep_only(self, paths: Iterable[str], error: GatewayError) -> None:
         """End the sessions of all other paths, which a reload has removed."""
@@ -120,9 +117,15 @@ class SessionTable:
         self._alarm.stop()
 
 
-def _due(session: FrontSession, now: float) -> float:
-    """When a session may have to end, as far as is known now."""
-    config = session.live.config
+def _end_of(session: FrontSession, now: float) -> tuple[float, str]:
+    """When a session has to end, as far as is known now, and why.
+
+    A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
+    """
+    config, is_in_use = session.live.config, session.readers and not session.is_unproven
+    idle_since = now if is_in_use else session.used
+    end = idle_since + config.sessions.client_idle_seconds, "The session was idle for sessions.client_idle_seconds"
     if session.awaits_initialize:
-        return session.began + min(config.limits.receive_seconds, config.sessions.client_idle_seconds)
-    return (now if session.readers else session.used) + config.sessions.client_idle_seconds
+        why = "`initialize` did not arrive within limits.receive_seconds"
+        end = min(end, (session.began + config.limits.receive_seconds, why))
+    return end
