@@ -12,7 +12,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
-from gateway.mirror.translation import initialize_result, modern_request
+from gateway.mirror.translation import initialize_result
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, UpstreamError
 from gateway.protocol.header_mismatch import encode_value
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 30.0
 """How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
+_NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
+_OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
 _ACCEPT: Final = "application/json, text/event-stream"
 
 
@@ -58,9 +60,20 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
         log_level: str | None = None,
         added: Mapping[str, bytes | Raw] | None = None,
     ) -> Self:
-        """A request with an id of its own; raises ValueError as `modern_request`."""
+        """The modern form of a legacy request, with an id of its own; `added` are further params.
+
+        Raises ValueError for a `_meta` that is no object.
+        """
+        meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+        metas: dict[str, bytes | Raw] = {key: raw for key, raw in meta.items() if key not in _OWN_META}
+        metas[mcp.META_VERSION] = jsonrpc.encode(mcp.MODERN)
+        metas[mcp.META_CLIENT_INFO], metas[mcp.META_CAPABILITIES] = profile.info, profile.capabilities
+        if log_level is not None:
+            metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
+        parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
+        parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
         id_ = new_id()
-        body = modern_request(id_, method, params, profile, log_level=log_level, added=added)
+        body = jsonrpc.request(id_, method, jsonrpc.merge(parts.items()))
         return cls(id_, body, method, target, headers, param_headers)
 
     @property

@@ -1,10 +1,10 @@
-"""Translates legacy requests to modern ones, with modern results or errors back; pure.
+"""Translates modern results, errors and notifications to legacy ones; pure.
 
 Sources: specification 2026-07-28 basic/index, basic/versioning, server/discover; 2025-11-25 basic/lifecycle,
 server/resources (Error Handling), server/tools (Output Schema).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Raw
@@ -14,35 +14,12 @@ from gateway.exchange.results import internal_error
 from gateway.mirror.client_requests import Profile
 from gateway.protocol import jsonrpc, mcp
 
-_NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
-_OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
 _NOT_LEGACY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 _NOT_LEGACY_META: Final = frozenset({mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION})
 _SERVER_KEYS: Final = ("completions", "experimental", "extensions", "logging", "prompts", "resources", "tools")
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _NOT_LEGACY_CODES: Final = (mcp.MISSING_CAPABILITY, mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
 """The errors on which a legacy client cannot act: two are about what the gateway added to the request."""
-
-
-def modern_request(  # noqa: PLR0913  (what one request consists of)
-    id_: bytes,
-    method: str,
-    params: jsonrpc.Fields,
-    profile: Profile,
-    *,
-    log_level: str | None = None,
-    added: Mapping[str, bytes | Raw] | None = None,
-) -> bytes:
-    """The modern form of a request; `added` are further params. Raises ValueError for a `_meta` that is no object."""
-    meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
-    metas: dict[str, bytes | Raw] = {key: raw for key, raw in meta.items() if key not in _OWN_META}
-    metas[mcp.META_VERSION] = jsonrpc.encode(mcp.MODERN)
-    metas[mcp.META_CLIENT_INFO], metas[mcp.META_CAPABILITIES] = profile.info, profile.capabilities
-    if log_level is not None:
-        metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
-    parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
-    parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
-    return jsonrpc.request(id_, method, Raw(jsonrpc.merge(parts.items())))
 
 
 def initialize_result(discovered: Raw, profile: Profile) -> bytes:

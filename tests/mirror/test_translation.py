@@ -9,6 +9,7 @@ from msgspec import UNSET, Raw
 from gateway.exchange import events as on
 from gateway.mirror import translation
 from gateway.mirror.client_requests import Profile
+from gateway.mirror.server_client import ModernRequest
 from gateway.protocol import jsonrpc, mcp
 
 PROFILE = Profile("2025-11-25", b'{"name":"c","version":"1"}', b'{"roots":{}}')
@@ -25,10 +26,10 @@ def raw(value: Any) -> Raw:
 
 def test_a_request_tells_who_asks_each_time() -> None:
     params = {"name": raw("t"), "task": raw({}), "_meta": raw({"progressToken": 1, "x/y": 2, mcp.META_VERSION: "9"})}
-    sent = json.loads(translation.modern_request(b"4", "tools/call", params, PROFILE, log_level="info"))
-    assert sent == {
+    sent = ModernRequest.new("tools/call", params, PROFILE, {}, log_level="info")
+    assert json.loads(sent.body) == {
         "jsonrpc": "2.0",
-        "id": 4,
+        "id": json.loads(sent.id),
         "method": "tools/call",
         "params": {"name": "t", "_meta": {"progressToken": 1, "x/y": 2, **META, mcp.META_LOG_LEVEL: "info"}},
     }
