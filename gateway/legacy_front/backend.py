@@ -4,7 +4,8 @@ A front decodes what the client sends, and hands it to a backend. The backend se
 client. There is one of each per client session, and the first message of every session is `initialize`.
 
 Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. One that the client has
-cancelled may be passed to `forget` instead. Rule 2: after `close` or `ended`, the other one hears nothing more.
+cancelled may be passed to `forget` instead. Rule 2: after `ended`, a backend hears nothing more; what it says after
+`close` is dropped.
 """
 
 from collections.abc import Callable

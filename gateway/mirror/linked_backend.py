@@ -49,7 +49,7 @@ class MirrorBackend:
         """Once the client has its answer to `initialize`."""
         self._is_greeted = False
         """Whether the client has sent an `initialize` that was not refused."""
-        self.is_closed = False
+        self._is_closed = False
 
     def receive(self, message: ClientMessage) -> None:
         """See `Backend`."""
@@ -71,7 +71,7 @@ class MirrorBackend:
 
     async def close(self) -> None:
         """See `Backend`."""
-        self.is_closed = True
+        self._is_closed = True
         for call in list(self._calls.values()):
             call.cancel()
         if self._changes is not None:
@@ -103,16 +103,14 @@ class MirrorBackend:
 
     async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
         """Answer a request with the result of some work, which may be empty."""
-        if self.is_closed:  # before this task began
+        if self._is_closed:  # before this task began
             work.close()
             return
         try:
             result = await work
         except GatewayError as exc:
-            if not self.is_closed:
-                self.link.refuse(id_, exc)
-            return
-        if not self.is_closed:
+            self.link.refuse(id_, exc)
+        else:
             self.link.send(jsonrpc.result(id_, result or b"{}"), id_)
 
     def _greeting(self, message: ClientMessage) -> Coroutine[None, None, bytes]:
@@ -133,8 +131,7 @@ class MirrorBackend:
         return result
 
     def _tell(self, message: bytes) -> None:
-        if not self.is_closed:
-            self.link.send(message, None)
+        self.link.send(message, None)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -167,8 +164,6 @@ class _LinkedCall(MirroredCall, Leg):
         self._backend.link.send(message, bytes(self.id))
 
     def finish(self, final: FinalMessage) -> None:
-        if self._backend.is_closed:
-            return
         link, id_ = self._backend.link, bytes(self.id)
         if final.cause is not None:
             link.refuse(id_, final.cause)
