@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from gateway import world
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
 from gateway.exchange import events as on
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, Exchange
@@ -49,6 +50,23 @@ class ClientCall(msgspec.Struct, eq=False):
     """The headers that go upstream."""
     body_bytes: int = 0
     """The size of the client's request, of which `request` is a view; of its params, which a held call keeps."""
+    request_id: str | None = None
+    """The id of the newest leg's HTTP request, for the log."""
+    span: Span | None = None
+    """The span of the newest leg, if it is traced."""
+
+    def queue(self) -> ResponseQueue:
+        """Return a queue for the messages of an exchange to the client."""
+        said = self.request.said
+        token = said.progress_token
+        return ResponseQueue(
+            self.request.id.copy(),  # a copy, since the leg may outlive the body
+            self.live.deadlines.silence,
+            self.request_id or "",
+            self.span,
+            progress_token=token and token.copy(),
+            log_level=said.log_level,
+        )
 
     def weigh(self, *, is_continued: bool = False) -> Weight:
         """Weigh the call: as it came, and as it goes upstream. Raises Busy, unless it `is_continued`."""
@@ -104,10 +122,6 @@ class Context(ClientCall, eq=False, kw_only=True):
     exchange: Exchange
     exchange_id: str = ""
     """Drawn when the exchange is first parked; most exchanges never are."""
-    request_id: str | None = None
-    """The id of the newest leg's HTTP request, for the log."""
-    span: Span | None = None
-    """The span of the newest leg, if it is traced."""
     was_repeatable: bool = False
     """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
     server_info: bytes | None = None

@@ -8,9 +8,8 @@ beginning (decision 61).
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -31,24 +30,11 @@ from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, bodies
 
 
-class Direct(Protocol):
-    """Who waits for a call without a coroutine."""
-
-    def answered(self, body: bytes, ending: Ending) -> bool:
-        """Reply with the result; returns False if a coroutine has to."""
-
-    def hand_over(self) -> None:
-        """Have a coroutine wait for `waiter`."""
-
-
 class PlainCall(msgspec.Struct, eq=False):
-    """One call in flight; the listener of its session."""
+    """One call in flight; the listener of its session. A coroutine waits for it, or what a subclass does."""
 
-    _asked: ClientCall
+    asked: ClientCall
     _lot: Lot[Driver]
-    _new_queue: Callable[[], ResponseQueue]
-    _direct: Direct | None = None
-    """Who waits for the call; if nobody does, a coroutine waits for `waiter`."""
     request_id: str = ""
     final: tuple[bytes, Ending] | None = None
     """The response, once it is here."""
@@ -56,8 +42,7 @@ class PlainCall(msgspec.Struct, eq=False):
     """The exchange that has taken the call over."""
     queue: ResponseQueue = cast("ResponseQueue", None)
     """The queue of that exchange for the client."""
-    waiter: asyncio.Future[None] = cast("asyncio.Future[None]", None)
-    """Done when `final` is set, or the queue of the exchange has something for the client."""
+    _waiter: asyncio.Future[None] | None = None
     _call: Call = cast("Call", None)
     _session: Session = cast("Session", None)
     _size: int = 0
@@ -69,7 +54,7 @@ class PlainCall(msgspec.Struct, eq=False):
         It does if no session is idle, something has to be set on the session, the transport is not Streamable HTTP,
         or the call is traced. Raises Busy if the call is too heavy.
         """
-        asked, live, request = self._asked, self._asked.live, self._asked.request
+        asked, live, request = self.asked, self.asked.live, self.asked.request
         if request.said.log_level is not None or live.process.traces is not None or bodies.on:
             return False
         pool = live.upstream.pool
@@ -90,12 +75,15 @@ class PlainCall(msgspec.Struct, eq=False):
         if not is_begun:
             return False
         self._session = session
-        if self._direct is None:
-            self.waiter = asyncio.Future()
         return True
 
-    def leave(self) -> None:
-        """The client has closed its connection."""
+    def waiter(self) -> asyncio.Future[None]:
+        """Return what is done when `final` is set, or the queue of the exchange has something for the client."""
+        waiter = self._waiter = self._waiter or asyncio.Future()
+        return waiter
+
+    def abandon(self) -> None:
+        """The client has left."""
         if self.final is None:
             driver = self.promote()
             self.queue.waits_no_more()
@@ -103,7 +91,7 @@ class PlainCall(msgspec.Struct, eq=False):
 
     def hear(self, event: on.Event) -> None:
         """Take the result; anything else is for an exchange."""
-        asked, live = self._asked, self._asked.live
+        asked, live = self.asked, self.asked.live
         if isinstance(event, on.Resulted):
             try:
                 info, is_tool_error = self._session.shaken.server_info, event.is_tool_error
@@ -124,33 +112,32 @@ class PlainCall(msgspec.Struct, eq=False):
                 session = self._session
                 del self._session, self._call  # the call refers to this object
                 live.upstream.pool.release(session, clean=True)
-                direct, self._direct = self._direct, None
-                if direct is None:
-                    if not self.waiter.done():
-                        self.waiter.set_result(None)
-                elif not direct.answered(body, ending):
-                    direct.hand_over()
+                self._answered(body, ending)
                 return
         self.promote().hear(event)
 
     def promote(self) -> Driver:
         """Have an exchange take the call over, unless one has."""
         if self.driver is None:
-            live = self._asked.live
+            live = self.asked.live
             seconds = world.monotonic() - self._call.sent
-            queue = self.queue = self._new_queue()
-            direct, self._direct = self._direct, None
-            if direct is not None:
-                self.waiter = asyncio.Future()
-            queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
+            queue = self.queue = self.asked.queue()
+            queue.awaited(self.waiter(), seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call
-            weight = Weight(live.process.calls, self._asked.key.principal, self._size)
-            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun), weight)
+            weight = Weight(live.process.calls, self.asked.key.principal, self._size)
+            driver = Driver(self.asked, self._lot, partial(RequestCall, begun=begun), weight)
             self.driver = self._call.listener = driver
             driver.begin(queue, seconds)
-            if direct is not None:
-                direct.hand_over()
+            self._deviated()
         return self.driver
+
+    def _answered(self, _body: bytes, _ending: Ending) -> None:
+        """`final` is set."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _deviated(self) -> None:
+        """An exchange has taken the call over; a coroutine hears of it by the queue."""
 
     def broke(self, call: Call) -> None:
         """See `Runner`."""

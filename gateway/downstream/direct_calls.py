@@ -12,7 +12,6 @@ from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
-from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.draining import Draining
 from gateway.downstream.legs import Legs
 from gateway.downstream.round import LEFT, Round, count, new_round
@@ -60,7 +59,7 @@ def learn(round_: Round, group: Group[Session]) -> None:
         known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools)
 
 
-class DirectCall(ClientCall, eq=False, kw_only=True):
+class DirectCall(PlainCall, eq=False, kw_only=True):
     """One such call, until it is answered, or the task of its connection takes it over."""
 
     calls: "DirectCalls"
@@ -70,46 +69,35 @@ class DirectCall(ClientCall, eq=False, kw_only=True):
     body: bytes
     started: float
     """Monotonic."""
-    plain: PlainCall | None = None
-    """Until somebody else has it: the two refer to each other."""
-    round: Round | None = None
-    """Made for the task."""
 
-    def answered(self, body: bytes, ending: Ending) -> bool:
-        """Reply with the result of the call; returns False if the task has to do that."""
+    def _answered(self, body: bytes, ending: Ending) -> None:
+        """Reply with the result of the call, unless the task has to do that."""
         if bodies.on or len(body) > PIECE_BYTES or not self.connection.reply(body):
-            return False
-        _ = self.calls.let_go(self)
-        count(self, self.started, ending)
-        return True
+            self.connection.serve_rest()
+        else:
+            self.calls.let_go(self)
+            count(self.asked, self.started, ending)
 
-    def queue(self) -> ResponseQueue:
-        """Return a queue for the messages of an exchange; see `Round`."""
-        return self._round().queue()
-
-    def hand_over(self) -> None:
-        """Have the task of the connection serve the rest of the call."""
+    def _deviated(self) -> None:
+        """Have the task serve the rest of the call."""
         self.connection.serve_rest()
 
     def rest(self) -> Awaitable[Response]:
         """See `Begun`; what it returns must be awaited at once, because a drain does not wait for it."""
-        plain = self.calls.let_go(self)
-        if plain.final is None:
-            _ = plain.promote()
-        return self.calls.serve(self._round(), plain)
+        self.calls.let_go(self)
+        if self.final is None:
+            _ = self.promote()
+        asked = self.asked
+        incoming, self.body = received(self.http, self.caller, self.body, asked.request), b""
+        reply = HttpReply(self.http, self.calls.challenge)
+        round_ = new_round(incoming, asked.request, reply, asked.live, self.caller, self.started)
+        return self.calls.serve(round_, self)
 
     def leave(self) -> None:
         """The client has closed its connection."""
-        self.calls.let_go(self).leave()
-        count(self, self.started, LEFT)
-
-    def _round(self) -> Round:
-        if self.round is None:
-            incoming = received(self.http, self.caller, self.body, self.request)
-            reply = HttpReply(self.http, self.calls.challenge)
-            self.body = b""
-            self.round = new_round(incoming, self.request, reply, self.live, self.caller, self.started)
-        return self.round
+        self.calls.let_go(self)
+        self.abandon()
+        count(self.asked, self.started, LEFT)
 
 
 class DirectCalls:
@@ -150,11 +138,8 @@ class DirectCalls:
         given, own = head.request_id, self._own_ids
         http.id = next(own) if given is None else request_id(given, own)
         call = DirectCall(
-            live,
-            request,
-            way.key,
-            way.headers,
-            body_bytes=len(body),
+            ClientCall(live, request, way.key, way.headers, len(body), http.id),
+            self._lot,
             calls=self,
             http=http,
             connection=connection,
@@ -162,22 +147,17 @@ class DirectCalls:
             body=body,
             started=started,
         )
-        plain = PlainCall(call, self._lot, call.queue, call)
         try:
             self._lot.check(way.key.principal)
-            if not plain.begin(group):
+            if not call.begin(group):
                 return None
         except Busy:
             return None  # whoever serves it now says so
-        call.plain = plain
         self.in_flight += 1
-        self._legs.begun(plain, started + live.deadlines.plain_seconds)
+        self._legs.begun(call, started + live.deadlines.plain_seconds)
         return call
 
-    def let_go(self, call: DirectCall) -> PlainCall:
+    def let_go(self, call: DirectCall) -> None:
         """Forget a call that is answered, left, or the task's from now on."""
-        plain, call.plain = call.plain, None
-        assert plain is not None, "it is let go once"
-        del self._legs.plain[plain]
+        del self._legs.plain[call]
         self.in_flight -= 1
-        return plain

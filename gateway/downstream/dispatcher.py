@@ -117,7 +117,7 @@ class Dispatcher:
     ) -> Awaitable[Response]:
         """Send a call upstream; `group` is that of its key, if it was looked up already."""
         if choice is Choice.PLAIN and round_.incoming.peer_request is None:
-            plain = PlainCall(round_, self._lot, round_.queue)
+            plain = PlainCall(round_, self._lot)
             if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
                 if group is not None:
                     learn(round_, group)

@@ -56,9 +56,9 @@ class Legs:
         self.begun(plain, world.monotonic() + round_.live.deadlines.plain_seconds)
         try:
             if plain.final is None:
-                await plain.waiter
+                await plain.waiter()
         except asyncio.CancelledError:
-            plain.leave()
+            plain.abandon()
             raise
         finally:
             del self.plain[plain]

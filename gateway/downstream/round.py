@@ -6,7 +6,6 @@ import msgspec
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall
-from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.outbox import FinalMessage, Outbox
@@ -68,20 +67,6 @@ class Round(ClientCall, eq=False, kw_only=True):
         """Return this round as another configuration of its route serves it."""
         return new_round(self.incoming, self.request, self.reply, live, self.caller, self.started)
 
-    def queue(self) -> ResponseQueue:
-        """Return a queue for the messages of an exchange to this round's client."""
-        request = self.request
-        token = request.said.progress_token
-        live, incoming = self.live, self.incoming
-        return ResponseQueue(
-            request.id.copy(),  # a copy, since the leg may outlive the body
-            live.deadlines.silence,
-            incoming.request_id,
-            incoming.span,
-            progress_token=token and token.copy(),
-            log_level=request.said.log_level,
-        )
-
     def drop_body(self) -> None:
         """Keep nothing of the answers once the call has them."""
         self.request = self.request.taken()
@@ -104,16 +89,16 @@ class Round(ClientCall, eq=False, kw_only=True):
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""
         self.live.process.metrics.continuations[self.live.route.path, step].inc()
-        if self.incoming.span is not None:
-            self.incoming.span.note("step", step)
+        if self.span is not None:
+            self.span.note("step", step)
 
     def count(self, ending: Ending) -> None:
         """Count this round, once; the replica to which the client spoke counts a forwarded one."""
         if self.is_counted:
             return
         self.is_counted = True
-        if self.incoming.span is not None:
-            self.incoming.span.end(ending)
+        if self.span is not None:
+            self.span.end(ending)
         if self.incoming.peer_request is None:
             count(self, self.started, ending)
 
@@ -151,7 +136,9 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         request,
         sender.key,
         sender.headers,
-        body_bytes=len(incoming.body),
+        len(incoming.body),
+        incoming.request_id,
+        incoming.span,
         incoming=incoming,
         reply=reply,
         caller=caller,
