@@ -41,7 +41,7 @@ class Continuation:
         authenticator: Authenticator,
     ) -> None:
         self.lot = lot
-        self._tasks = tasks
+        self.tasks = tasks
         self.legs = Legs(process.tasks)
         self._process = process
         self._authenticator = authenticator
@@ -207,7 +207,7 @@ class Continuation:
 
     def _held(self, envelope: Envelope) -> Driver | None:
         """Return the held call of a state, unless another run has continued it: the state is of a newer round."""
-        if (task := self._tasks.find(envelope.exchange)) is not None:
+        if (task := self.tasks.find(envelope.exchange)) is not None:
             return task  # of whose handle the client need not have heard
         driver = self.lot.find(envelope.exchange)
         if driver is None or envelope.owner == self._process.owner or not driver.is_behind(envelope):

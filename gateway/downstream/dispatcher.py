@@ -6,11 +6,10 @@ from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.peer_errors import PeerReplaced
+from gateway.downstream import task_requests
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import learn
 from gateway.downstream.round import Round
-from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
-from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.http.server.response import Response
@@ -29,10 +28,9 @@ from gateway.telemetry import COMPLETE
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(self, continuation: Continuation, task_requests: TaskRequests) -> None:
-        self._lot, self._legs = continuation.lot, continuation.legs
+    def __init__(self, continuation: Continuation) -> None:
+        self._lot, self._tasks, self._legs = continuation.lot, continuation.tasks, continuation.legs
         self._continuation = continuation
-        self._task_requests = task_requests
 
     def serve(self, round_: Round) -> Awaitable[Response]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
@@ -41,8 +39,8 @@ class Dispatcher:
             return self._discover(round_)
         if request.request_state is not None:
             return self._continuation.serve(round_)
-        if request.method in TASK_REQUESTS:
-            return self._task_requests.serve(round_)
+        if request.method in task_requests.METHODS:
+            return task_requests.serve(round_, self._lot, self._tasks)
         if round_.live.process.draining.has_begun:
             return self._send_on(round_)
         if request.method == mcp.LISTEN:
@@ -122,13 +120,12 @@ class Dispatcher:
                 if group is not None:
                     learn(round_, group)
                 return self._legs.write_plain(round_, plain)
-        table = self._task_requests.table
         if choice is Choice.GIVE:
-            table.check(round_.key.principal)
+            self._tasks.check(round_.key.principal)
         weight = round_.weigh()
         try:
             if choice is Choice.GIVE:
-                driver: Driver = LiveTask(round_, self._lot, table, weight)
+                driver: Driver = LiveTask(round_, self._lot, self._tasks, weight)
             else:
                 driver = Driver(round_, self._lot, TaskCall if choice is Choice.DRIVE else None, weight)
             queue = round_.queue()

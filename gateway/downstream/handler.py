@@ -19,7 +19,7 @@ from gateway.downstream.pinned_clients import placed
 from gateway.downstream.rejections import reject
 from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.stages import Stages
-from gateway.downstream.task_requests import TaskRequests
+from gateway.downstream.task_requests import is_ours
 from gateway.http.incoming import Caller, Incoming, received
 from gateway.http.outbox import ending_of
 from gateway.http.reply import HttpReply, ReplyWriter
@@ -55,14 +55,13 @@ Serve = Callable[[Incoming, W], Awaitable[Response]]
 class RequestHandler:
     """Serves the routes of one listener."""
 
-    def __init__(  # noqa: PLR0913  (everything that a request may need)
+    def __init__(
         self,
         in_force: InForce[Config],
         routes: RouteTable,
         authenticator: Authenticator,
         continuation: Continuation,
         legacy: LegacyRouting,
-        task_requests: TaskRequests,
     ) -> None:
         self._routes = routes
         self._authenticator = authenticator
@@ -71,7 +70,6 @@ class RequestHandler:
         self.sessions = legacy.sessions
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
-        self._task_requests = task_requests
         self._catalog = ToolCatalog()
         self._ids = ids.numbered(world.token_hex(6))
         self._served = 0
@@ -80,7 +78,7 @@ class RequestHandler:
         self.direct = DirectCalls(
             routes.process.draining, self._stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
         )
-        self._dispatcher = Dispatcher(continuation, task_requests)
+        self._dispatcher = Dispatcher(continuation)
 
     @property
     def in_flight(self) -> int:
@@ -114,7 +112,7 @@ class RequestHandler:
 
     def has_taken_over(self, exchange: str, round_: int) -> bool:
         """Whether this replica continued an exchange in the same upstream call after that round, or follows a task."""
-        found = self._continuation.lot.trace(exchange) or self._task_requests.table.find(exchange)
+        found = self._continuation.lot.trace(exchange) or self._continuation.tasks.find(exchange)
         return found is not None and found.has_taken_over(round_)
 
     async def _replied(self, serve: Serve[W], incoming: Incoming, reply: W) -> Response:
@@ -189,7 +187,7 @@ class RequestHandler:
         """Whether this is about a call, or a task, that the gateway began when the upstream seemed to be legacy."""
         if IN_JSON not in at.incoming.body:
             return False
-        if self._task_requests.is_ours(at.incoming, at.caller):
+        if is_ours(at, self._continuation.tasks):
             return True
         try:
             _ = self._continuation.open(at.incoming, at.caller)

@@ -28,7 +28,6 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
-from gateway.downstream.task_requests import TaskRequests
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -237,8 +236,7 @@ class Gateway:
         )
         stateless = Stateless(Shared(Tokens(keys, "sep-1442, "), hold, results), own_side)
         legacy = LegacyRouting(sessions, Shared(Tokens(keys), hold, results), stateless)
-        task_requests = TaskRequests(process, self.lot, self.task_table)
-        self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy, task_requests)
+        self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
