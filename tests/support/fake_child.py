@@ -19,6 +19,7 @@ class FakeChild(Child):
 
     def __init__(self, client: Client | None = None) -> None:
         super().__init__(Upstream(command=("fake",)), "/mcp", client or fake_client(), cast("Tasks", Mock()), Mock())
+        self.stderr_log.pid = 1
         self.lines: list[bytes] = []
         self.is_closed = False
 
