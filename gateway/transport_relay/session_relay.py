@@ -58,12 +58,7 @@ class SessionRelay(SideListener):
         self._waiting: deque[ClientMessage] = deque()
         self._waiting_bytes = 0
         self._sender: asyncio.Task[None] | None = None
-        self._open: dict[RequestId, RequestId | None] = {}
-        """The requests that the server has not answered, with their progress tokens."""
-        self._calls: dict[RequestId, asyncio.Task[None]] = {}
-        """The tasks of those requests, if each has a reply of its own."""
-        self._give_ups: dict[RequestId, asyncio.TimerHandle] = {}
-        """The deadlines of requests that the client has cancelled."""
+        self._open: dict[RequestId, _OpenRequest] = {}
         self._headers: Headers = NO_HEADERS
         """The newest headers of the client, for what is sent when it has left."""
         self._is_closed = False
@@ -165,18 +160,18 @@ class SessionRelay(SideListener):
         try:
             if request is None:
                 await channel.send(message.data, message.headers)
-                given_up = cancelled(message.opened)
-                if given_up in self._open and given_up not in self._give_ups:
+                given_up = self._open.get(cancelled(message.opened) or b"")
+                if given_up is not None and given_up.deadline is None:
                     # Many servers do not answer a request that was cancelled.
                     seconds = self._live.config.timeouts.cancel_seconds
-                    give_up = self._tasks.guard(partial(self._give_up, given_up), "cancelled request")
-                    self._give_ups[given_up] = asyncio.get_running_loop().call_later(seconds, give_up)
+                    give_up = self._tasks.guard(partial(self._give_up, given_up.id), "cancelled request")
+                    given_up.deadline = asyncio.get_running_loop().call_later(seconds, give_up)
                 return
             meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
             token = meta.get(mcp.META_PROGRESS_TOKEN)
-            self._open[request] = None if token is None else request_id(token)
+            opened = self._open[request] = _OpenRequest(self, request, None if token is None else request_id(token))
             if channel.answers_apart:
-                self._calls[request] = self._tasks.start(self._call(channel, request, message), "relayed call")
+                opened.call = self._tasks.start(self._call(channel, opened, message), "relayed call")
             else:
                 await channel.send(message.data, message.headers)
         except UpstreamError as exc:
@@ -186,10 +181,11 @@ class SessionRelay(SideListener):
             if is_needed or isinstance(exc, SessionLost):
                 self._lost(exc)
 
-    async def _call(self, channel: Channel, request: RequestId, message: ClientMessage) -> None:
+    async def _call(self, channel: Channel, opened: "_OpenRequest", message: ClientMessage) -> None:
         """Send a request whose reply is a stream of its own, and hand over what comes on it."""
+        request = opened.id
         try:
-            reading = channel.request(message.data, message.headers, _RelayedReply(self, request))
+            reading = channel.request(message.data, message.headers, opened)
             del message  # the channel keeps it as long as it may have to be sent again
             refused = await reading
         except SessionLost as exc:
@@ -201,8 +197,6 @@ class SessionRelay(SideListener):
                 self.pass_on(jsonrpc.failure(request, refused), request)
             elif refused is not None:
                 self.pass_on(jsonrpc.result(request, refused), request)
-        finally:
-            self._calls.pop(request, None)
 
     def _give_up(self, request: RequestId) -> None:
         # Not as if it came on the reply, which would be read on.
@@ -238,27 +232,18 @@ class SessionRelay(SideListener):
             return
         self._link.send(data, request)
 
-    def waits_for(self, request: RequestId) -> bool:
-        """Whether the server has not answered a request."""
-        return request in self._open
-
     def _forget(self, request: RequestId, *, reads_on: bool = False) -> None:
         """Forget a request that is answered, wherever its answer came; its reply may have to be read on."""
-        self._open.pop(request, None)
-        timer = self._give_ups.pop(request, None)
-        if timer is not None:
-            timer.cancel()
-        call = self._calls.get(request)
-        if call is not None and call is not asyncio.current_task() and not reads_on:
-            # Its answer came on another stream, or the client gave it up.
-            asyncio.get_running_loop().call_soon(call.cancel)
+        found = self._open.pop(request, None)
+        if found is not None:
+            found.end(reads_on=reads_on)
 
     def _related(self, opened: jsonrpc.Message) -> RequestId | None:
         """The request to which a message belongs that came on a stream for everything."""
         if opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):
             token = jsonrpc.fields(opened.params).get(mcp.META_PROGRESS_TOKEN)
             wanted = None if token is None else request_id(token)
-            return next((request for request, own in self._open.items() if own == wanted and own is not None), None)
+            return next((id_ for id_, each in self._open.items() if wanted is not None and each.token == wanted), None)
         return next(iter(self._open)) if len(self._open) == 1 else None
 
     def _fail(self, request: RequestId, error: GatewayError) -> None:
@@ -279,11 +264,12 @@ class SessionRelay(SideListener):
         log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
         requests = [*self._open, *(message.request_id for message in self._waiting)]
         self._waiting.clear()
-        if isinstance(error, SessionLost):
-            self._open.clear()  # a server that does not know the session runs nothing in it
-        for request in requests:
-            if request is not None:
-                self._refuse(request, error)
+        if isinstance(error, SessionLost):  # a server that does not know the session runs nothing in it
+            for request in tuple(self._open):
+                self._forget(request)
+        for each in requests:
+            if each is not None:
+                self._refuse(each, error)
         self._link.ended()
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -292,12 +278,11 @@ class SessionRelay(SideListener):
         """See `backend.Backend`."""
         self._is_closed = True
         self._waiting.clear()
-        for timer in self._give_ups.values():
-            timer.cancel()
         running = tuple(self._open)
-        for task in (*self._calls.values(), self._sender):
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
+        for each in self._open.values():
+            each.end()
+        if self._sender is not None and self._sender is not asyncio.current_task():
+            self._sender.cancel()
         server = self._server
         if isinstance(server, MirrorBackend):
             await server.close()
@@ -314,13 +299,29 @@ class SessionRelay(SideListener):
                 await server.close(end_session=not running)
 
 
-class _RelayedReply(Hearer):
-    """Hears the reply to one request of the client."""
+class _OpenRequest(Hearer):
+    """A request of the client that the server has not answered; it hears its reply, if that is a stream of its own."""
 
-    def __init__(self, relay: SessionRelay, request: RequestId) -> None:
-        self._relay, self._request = relay, request
+    def __init__(self, relay: SessionRelay, id_: RequestId, token: RequestId | None) -> None:
+        """`token` is that of its progress."""
+        self.id, self.token = id_, token
+        self.call: asyncio.Task[None] | None = None
+        """Reads the reply."""
+        self.deadline: asyncio.TimerHandle | None = None
+        """Set once the client has cancelled it."""
+        self._relay = relay
+        self._is_over = False
 
     def hear(self, data: bytes, /) -> bool:
         """See `Hearer`."""
-        self._relay.pass_on(data, self._request)
-        return not self._relay.waits_for(self._request)
+        self._relay.pass_on(data, self.id)
+        return self._is_over
+
+    def end(self, *, reads_on: bool = False) -> None:
+        """It is answered, or given up; the reply may have to be read on."""
+        self._is_over = True
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self.call is not None and self.call is not asyncio.current_task() and not reads_on:
+            # Its answer came on another stream, or the client gave it up.
+            asyncio.get_running_loop().call_soon(self.call.cancel)
