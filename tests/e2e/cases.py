@@ -9,13 +9,12 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
 from tests.parts.clients.drive import (
-    CAPABILITIES,
     CallError,
     Kind,
     ModernClient,
@@ -71,18 +70,14 @@ class Drivers:
     connected: dict[Kind, object] = field(default_factory=dict)
 
     async def connect(
-        self,
-        kind: Kind,
-        url: str,
-        capabilities: Sequence[str] = CAPABILITIES,
-        headers: Mapping[str, str] | None = None,
+        self, kind: Kind, url: str, *, declares: bool = True, headers: Mapping[str, str] | None = None
     ) -> ModernClient:
         """Connect, unless the same connection exists."""
-        wanted = (url, tuple(capabilities), tuple(sorted((headers or {}).items())))
+        wanted = (url, declares, tuple(sorted((headers or {}).items())))
         client = self.clients[kind]
         if self.connected.get(kind) != wanted:
             self.connected.pop(kind, None)
-            reply = await client.connect(url, capabilities=capabilities, headers=headers)
+            reply = await client.connect(url, declares=declares, headers=headers)
             assert reply.ok, reply
             self.connected[kind] = wanted
         return client
@@ -108,11 +103,11 @@ class Stage:
         self,
         *,
         path: str = "/mcp",
-        capabilities: Sequence[str] = CAPABILITIES,
+        declares: bool = True,
         headers: Mapping[str, str] | None = None,
         gw: Front | None = None,
     ) -> ModernClient:
-        return await self.drivers.connect(self.kind, (gw or self.gw).base + path, capabilities, headers)
+        return await self.drivers.connect(self.kind, (gw or self.gw).base + path, declares=declares, headers=headers)
 
     async def stranger(self, **options: Any) -> ModernClient:
         """Connect as a caller without sessions."""
@@ -427,7 +422,7 @@ async def late(s: Stage) -> None:
 
 @case("undeclared capability is -32021", ask=1)
 async def undeclared(s: Stage) -> None:
-    reply = await s.call("ask", {}, await s.client(capabilities=[]))
+    reply = await s.call("ask", {}, await s.client(declares=False))
     error = error_of(reply)
     assert error.code == -32021
     assert error.data["requiredCapabilities"] == {"elicitation": {"form": {}}}
@@ -437,7 +432,7 @@ async def undeclared(s: Stage) -> None:
 
 @case("undeclared: refuse lets the tool go on", ask=1)
 async def undeclared_refused(s: Stage) -> None:
-    reply = await s.call("ask", {}, await s.client(path="/refuse", capabilities=[]))
+    reply = await s.call("ask", {}, await s.client(path="/refuse", declares=False))
     assert is_error(reply)
     assert "did not declare" in reply.text
     await s.wait("refused", lambda: [e["code"] for e in s.ledger("refused", "ask")] == [-32602])

@@ -24,11 +24,12 @@ Json = dict[str, Any]
 LINE_BYTES = 64 * 1024 * 1024  # an argument of a call may hold megabytes
 DEFAULT_ROOTS = [{"uri": "file:///project", "name": "project"}]
 LISTS = {
-    "tools": "list_tools",
-    "prompts": "list_prompts",
-    "resources": "list_resources",
-    "resourceTemplates": "list_resource_templates",
+    "list_tools": "tools",
+    "list_prompts": "prompts",
+    "list_resources": "resources",
+    "list_resource_templates": "resourceTemplates",
 }
+SAMPLING = types.SamplingCapability(tools=types.SamplingToolsCapability())
 LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 SAMPLED: Json = {
     "role": "assistant",
@@ -36,10 +37,6 @@ SAMPLED: Json = {
     "content": {"type": "text", "text": "sampled"},
     "stopReason": "endTurn",
 }
-
-
-class UnsupportedError(Exception):
-    """The SDK has no way to do what the command says."""
 
 
 class RefusedError(Exception):
@@ -63,7 +60,7 @@ CURRENT: ContextVar[Call | None] = ContextVar("CURRENT", default=None)
 
 
 class Connection(ABC):
-    """One client of an SDK: what the commands do with it."""
+    """One client of an SDK. A command is the method of its name, unless it is a call or a list."""
 
     client: Any
     """The SDK's, which both SDKs made alike."""
@@ -73,10 +70,9 @@ class Connection(ABC):
     def __init__(self, command: Json) -> None:
         self.url: str = command["url"]
         self.headers: dict[str, str] = command["headers"]
-        self.capabilities = frozenset(command["capabilities"])
+        self.declares: bool = command["declares"]
+        """Whether it can be asked for anything."""
         self.calls: list[Call] = []
-        if ("form" in self.capabilities) != ("url" in self.capabilities):
-            raise UnsupportedError("the Python SDK declares form and url together, with its one elicitation callback")
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[None]:
@@ -101,9 +97,17 @@ class Connection(ABC):
     async def read_resource(self, command: Json) -> Json:
         return plain(await self.method("read_resource")(command["uri"]))
 
-    async def list_page(self, kind: str, cursor: str | None) -> Json:
-        """Fetch one page of tools, prompts, resources or resourceTemplates."""
-        return plain(await self.method(LISTS[kind])(cursor=cursor))
+    async def every_page(self, op: str) -> Json:
+        """Join all pages; the rest of the result is the last page's."""
+        kind = LISTS[op]
+        items: list[Any] = []
+        cursor = None
+        while True:
+            page = plain(await self.method(op)(cursor=cursor))
+            items += page[kind]
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                return {**page, kind: items}
 
     async def complete(self, command: Json) -> Json:
         ref = completion_reference(command["ref"])
@@ -111,14 +115,6 @@ class Connection(ABC):
 
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.logged(plain(params))
-
-    async def listen(self, command: Json) -> Json:
-        """Open a subscription to `notifications` and keep it; what the server honours."""
-        raise UnsupportedError(f"no subscriptions here: {command['op']}")
-
-    async def heard(self, command: Json) -> Json:
-        """Wait for `count` events since the last time, or for the end: `events`, and `ended` with how."""
-        raise UnsupportedError(f"no subscriptions here: {command['op']}")
 
     def call_of_callback(self) -> Call:
         """Find the call that a callback serves.
@@ -226,10 +222,6 @@ def sampling_result(reply: Json) -> types.CreateMessageResult | types.CreateMess
     return types.CreateMessageResult.model_validate(reply)
 
 
-def sampling_capability(wanted: frozenset[str]) -> types.SamplingCapability:
-    return types.SamplingCapability(tools=types.SamplingToolsCapability() if "sampling.tools" in wanted else None)
-
-
 def explain(exc: BaseException) -> Json:
     """Give an exception as JSON, with the JSON-RPC code and data if it carries them."""
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
@@ -268,8 +260,6 @@ class Driver:
     async def reply(self, command: Json) -> None:
         try:
             answer = await self.obey(command)
-        except UnsupportedError as exc:
-            answer = {"ok": False, "unsupported": str(exc)}
         except Exception as exc:  # noqa: BLE001 - whatever an SDK raises is the observation
             answer = {"error": explain(exc)}
         line = {"id": command["id"], "ok": "error" not in answer, **answer}
@@ -344,8 +334,6 @@ class Driver:
             if command.get("log_level") or command.get("progress"):
                 # The SDKs deliver notifications from a queue, so that the last may come after the result.
                 await asyncio.sleep(0.02)
-        except UnsupportedError as exc:
-            return {"ok": False, "unsupported": str(exc)}
         except Exception as exc:  # noqa: BLE001 - whatever an SDK raises is the observation
             return {"error": explain(exc)}
         else:
@@ -357,40 +345,13 @@ class Driver:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
             call.progress.append({"progress": progress, "total": total, "message": message})
 
-        match command["op"]:
-            case "call_tool" | "cancel_call":
-                return await connection.call_tool(command, progressed if command.get("progress") else None)
-            case "get_prompt":
-                return await connection.get_prompt(command)
-            case "read_resource":
-                return await connection.read_resource(command)
-            case "complete":
-                return await connection.complete(command)
-            case "list_tools":
-                return await self.every_page(connection, "tools")
-            case "list_prompts":
-                return await self.every_page(connection, "prompts")
-            case "list_resources":
-                return await self.every_page(connection, "resources")
-            case "list_resource_templates":
-                return await self.every_page(connection, "resourceTemplates")
-            case "listen":
-                return await connection.listen(command)
-            case "heard":
-                return await connection.heard(command)
-            case op:
-                raise UnsupportedError(f"no such op: {op}")
-
-    async def every_page(self, connection: Connection, kind: str) -> Json:
-        """Join all pages; the rest of the result is the last page's."""
-        items: list[Any] = []
-        cursor = None
-        while True:
-            page = await connection.list_page(kind, cursor)
-            items += page[kind]
-            cursor = page.get("nextCursor")
-            if cursor is None:
-                return {**page, kind: items}
+        op: str = command["op"]
+        if op in {"call_tool", "cancel_call"}:
+            return await connection.call_tool(command, progressed if command.get("progress") else None)
+        if op in LISTS:
+            return await connection.every_page(op)
+        found: Json = await getattr(connection, op)(command)
+        return found
 
     async def cancel_call(self, command: Json) -> Json:
         """Start a call and cancel its task, as a user of the SDK would."""

@@ -31,7 +31,6 @@ COMMANDS: Final[Mapping[Kind, tuple[Path, Path]]] = {
     "fm": (PYTHON, HERE / "fm_client.py"),
     "ts": (NODE, HERE / "ts_client.mjs"),
 }
-CAPABILITIES: Final = ("form", "url", "sampling", "sampling.tools", "roots")
 DEADLINE_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 5.0
 
@@ -57,7 +56,6 @@ class Reply:
     ok: bool
     result: Json | None = None
     error: CallError | None = None
-    unsupported: str | None = None
     cancelled: bool | None = None
     asked: list[Json] = field(default_factory=list)
     progress: list[Json] = field(default_factory=list)
@@ -121,16 +119,12 @@ class ModernClient(asyncio.SubprocessProtocol):
         self.stderr: deque[str] = deque(maxlen=200)
         self.lost = asyncio.Event()
 
-    async def connect(
-        self,
-        url: str,
-        *,
-        capabilities: Sequence[str] = CAPABILITIES,
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        """Connect, or connect anew. Result: protocolVersion, era, serverInfo, capabilities, instructions."""
-        given = {"capabilities": list(capabilities), "headers": dict(headers or {})}
-        return await self.command("connect", url=url, **given)
+    async def connect(self, url: str, *, declares: bool = True, headers: Mapping[str, str] | None = None) -> Reply:
+        """Connect, or connect anew; without capabilities unless it `declares` them.
+
+        Result: protocolVersion, era, serverInfo, capabilities, instructions.
+        """
+        return await self.command("connect", url=url, declares=declares, headers=dict(headers or {}))
 
     async def call_tool(
         self,

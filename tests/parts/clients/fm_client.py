@@ -6,12 +6,12 @@ from typing import Any
 
 import mcp_types as types
 from base import (
+    SAMPLING,
     Connection,
     Json,
     main,
     plain,
     request_meta,
-    sampling_capability,
     sampling_result,
 )
 from fastmcp import Client
@@ -29,14 +29,13 @@ class FmConnection(Connection):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        wants = self.capabilities
         self.client = Client(
             StreamableHttpTransport(self.url, headers=self.headers),
             client_info=types.Implementation(name="fm-client", version="4.0.11"),
-            elicitation_handler=self.elicit if "form" in wants else None,
-            sampling_handler=self.sample if "sampling" in wants else None,
-            sampling_capabilities=sampling_capability(wants),
-            roots=self.list_roots if "roots" in wants else None,
+            elicitation_handler=self.elicit if self.declares else None,
+            sampling_handler=self.sample if self.declares else None,
+            sampling_capabilities=SAMPLING,
+            roots=self.list_roots if self.declares else None,
             log_handler=self.log,
         )
         async with self.client:

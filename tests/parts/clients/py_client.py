@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 
 import mcp_types as types
 from base import (
+    SAMPLING,
     Connection,
     Json,
     RefusedError,
     main,
     plain,
     request_meta,
-    sampling_capability,
     sampling_result,
 )
 from mcp import Client
@@ -31,16 +31,15 @@ class PyConnection(Connection):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        wants = self.capabilities
         async with (
             create_mcp_http_client(headers=self.headers) as http,
             Client(
                 streamable_http_client(self.url, http_client=http),
                 client_info=types.Implementation(name="py-client", version="2.3.0"),
-                elicitation_callback=self.elicit if "form" in wants else None,
-                sampling_callback=self.sample if "sampling" in wants else None,
-                sampling_capabilities=sampling_capability(wants),
-                list_roots_callback=self.list_roots if "roots" in wants else None,
+                elicitation_callback=self.elicit if self.declares else None,
+                sampling_callback=self.sample if self.declares else None,
+                sampling_capabilities=SAMPLING,
+                list_roots_callback=self.list_roots if self.declares else None,
                 logging_callback=self.log,
             ) as self.client,
         ):
@@ -80,6 +79,7 @@ class PyConnection(Connection):
         return plain(result)
 
     async def listen(self, command: Json) -> Json:
+        """Open a subscription to `notifications` and keep it; what the server honours."""
         chosen = command["notifications"]
         loop = asyncio.get_running_loop()
         honoured: asyncio.Future[Json] = loop.create_future()
@@ -111,6 +111,7 @@ class PyConnection(Connection):
         return await honoured
 
     async def heard(self, command: Json) -> Json:
+        """Wait for `count` events since the last time, or for the end: `events`, and `ended` with how."""
         events: list[list[str]] = []
         while len(events) < command.get("count", 1_000_000):
             event = await self.events.get()

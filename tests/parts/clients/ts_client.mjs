@@ -14,8 +14,6 @@ const DEFAULT_ROOTS = [{ uri: 'file:///project', name: 'project' }];
 const LOG_LEVEL_KEY = 'io.modelcontextprotocol/logLevel';
 const SAMPLED = { role: 'assistant', model: 'test-model', content: { type: 'text', text: 'sampled' }, stopReason: 'endTurn' };
 
-class Unsupported extends Error {}
-
 // What one command may answer, and what it saw.
 class Call {
     asked = [];
@@ -123,20 +121,15 @@ function explain(error) {
 
 async function connect(command) {
     await client?.close();
-    const wants = new Set(command.capabilities);
-    const capabilities = {
-        ...((wants.has('form') || wants.has('url')) && {
-            elicitation: { ...(wants.has('form') && { form: {} }), ...(wants.has('url') && { url: {} }) }
-        }),
-        ...(wants.has('sampling') && { sampling: wants.has('sampling.tools') ? { tools: {} } : {} }),
-        ...(wants.has('roots') && { roots: {} })
-    };
+    const capabilities = command.declares ? { elicitation: { form: {}, url: {} }, sampling: { tools: {} }, roots: {} } : {};
     client = new Client({ name: 'ts-client', version: '2.4.0' }, { capabilities, versionNegotiation: { mode: 'auto' } });
     client.onerror = error => console.error('onerror', error);
     const handle = (method, kind) => client.setRequestHandler(method, (request, context) => answer(kind, context, request.params));
-    if (capabilities.elicitation) handle('elicitation/create', 'elicit');
-    if (capabilities.sampling) handle('sampling/createMessage', 'sample');
-    if (capabilities.roots) handle('roots/list', 'roots');
+    if (command.declares) {
+        handle('elicitation/create', 'elicit');
+        handle('sampling/createMessage', 'sample');
+        handle('roots/list', 'roots');
+    }
     client.setNotificationHandler('notifications/message', ({ params }) => {
         for (const call of calls) call.logs.push(params); // the SDK does not say whose it is
     });
@@ -178,7 +171,7 @@ function perform(command, call, signal) {
         case 'heard':
             return heard.wait(command.count);
         default:
-            throw new Unsupported(`no such op: ${command.op}`);
+            throw new Error(`no such op: ${command.op}`);
     }
 }
 
@@ -190,7 +183,6 @@ async function outcome(command, signal = undefined) {
         const result = await current.run(call, () => perform(command, call, signal));
         return { result, ...call.seen() };
     } catch (error) {
-        if (error instanceof Unsupported) return { ok: false, unsupported: error.message };
         return { error: explain(error), ...call.seen() };
     } finally {
         calls.delete(call);
@@ -228,7 +220,7 @@ async function reply(command) {
     try {
         answered = await obey(command);
     } catch (error) {
-        answered = error instanceof Unsupported ? { ok: false, unsupported: error.message } : { error: explain(error) };
+        answered = { error: explain(error) };
     }
     process.stdout.write(`${JSON.stringify({ id: command.id, ok: !('error' in answered), ...answered })}\n`);
 }
