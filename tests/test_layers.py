@@ -95,7 +95,7 @@ LIBRARIES: dict[str, set[str]] = {
     "config/model": {"msgspec"},
     "config/parsing": {"msgspec", "yaml"},
     "exchange": {"msgspec"},
-    "protocol": {"msgspec"},
+    "protocol": {"msgspec", "multidict"},
     "protocol/json_text": {"msgspec"},
     "identity": {"cryptography", "jwt", "msgspec"},
     "": set(),

@@ -50,7 +50,7 @@ async def serve(at: Arrival, catalog: ToolCatalog) -> Response | None:
     if version is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
     if incoming.has_headers:
-        header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
+        header_mismatch.check(parsed.method, parsed.target, version, incoming.headers)
     with StdioPassage(at, parsed, catalog) as passage:
         return await passage.run()
 

@@ -18,7 +18,7 @@ from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
-from gateway.protocol.header_mismatch import HeaderValues, KnownValues
+from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.claims import Bearer
 from gateway.seal.peer_messages import PeerRequest
@@ -96,7 +96,7 @@ class Incoming(msgspec.Struct, eq=False):
             if known is None:
                 self.checked = check(self.parsed(), self.compared())
             elif known.call is None or (request := known.call.read(self.body)) is None:
-                request = self.checked = check(self.parsed(), known.__getitem__, known.repeated)
+                request = self.checked = check(self.parsed(), self.headers, known.repeated)
                 known.call = known.call or known_call(self.body, request)
             else:
                 self.checked = request
@@ -142,13 +142,9 @@ class Incoming(msgspec.Struct, eq=False):
             return exc.request_id
         return bytes(id_) if id_ is not None else None
 
-    def values(self, name: str) -> Sequence[str]:
-        """Return all values of one header."""
-        return self.headers.getall(name, ())
-
-    def compared(self) -> HeaderValues | None:
-        """Return how the headers are read that must repeat the body; None if there are none."""
-        return self.values if self.has_headers else None
+    def compared(self) -> CIMultiDictProxy[str] | None:
+        """Return the headers, which must repeat the body; None if there are none."""
+        return self.headers if self.has_headers else None
 
 
 def received(http: HttpRequest, caller: Caller | None, body: bytes = b"", checked: Request | None = None) -> Incoming:

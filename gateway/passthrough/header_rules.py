@@ -38,7 +38,7 @@ def passing(incoming: Incoming, live: LiveRoute) -> CIMultiDict[str]:
     headers, principal = incoming.headers, live.config.principal
     named = {(principal.header or "").lower()}
     via = f"1.1 mrtr-{live.process.epoch}"  # names this process, as RFC 9110 (7.6.3) requires of proxies
-    if any(via in line for line in incoming.values("Via")):
+    if any(via in line for line in incoming.headers.getall("Via", ())):
         said = "The request returned to the gateway that had forwarded it"
         raise InvalidRequest(f"{said}: upstream.url of route {incoming.path} leads back here", status=508)
     dropped = set(_DROPPED)

@@ -4,14 +4,16 @@ Sources: specification 2026-07-28 basic/transports/streamable-http (Server Valid
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
+
+from multidict import MultiMapping
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import HeaderMismatch
 
-HeaderValues = Callable[[str], Sequence[str]]
-"""All values of one header, by name; empty when it is absent."""
+HeaderValues = MultiMapping[str]
+"""Headers, of which each may come several times."""
 
 _BASE64_OPEN: Final = "=?base64?"
 _BASE64_CLOSE: Final = "?="
@@ -49,7 +51,7 @@ class KnownValues(dict[str, Sequence[str]]):
         """What else is known of the caller's requests with the same `_meta`."""
 
     def __missing__(self, name: str) -> Sequence[str]:
-        values = self[name] = self._headers(name)
+        values = self[name] = self._headers.getall(name, ())
         return values
 
     def _repeated(self) -> Repeated | None:
@@ -65,14 +67,14 @@ class KnownValues(dict[str, Sequence[str]]):
 def check(method: str, target: str | None, version: str, headers: HeaderValues) -> None:
     """Compare the mirrored headers with the body, which has `target` for `Mcp-Name`; raises HeaderMismatch."""
     for header, body in ((mcp.PROTOCOL_VERSION, version), (mcp.METHOD_HEADER, method)):
-        sent = headers(header)
+        sent = headers.getall(header, ())
         if len(sent) != 1 or sent[0] != body:
             _equal(header, _one(sent, header), body)
     if method in mcp.ASKING:
-        name = _one(headers(mcp.NAME_HEADER), mcp.NAME_HEADER)
+        name = _one(headers.getall(mcp.NAME_HEADER, ()), mcp.NAME_HEADER)
         if target is not None:
             _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)
-    elif method.startswith("tasks/") and (named := headers(mcp.NAME_HEADER)):
+    elif method.startswith("tasks/") and (named := headers.getall(mcp.NAME_HEADER, ())):
         # A client of the tasks extension must send it, but fastmcp 4 does not.
         _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, _one(named, mcp.NAME_HEADER)), target or "")
 

@@ -120,7 +120,7 @@ def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ..
 
 
 def _check_one(parameter: Mirrored, value: Any, headers: HeaderValues) -> None:
-    name, sent = parameter.header, headers(parameter.header)
+    name, sent = parameter.header, headers.getall(parameter.header, ())
     where = ".".join(parameter.path)
     if value is None:
         if sent:

@@ -86,7 +86,7 @@ class Stateless:
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def _request(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> Response:
-        declared = vocabulary.declared(params_of(message), at.incoming.values)
+        declared = vocabulary.declared(params_of(message), at.incoming.headers)
         session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
             declared = replace(declared, profile=replace(declared.profile, info=session.profile.info))

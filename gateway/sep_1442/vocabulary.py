@@ -69,7 +69,7 @@ def is_declared(message: jsonrpc.Message) -> bool:
 def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
     """Read a request; raises UnsupportedVersion, InvalidRequest where header and `_meta` differ, or InvalidParams."""
     meta = _meta(params)
-    versions = headers(mcp.PROTOCOL_VERSION)
+    versions = headers.getall(mcp.PROTOCOL_VERSION, ())
     if len(versions) != 1 or versions[0] not in SUPPORTED:
         raise UnknownVersion
     if jsonrpc.text(meta.get(VERSION)) != versions[0]:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from msgspec import Raw
+from multidict import CIMultiDict
 
 from gateway.protocol import (
     era,
@@ -32,13 +33,9 @@ OPENED = {"_meta", "inputResponses", "requestState", "task"}
 
 
 def headers_of(head: bytes) -> header_mismatch.HeaderValues:
-    """Header values of lines `Name: value`, decoded as aiohttp decodes them."""
+    """Headers of lines `Name: value`, decoded as aiohttp decodes them."""
     pairs = [line.partition(":")[::2] for line in head.decode(errors="surrogateescape").split("\n")]
-
-    def get(name: str) -> list[str]:
-        return [value.strip() for key, value in pairs if key.lower() == name.lower()]
-
-    return get
+    return CIMultiDict([(name, value.strip()) for name, value in pairs])
 
 
 def strictly(data: bytes) -> Any:
@@ -76,7 +73,7 @@ def read_request(data: bytes) -> None:
     said = read_again(body)
     assert said["method"] == posted.method, "another parser reads another method"
     assert sorted(said.get("params", {})) == sorted(posted.params), "another parser reads other params"
-    _ = era.is_modern("POST", next(iter(headers(mcp.PROTOCOL_VERSION)), None), body, lambda: posted)
+    _ = era.is_modern("POST", headers.get(mcp.PROTOCOL_VERSION), body, lambda: posted)
     if posted.id is None:
         return
     try:

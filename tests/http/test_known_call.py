@@ -42,7 +42,7 @@ def text_of(form: str, spaces: str, id_: object = 1, arguments: object = None) -
 
 
 def checked(body: bytes) -> request.Request:
-    return request.check(request.read(body), KNOWN.__getitem__, KNOWN.repeated)
+    return request.check(request.read(body), values(HEADERS), KNOWN.repeated)
 
 
 def learned(body: bytes) -> KnownCall | None:

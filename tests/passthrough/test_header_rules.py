@@ -80,7 +80,7 @@ def test_a_value_that_cannot_be_sent_is_refused(value: str) -> None:
 def known(headers: dict[str, str], remote: str = "10.0.0.1") -> Incoming:
     """A request whose head came before."""
     found = CIMultiDictProxy(CIMultiDict(headers))
-    return Incoming("/mcp", found, remote, known=KnownValues(lambda name: found.getall(name, ())))
+    return Incoming("/mcp", found, remote, known=KnownValues(found))
 
 
 def test_what_passes_of_a_known_head_is_found_out_once_for_a_route_as_it_is_configured() -> None:

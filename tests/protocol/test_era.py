@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.protocol import era, mcp, request
 
@@ -40,8 +41,8 @@ def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, m
 
 def test_the_probe_is_a_modern_request() -> None:
     parsed = request.read(era.discover(b'"probe"'))
-    headers = {mcp.PROTOCOL_VERSION: [mcp.MODERN], mcp.METHOD_HEADER: [mcp.DISCOVER]}
-    assert request.check(parsed, lambda name: headers.get(name, [])).method == mcp.DISCOVER
+    headers = CIMultiDict({mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: mcp.DISCOVER})
+    assert request.check(parsed, headers).method == mcp.DISCOVER
 
 
 def result(**fields: Any) -> bytes:

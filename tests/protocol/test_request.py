@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from multidict import CIMultiDict
 
 from gateway.protocol import header_mismatch, jsonrpc, mcp, request
 from gateway.protocol.errors import (
@@ -45,13 +46,9 @@ Headers = Mapping[str, str | list[str]]
 
 
 def values(headers: Headers) -> header_mismatch.HeaderValues:
-    """Header values as an HTTP library gives them: names in any case."""
-
-    def get(name: str) -> list[str]:
-        found = [value for key, value in headers.items() if key.lower() == name.lower()]
-        return [one for value in found for one in ([value] if isinstance(value, str) else value)]
-
-    return get
+    """Headers, of which a list is one that came several times."""
+    each = ((name, [value] if isinstance(value, str) else value) for name, value in headers.items())
+    return CIMultiDict([(name, value) for name, all_values in each for value in all_values])
 
 
 def body(**changes: Any) -> bytes:
@@ -403,7 +400,7 @@ def opened(data: bytes) -> object:
     """What reading and checking a body comes to."""
     try:
         parsed = request.read(data)
-        checked = parsed.id and request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
+        checked = parsed.id and request.check(parsed, values(HEADERS), KNOWN.repeated)
     except DownstreamError as exc:
         return type(exc), exc.request_id
     params = {name: value for name, value in parsed.params.items() if name != "_meta"}  # `meta` has it
@@ -479,7 +476,7 @@ STATE = b'"requestState":"mrtr1.x",'
 def test_the_usual_retry_is_opened_in_one_pass() -> None:
     parsed = request.read(RETRY)
     assert [each.tool for each in (parsed, request.read(b"{ " + RETRY[1:]))] == [b'"greet"', None]
-    checked = request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
+    checked = request.check(parsed, values(HEADERS), KNOWN.repeated)
     assert checked.request_state == "mrtr1.x"
     assert checked.input_responses == {"q": Raw(b'{"action":"accept"}')}
     assert list(checked.params) == ["name", "arguments"]

@@ -1,10 +1,10 @@
 """What the draft's words mean, whoever writes them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec import Raw
+from multidict import CIMultiDict
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
@@ -20,10 +20,7 @@ from tests.support.mirrored_client import Json
 
 
 def read(meta: Any, *versions: str, **params: Any) -> Declared:
-    def headers(name: str) -> Sequence[str]:
-        assert name == mcp.PROTOCOL_VERSION
-        return versions
-
+    headers = CIMultiDict([(mcp.PROTOCOL_VERSION, version) for version in versions])
     return declared(jsonrpc.fields(jsonrpc.encode({**params, "_meta": meta})), headers)
 
 

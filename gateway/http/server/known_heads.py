@@ -1,7 +1,6 @@
 """Heads of requests that came before: the same bytes mean the same, so they are not parsed again."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from gateway.http.server.request import ReceivedHead
@@ -46,7 +45,7 @@ class KnownHeads:
         headers = message.headers
         if any(name in headers for name in _ODD) or not _is_head_of(data, message, fields):
             return
-        message.values = KnownValues(partial(headers.getall, default=()))
+        message.values = KnownValues(headers)
         if (oldest := self._heads.keep(data.removesuffix(HEAD_END), message)) is not None:
             oldest.values = None
 
