@@ -104,4 +104,4 @@ def test_a_host_sees_which_program_refuses_which_file(tmp_path: Path, capsys: py
     file = tmp_path / "gateway.yaml"
     file.write_text("state: {keys: ['${NOT_SET_ANYWHERE}']}\nroutes: [{upstream: {command: [a]}}]\n")
     assert main(["wrap", "--config", str(file)]) == 1
-    assert capsys.readouterr().err.startswith(f"mrtr-gateway: {file}, line 1: state.keys[0]: ${{NOT_SET_ANYWHERE}}")
+    assert capsys.readouterr().err.startswith(f"mrtr-gateway: {file}:1:16: state.keys[0]: ${{NOT_SET_ANYWHERE}}")
