@@ -7,7 +7,7 @@ ever.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -76,7 +76,6 @@ class Outbox:
         "_droppable_bytes",
         "_is_final_taken",
         "_messages",
-        "_new_share",
         "_share",
         "_silence",
         "_waiter",
@@ -99,10 +98,8 @@ class Outbox:
         self._is_final_taken = False
         self.last = self.taken = 0
         """The number of the last message so far, and of the one that was taken last."""
-        self._new_share: Callable[[], Share] | None = None
-        """Set while what waits is counted."""
         self._share: Share | None = None
-        """What waits here, while the client is behind."""
+        """Set while what waits is counted."""
         self._waiter: asyncio.Future[None] | None = None
         """While somebody waits for the next message."""
 
@@ -142,13 +139,12 @@ class Outbox:
         self.last += 1
         self._added()
 
-    def begin_writing(self, new_share: Callable[[], Share]) -> None:
-        """Count what waits, from now until `end_writing`, in shares of the budget for clients that do not read."""
-        self._new_share = new_share
+    def begin_writing(self, share: Share) -> None:
+        """Count what waits, from now until `end_writing`, in a share of the budget for clients that do not read."""
+        self._share = share
 
     def end_writing(self) -> None:
         """Count nothing any more: the writer has written everything, or its client left."""
-        self._new_share = None
         if self._share is not None:
             self._share.release()
             self._share = None
@@ -160,15 +156,8 @@ class Outbox:
         self._wake()
 
     def _count(self) -> None:
-        waiting = self._waiting_bytes()
-        if self._share is None:
-            if self._new_share is None or not waiting:
-                return
-            self._share = self._new_share()
-        self._share.grow(waiting - self._share.used)
-        if not waiting and self._share is not None:
-            self._share.release()
-            self._share = None
+        if self._share is not None:
+            self._share.hold(self._waiting_bytes())
 
     def _waiting_bytes(self) -> int:
         if self.final is None or self._is_final_taken:
@@ -180,8 +169,7 @@ class Outbox:
         if self._waiter is not None or self._pending() is None:
             await self._wait()
         taken = self._next()
-        if self._share is not None or self._messages:
-            self._count()
+        self._count()
         return taken
 
     async def _wait(self) -> None:

@@ -81,7 +81,7 @@ class ReplyWriter(ABC):
         encode: Callable[[bytes], bytes] = bytes,
     ) -> FinalMessage:
         """Send each message as an event until the final one, which is returned; the first may come from `first`."""
-        outbox.begin_writing(self.share_unread)
+        outbox.begin_writing(self.share_unread())
         turn: Turn | None = None
         try:
             item = await (first or outbox.take())

@@ -59,7 +59,8 @@ class Stream(Outbox):
         """The number of the last message that was written to the client."""
         self._forgotten = 0
         """The number of the last message that cannot be asked for again."""
-        self.begin_writing(partial(budget.share, self._give_way, principal))
+        self._new_share = partial(budget.share, self._give_way, principal)
+        self.begin_writing(self._new_share())
 
     @contextmanager
     def read_by(self, reader: object, position: int) -> Iterator[None]:
@@ -194,7 +195,7 @@ class Stream(Outbox):
         return self._bytes + self._read_bytes + len(final) + events * _EVENT_BYTES
 
     def _give_way(self) -> None:
-        self._share = None
+        self.begin_writing(self._new_share())
         before = self._waiting_bytes()
         self._forget_written()
         if self._is_final_taken and self.delivered == self.last:

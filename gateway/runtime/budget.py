@@ -10,22 +10,28 @@ from gateway.telemetry.metrics.registry import BudgetStatus
 class Share:
     """The bytes of one holder in a budget."""
 
+    __slots__ = ("_budget", "give_way", "is_over", "owner", "used")
+
     def __init__(self, budget: "Budget", owner: bytes, give_way: Callable[[], None]) -> None:
         self._budget = budget
         self.owner = owner
         self.give_way = give_way
         self.used = 0
+        self.is_over = False
+        """Whether it was released, or has given way: it holds nothing any more."""
 
-    def grow(self, count: int) -> None:
-        """Hold `count` more bytes. Old holders give way if the budget is full; this one may be among them.
+    def hold(self, count: int) -> None:
+        """Hold `count` bytes from now on. Old holders give way if the budget is full; this one may be among them.
 
-        Does nothing after the release.
+        Its age counts from the first byte after none. Does nothing once it is over.
         """
-        self._budget.took(self, count)
+        if not self.is_over and count != self.used:
+            self._budget.hold(self, count)
 
     def release(self) -> None:
         """Hold nothing any more; a second call does nothing."""
-        self._budget.release(self)
+        self.hold(0)
+        self.is_over = True
 
 
 class Budget:
@@ -40,8 +46,8 @@ class Budget:
         self.name = name
         """The key in the configuration that sets the limit."""
         self._limit = limit
-        self._shares: set[Share] = set()
         self._holdings: Holdings[Share] = Holdings()
+        self._holders = 0
         self.used = 0
         self.given_way = 0
         """How many holders have given way so far."""
@@ -56,35 +62,36 @@ class Budget:
         return BudgetStatus(self.used, self.limit, self.given_way)
 
     def __len__(self) -> int:
-        """Return the number of holders."""
-        return len(self._shares)
+        """Return the number of holders of at least one byte."""
+        return self._holders
 
     def share(self, give_way: Callable[[], None], owner: bytes = b"") -> Share:
         """Return a share without bytes; its holder must release it. `give_way` is called at most once.
 
         `owner` is the principal for whom the bytes are held; those without one count as one owner.
         """
-        share = Share(self, owner, give_way)
-        self._shares.add(share)
-        self._holdings.add(owner, share, 0)
-        return share
+        return Share(self, owner, give_way)
 
-    def took(self, share: Share, count: int) -> None:
-        """Count bytes of a share."""
-        if share not in self._shares:
-            return
-        share.used += count
-        self.used += count
-        self._holdings.grow(share.owner, count)
-        while self.used > self._limit.value and self._shares:
+    def hold(self, share: Share, count: int) -> None:
+        """Count the bytes of a share anew."""
+        if not share.used:
+            self._holdings.add(share.owner, share, 0)
+            self._holders += 1
+        change = count - share.used
+        share.used = count
+        self.used += change
+        self._holdings.grow(share.owner, change)
+        if not count:
+            self._remove(share)
+        while self.used > self._limit.value and self._holders:
             oldest = self._holdings.first(share.owner)
-            self.release(oldest)
+            self._remove(oldest)
+            oldest.is_over = True
             self.given_way += 1
             oldest.give_way()
 
-    def release(self, share: Share) -> None:
-        """Stop counting a share, if it is counted still."""
-        if share in self._shares:
-            self._shares.remove(share)
-            self._holdings.remove(share.owner, share, share.used)
-            self.used -= share.used
+    def _remove(self, share: Share) -> None:
+        self._holdings.remove(share.owner, share, share.used)
+        self._holders -= 1
+        self.used -= share.used
+        share.used = 0

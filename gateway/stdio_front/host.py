@@ -30,7 +30,7 @@ class Host(asyncio.BaseProtocol):
         """Done when the host does not read any more."""
         self._framing = Lines(max_bytes)
         self._unread = unread
-        self._behind: Share | None = None
+        self._behind = self.share_unread()
         self._reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         self._transports: list[asyncio.BaseTransport] = []
         self._pumps: list[threading.Thread] = []
@@ -81,15 +81,7 @@ class Host(asyncio.BaseProtocol):
 
     def count_unread(self) -> None:
         """Count what the pipe has not taken."""
-        waiting = self._out.get_write_buffer_size()
-        if self._behind is None:
-            if not waiting:
-                return
-            self._behind = self.share_unread()
-        self._behind.grow(waiting - self._behind.used)
-        if not waiting:
-            self._behind.release()
-            self._behind = None
+        self._behind.hold(self._out.get_write_buffer_size())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The pipe to the host is open."""
@@ -129,8 +121,7 @@ class Host(asyncio.BaseProtocol):
                 transport.abort()
             else:
                 transport.close()
-        if self._behind is not None:
-            self._behind.release()
+        self._behind.release()
         for pump in self._pumps:
             await asyncio.to_thread(pump.join, seconds)
 

@@ -277,7 +277,7 @@ class LiveTask(Driver):
 
     def _keep_result(self, body: bytes) -> None:
         self._result = body
-        self._share.grow(len(body))
+        self._share.hold(len(body))
 
     def _give_way(self) -> None:
         self._result, self._share = None, self._new_share()

@@ -51,7 +51,7 @@ def fill(stand: Stand) -> None:
     """Use up the budget, as another client would that began to fall behind just now."""
     budget = stand.gateway.routes.process.traffic.sending
     share = budget.share(lambda: None)
-    share.grow(budget.limit)
+    share.hold(budget.limit)
     share.release()
 
 

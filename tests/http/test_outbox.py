@@ -112,7 +112,7 @@ class Written:
         self.out = out
         self.budget = Budget("limits.sending_bytes", InForce(limit))
         self.cut = 0
-        out.begin_writing(lambda: self.budget.share(self._cut))
+        out.begin_writing(self.budget.share(self._cut))
 
     def _cut(self) -> None:
         self.cut += 1

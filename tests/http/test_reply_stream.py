@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from gateway.config import InForce
 from gateway.http.outbox import FinalMessage, Item
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import sse
-from gateway.runtime.budget import Share
+from gateway.runtime.budget import Budget, Share
 from gateway.telemetry import Ending
 from tests.support.turns import work_gives_way
 
@@ -44,7 +45,7 @@ class FakeReply(ReplyWriter):
         self.got: list[bytes | str] = []
 
     def share_unread(self) -> Share:
-        raise AssertionError("nothing waits")
+        return Budget("limits.sending_bytes", InForce(0)).share(lambda: None)
 
     async def start(self) -> None:
         assert not self.started

@@ -38,7 +38,7 @@ def test_the_budget_for_replies_has_room_for_the_largest_one() -> None:
 def test_the_budgets_are_shown_in_the_metrics() -> None:
     shared = traffic(sending_bytes=30, event_bytes=20)
     shared.show_budgets()
-    shared.sending.share(lambda: None).grow(7)
+    shared.sending.share(lambda: None).hold(7)
     found = shared.metrics.budgets()
     assert set(found) == {"limits.receiving_bytes", "limits.sending_bytes"}
     assert (found["limits.sending_bytes"].used, found["limits.sending_bytes"].limit) == (7, 30)

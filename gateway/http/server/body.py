@@ -110,7 +110,7 @@ class _Reading:
         if len(self._small) >= _PIECE_BYTES:
             self._pieces.append(bytes(self._small))
             self._small.clear()
-        share.grow(len(piece))
+        share.hold(self._size)
         if self._gave_way:
             raise self._busy()
 

@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
         is_kept = is_waiting or self.wire.is_behind or not (self._queue or self._begun)
         if is_ahead and is_kept and self._requests is not None and data:
             self._ahead = self._ahead or self._service.traffic.bodies.budget.share(self.wire.abort)
-            self._ahead.grow(_AHEAD_COST * len(data))
+            self._ahead.hold(self._ahead.used + _AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
         if not self.is_serving:
             self._watch_head()

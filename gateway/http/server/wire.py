@@ -28,9 +28,9 @@ class Wire:
         "_out",
         "_pauses",
         "_room",
-        "_share",
         "_timeouts",
         "_tls_socket",
+        "_unread",
         "_unsent",
         "has_written",
         "is_behind",
@@ -64,8 +64,7 @@ class Wire:
         """While somebody waits until the client has read everything."""
         self._unsent = 0
         """How much of a reply is not written yet."""
-        self._share: Share | None = None
-        """What waits for the client, while anything does."""
+        self._unread = self.new_share()
         self._deadline: asyncio.TimerHandle | None = None
         """While the client is behind."""
         self._pauses = 0
@@ -114,8 +113,7 @@ class Wire:
                     await self.drained()
         finally:
             self._unsent = 0
-            if self._share is not None:
-                self._count()
+            self._count()
 
     def say_continue(self) -> None:
         """Tell the client to send the body, unless it has left."""
@@ -139,14 +137,7 @@ class Wire:
     def _count(self) -> None:
         """Count what the client has not read; the buffer is empty unless it is behind."""
         unread = self._unsent + (self._out.get_write_buffer_size() if self.is_behind else 0)
-        if self._share is None:
-            if not unread or self.is_lost:
-                return
-            self._share = self.new_share()
-        self._share.grow(unread - self._share.used)
-        if not unread:
-            self._share.release()
-            self._share = None
+        self._unread.hold(unread)
 
     def end(self) -> None:
         """Close the connection once what was written has reached the kernel."""
@@ -192,9 +183,7 @@ class Wire:
         """The client has left: whoever waits for it hears so."""
         self.is_lost = True
         self._watch_no_more()
-        if self._share is not None:
-            self._share.release()
-            self._share = None
+        self._unread.release()
         if self._room is not None and not self._room.done():
             self._room.set_exception(ConnectionResetError(_LOST))
             _ = self._room.exception()  # nobody may wait any more

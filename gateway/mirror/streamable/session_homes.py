@@ -98,7 +98,7 @@ class Home:
         self.live = live
         self._homes, self._session = homes, session
         self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell, self._end_stream)
-        self._share: Share | None = None
+        self._share = homes.new_share(session)
         self._users = 0
         """Requests of the client that need the server's changes."""
         self._queue: Outbox | None = None
@@ -122,11 +122,7 @@ class Home:
 
     def _count(self) -> None:
         """Count the subscriptions."""
-        used = self._changes.uri_bytes
-        if self._share is None and used:
-            self._share = self._homes.new_share(self._session)
-        if self._share is not None:
-            self._share.grow(used - self._share.used)
+        self._share.hold(self._changes.uri_bytes)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
@@ -180,8 +176,7 @@ class Home:
     def close(self) -> None:
         """End it, and forget its subscriptions."""
         self.end()
-        if self._share is not None:
-            self._share.release()
+        self._share.release()
 
     def _end_stream(self) -> None:
         queue, self._queue = self._queue, None
