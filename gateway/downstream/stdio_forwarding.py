@@ -23,7 +23,7 @@ from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
-from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.channel import NO_HEADERS, Hearer
 
 _STATUSES: Final = {
     mcp.METHOD_NOT_FOUND: 404,
@@ -55,7 +55,7 @@ async def serve(at: Arrival, catalog: ToolCatalog) -> Response | None:
         return await passage.run()
 
 
-class StdioPassage(Passage):
+class StdioPassage(Passage, Hearer):
     """One request with its reply."""
 
     copies = 2  # as it came, and with another id
@@ -89,7 +89,7 @@ class StdioPassage(Passage):
         with telling(self._fail):
             try:
                 if stdio is not None:
-                    await stdio.modern.request(self.incoming.body, self._take)
+                    await stdio.modern.request(self.incoming.body, self)
                 else:
                     await self._send_over_http()
             except ValueError as exc:
@@ -105,12 +105,13 @@ class StdioPassage(Passage):
             repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
         id_, body = bytes(self._id), self.incoming.body
         request = ModernRequest(id_, body, parsed.method, target, headers, repeated)
-        await server.send(request, self._take)
+        await server.send(request, self)
 
     def _fail(self, error: GatewayError) -> None:
         self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))
 
-    def _take(self, data: bytes) -> None:
+    def hear(self, data: bytes, /) -> bool:
+        """See `Hearer`."""
         message = jsonrpc.message(data)
         if message.method is not None:
             if not self._is_over:
@@ -123,6 +124,7 @@ class StdioPassage(Passage):
             self._finish(FinalMessage(data, status, NO_HEADERS, ending_of(GatewayError(error.message))))
         else:
             self._finish(FinalMessage(data))
+        return message.method is None
 
     def _finish(self, final: FinalMessage) -> None:
         if not self._is_over:

@@ -9,7 +9,6 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +22,7 @@ from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.runtime.tasks import Tasks, telling
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import Headers, Hearer
 
 _PAUSES: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TRIES: Final = 30
@@ -70,15 +69,15 @@ class Changes:
         """`gave_up` is called if a lost stream is not opened again."""
         self.profile = profile
         self._server, self._tasks = server, tasks
-        self._deliver, self._gave_up = deliver, gave_up
+        self.deliver, self._gave_up = deliver, gave_up
         self.uris: dict[str, None] = {}
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
         """Streams are opened one after another, so that the last one covers everything that is wanted."""
         self._stream: asyncio.Task[None] | None = None
         """Hears the stream that the server has acknowledged last, until its end."""
-        self._opening: asyncio.Future[Filter] | None = None
-        """Waits for the acknowledgement of a stream."""
+        self._opening: _Stream | None = None
+        """The stream that waits for its acknowledgement."""
         self._headers: Headers = {}
         self._reopening: asyncio.Task[None] | None = None
         self._attempts = 0
@@ -145,12 +144,10 @@ class Changes:
 
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
-        acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
-        self._opening = acknowledged
-        hearing = self._listen(listening(self.profile, headers, uris), acknowledged)
-        stream = self._tasks.start(hearing, "listen")
+        self._opening = opening = _Stream(self)
+        stream = self._tasks.start(self._listen(listening(self.profile, headers, uris), opening), "listen")
         try:
-            honoured = await in_time(acknowledged, mcp.LISTEN)
+            honoured = await in_time(opening.acknowledged, mcp.LISTEN)
             self._check_open(closed)
         except BaseException:
             _ = stream.cancel()
@@ -164,44 +161,32 @@ class Changes:
             self._lost(stream, world.monotonic())
         return honoured
 
-    async def _listen(self, request: ModernRequest, acknowledged: "asyncio.Future[Filter]") -> None:
+    async def _listen(self, request: ModernRequest, stream: "_Stream") -> None:
         """Hear a stream until its end."""
         began = world.monotonic()
 
         def over(error: GatewayError) -> None:
-            if acknowledged.done():
+            if stream.acknowledged.done():
                 self._lost(asyncio.current_task(), began)
             else:
-                acknowledged.set_exception(error)
+                stream.acknowledged.set_exception(error)
 
         with telling(over):
             try:
-                await self._server.send(request, partial(self._hear, acknowledged))
+                await self._server.send(request, stream)
             except ValueError as exc:
                 raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
             over(CallLost("The server ended its subscription"))
-
-    def _hear(self, acknowledged: "asyncio.Future[Filter]", data: bytes) -> None:
-        message = jsonrpc.message(data)
-        if message.method == mcp.ACKNOWLEDGED:
-            if not acknowledged.done():
-                raw = message.params if isinstance(message.params, Raw) else jsonrpc.EMPTY
-                acknowledged.set_result(jsonrpc.inspect(_decode_acknowledged, raw).notifications)
-        elif message.method is not None:
-            notification = legacy_notification(message, data)
-            if notification is not None and acknowledged.done():
-                self._deliver(notification)
-        elif isinstance(message.error, Raw) and not acknowledged.done():
-            said = jsonrpc.error(message.error).message
-            acknowledged.set_exception(InvalidParams(f"The server refused subscriptions/listen: {said}"))
 
     def close(self) -> None:
         """Stop listening until `listen` is called again."""
         self._closed, self._attempts = self._closed + 1, 0
         if self._reopening is not None:
             _ = self._reopening.cancel()
-        if self._opening is not None and not self._opening.done():
-            self._opening.set_exception(CallLost("The subscription ended before the server acknowledged it"))
+        if self._opening is not None and not self._opening.acknowledged.done():
+            self._opening.acknowledged.set_exception(
+                CallLost("The subscription ended before the server acknowledged it")
+            )
         stream, self._stream = self._stream, None
         if stream is not None:
             _ = stream.cancel()
@@ -245,9 +230,33 @@ class Changes:
         """Tell the client of everything that may have changed in the meantime."""
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
-                self._deliver(jsonrpc.notification(method))
+                self.deliver(jsonrpc.notification(method))
         for uri in sorted(self.uris.keys() & honoured.resourceSubscriptions):
-            self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
+            self.deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
+
+
+class _Stream(Hearer):
+    """Hears one stream, from its acknowledgement on."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
+        self._changes = changes
+
+    def hear(self, data: bytes, /) -> bool:
+        """See `Hearer`."""
+        message, acknowledged = jsonrpc.message(data), self.acknowledged
+        if message.method == mcp.ACKNOWLEDGED:
+            if not acknowledged.done():
+                raw = message.params if isinstance(message.params, Raw) else jsonrpc.EMPTY
+                acknowledged.set_result(jsonrpc.inspect(_decode_acknowledged, raw).notifications)
+        elif message.method is not None:
+            notification = legacy_notification(message, data)
+            if notification is not None and acknowledged.done():
+                self._changes.deliver(notification)
+        elif isinstance(message.error, Raw) and not acknowledged.done():
+            said = jsonrpc.error(message.error).message
+            acknowledged.set_exception(InvalidParams(f"The server refused subscriptions/listen: {said}"))
+        return message.method is None
 
 
 def _size(uri: str) -> int:

@@ -25,7 +25,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Ending, Outcome
-from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 
 _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
@@ -33,7 +33,7 @@ _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
 """The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 
 
-class MirroredCall(Engine):
+class MirroredCall(Engine, Hearer):
     """One call; a subclass knows the client's transport, whose legs take notifications and the final message."""
 
     is_in_session = True
@@ -63,6 +63,8 @@ class MirroredCall(Engine):
         """What the client wants to hear from the next round on."""
         self._work: asyncio.Task[None] | None = None
         """Runs rounds, unless the client has to answer."""
+        self._pause: float | None = None
+        """Seconds until the next round; None if the client is to answer first."""
         self._failures = 0
         """How many requests about the task have failed in a row."""
         self._is_released = False
@@ -140,21 +142,20 @@ class MirroredCall(Engine):
 
     def _run_rounds(self) -> None:
         """Run rounds from the present one on, until the client has to answer."""
-        self._work = self.live.process.tasks.start(self._run(), "mirrored call")
+        self._pause = AT_ONCE
+        if self._work is None or self._work.done():  # else it goes on: it has not seen the end of the round before
+            self._work = self.live.process.tasks.start(self._run(), "mirrored call")
 
     async def _run(self) -> None:
         with telling(self._broke):
-            pause: float | None = AT_ONCE
-            while pause is not None:
+            while (pause := self._pause) is not None:
+                self._pause = None
                 if pause:
                     await asyncio.sleep(pause)
-                pause = await self._round()
+                await self._round()
 
-    async def _round(self) -> float | None:
-        """Send the request that is due; return the pause before the next one, unless the client is to answer first.
-
-        Raises GatewayError.
-        """
+    async def _round(self) -> None:
+        """Send the request that is due; raises GatewayError."""
         rounds, upstream = self._rounds, self._upstream
         (method, target), tool = rounds.aim, NO_TOOL
         if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
@@ -163,61 +164,55 @@ class MirroredCall(Engine):
         if rounds.live_task is not None and world.monotonic() > rounds.began + limit:
             raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
         trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
-        pause: float | None = None  # of this round alone: the next one may begin before this one has ended
-
-        def hear(data: bytes) -> None:
-            nonlocal pause
-            pause = self._hear(data)
-
-        sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), hear)
+        sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), self)
         try:
             await sending
         except ValueError as exc:
             raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
         except GatewayError as exc:
-            return self._tried_again(exc)
-        return pause
+            self._try_again(exc)
 
     def _sending(self) -> Headers:
         """The server may run the call from here on; returns the trace context."""
         self._move()
         return self.report.sending()
 
-    def _hear(self, data: bytes) -> float | None:
-        """Take a message of the server; returns as `_round`, and raises ValueError for a malformed one."""
+    def hear(self, data: bytes, /) -> bool:
+        """Take a message of the server; raises ValueError for a malformed one."""
         if self._is_released:
-            return None
+            return False
         rounds, before = self._rounds, self._rounds.live_task
         try:
             said = rounds.received(data)
         except CallLost as exc:
-            return self._tried_again(exc)
+            self._try_again(exc)
+            return True
         if said is None:
-            return None
+            return False
         self._failures = 0
         if before is None and rounds.live_task is not None:
             _ = self._sending()  # the call has become a task
         match said:
             case float():
-                return said
+                self._pause = said
             case on.Notified(message=message):
                 legs: tuple[Any, ...] = self._exchange.legs if self.streams else ()
                 for leg in legs:
                     leg.notify(message)
             case _:
                 self._feed(said)
-        return None
+        return not isinstance(said, on.Notified)
 
-    def _tried_again(self, error: GatewayError) -> float | None:
-        """The pause before the next try after a request that failed, if the server works on a task; else it fails."""
+    def _try_again(self, error: GatewayError) -> None:
+        """Try again after a request that failed, if the server works on a task; else the call fails."""
         if isinstance(error, Unreachable) and self._rounds.progress.round:
             error = CallLost(f"{error.message}; the rounds before may have had effects")
         if self._rounds.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
             self._broke(error)
-            return None
+            return
         # The server works on the task all the same, and takes answers that it has taken already.
+        self._pause = _PAUSES[self._failures]
         self._failures += 1
-        return _PAUSES[self._failures - 1]
 
     def _broke(self, error: GatewayError) -> None:
         if not self._is_released:

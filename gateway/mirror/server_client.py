@@ -1,7 +1,7 @@
 """A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import NestedOutcome
-from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
+from gateway.upstream.channel import NO_HEADERS, Answer, Headers, Hearer
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.http.http_errors import mapped, refused
 from gateway.upstream.http.reply_reader import ReplyReader
@@ -83,36 +83,26 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
         return {**repeated, mcp.NAME_HEADER: encode_value(self.target)} if self.target else repeated
 
 
-Hear = Callable[[bytes], None]
-"""Takes a message of a reply: a notification, or the response, which is the last. Raises ValueError for a bad one."""
-
-
 class ServerClient(Protocol):
     """Sends requests of 2026-07-28 to one server."""
 
     reads_headers: ClassVar[bool]
     """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
-    async def send(self, request: ModernRequest, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
 
-        Raises GatewayError if the response will not come, and ValueError for headers that cannot be sent.
+        `hearer` raises ValueError for a malformed message. Raises GatewayError if the response will not come, and
+        ValueError for headers that cannot be sent.
         """
 
 
 async def ask(server: ServerClient, request: ModernRequest) -> Raw | jsonrpc.Error:
     """Send a request and wait for its response; raises GatewayError if there is none."""
-    found: list[Raw | jsonrpc.Error] = []
-
-    def hear(data: bytes) -> None:
-        message = jsonrpc.message(data)
-        if isinstance(message.error, Raw):
-            found.append(jsonrpc.error(message.error))
-        elif isinstance(message.result, Raw):
-            found.append(message.result)
-
-    await in_time(server.send(request, hear), request.method)
-    return found[0]
+    answer = Answer(request.body)
+    await in_time(server.send(request, answer), request.method)
+    assert answer.found is not None, "the response is here"
+    return answer.found
 
 
 async def in_time(answer: Awaitable[T], method: str) -> T:
@@ -141,9 +131,9 @@ class StdioServerClient(msgspec.Struct, frozen=True, eq=False):
     reads_headers: ClassVar[bool] = False
     modern: ModernStdio
 
-    async def send(self, request: ModernRequest, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`."""
-        sending = self.modern.request(request.body, hear)
+        sending = self.modern.request(request.body, hearer)
         del request  # it is sent once, and a call need not keep it
         try:
             await sending
@@ -212,9 +202,9 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
         assert self.live.upstream.era is not None, "an upstream without a command has a URL"
         return self.live.upstream.era.endpoint
 
-    async def send(self, request: ModernRequest, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`."""
-        live, hearer = self.live, _ServerResponse(self.live, self._endpoint, request.id, hear)
+        live, hearer = self.live, _ServerResponse(self.live, self._endpoint, request.id, hearer)
         sending = self._sent(request, hearer)
         del request  # a call that waits need not keep it
         try:
@@ -282,8 +272,8 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
 class _ServerResponse(Hearer):
     """Hands on what answers one request."""
 
-    def __init__(self, live: LiveRoute, endpoint: Endpoint, id_: bytes, hear: Hear) -> None:
-        self._live, self._endpoint, self._id, self._hear = live, endpoint, id_, hear
+    def __init__(self, live: LiveRoute, endpoint: Endpoint, id_: bytes, hearer: Hearer) -> None:
+        self._live, self._endpoint, self._id, self._hearer = live, endpoint, id_, hearer
 
     def hear(self, data: bytes, /) -> bool:
         """Hand a message over; return whether it was the response to the request.
@@ -300,7 +290,7 @@ class _ServerResponse(Hearer):
             is_response = reply_messages.is_response(message)
             if is_response and not reply_messages.is_answer(message, self._id):
                 return False
-            self._hear(data)
+            _ = self._hearer.hear(data)
         except (ValueError, RecursionError) as exc:
             said = self._endpoint.quoted(str(exc))
             raise _lost(self._endpoint, f"sent a malformed message ({said})") from exc

@@ -14,10 +14,10 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.sep_1442.vocabulary import LISTENING
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import Headers, Hearer
 
 
-class Listening:
+class Listening(Hearer):
     """One background stream (`Endable`)."""
 
     def __init__(self, live: LiveRoute, id_: bytes, request_id: str) -> None:
@@ -39,13 +39,14 @@ class Listening:
 
     async def _listen(self, server: ServerClient, request: ModernRequest) -> None:
         with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._request_id))):
-            await server.send(request, self._hear)
+            await server.send(request, self)
 
-    def _hear(self, data: bytes) -> None:
+    def hear(self, data: bytes, /) -> bool:
+        """See `Hearer`."""
         message = jsonrpc.message(data)
         if self._queue.final is not None:
-            return
-        if message.method == mcp.ACKNOWLEDGED:
+            pass
+        elif message.method == mcp.ACKNOWLEDGED:
             self._queue.send(sse.encode(jsonrpc.notification(LISTENING)))
         elif message.method is not None:
             notification = legacy_notification(message, data)
@@ -57,6 +58,7 @@ class Listening:
             self._finish(FinalMessage(jsonrpc.failure(self._id, error), status))
         else:
             self.end()
+        return message.method is None
 
     def end(self) -> None:
         """See `Endable`."""

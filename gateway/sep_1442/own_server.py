@@ -13,11 +13,12 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import MessageReply, ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
-from gateway.mirror.server_client import Hear, ModernRequest
+from gateway.mirror.server_client import ModernRequest
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
+from gateway.upstream.channel import Hearer
 
 _PLAIN: Final = (200, 400, 404)
 """Statuses that tell a client no more than the error in the body does."""
@@ -41,9 +42,9 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
     reply: ReplyWriter
     live: LiveRoute
 
-    async def send(self, request: ModernRequest, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`; the headers are those that the client sent."""
-        reply = _Messages(hear, self.reply, self.live.config.limits.event_bytes)
+        reply = _Messages(hearer, self.reply, self.live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):
             _ = await self.side.serve(self._modern(request), reply)
         if reply.error is not None:
@@ -73,9 +74,9 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
 class _Messages(MessageReply):
     """A reply whose messages are handed over."""
 
-    def __init__(self, hear: Hear, reply: ReplyWriter, event_bytes: int) -> None:
+    def __init__(self, hearer: Hearer, reply: ReplyWriter, event_bytes: int) -> None:
         super().__init__(event_bytes)
-        self._hear = hear
+        self._hearer = hearer
         self._reply = reply
         self.is_over = False
         self.error: GatewayError | None = None
@@ -88,7 +89,7 @@ class _Messages(MessageReply):
         """Hand one message over."""
         try:
             self.is_over |= reply_messages.is_response(jsonrpc.message(message))
-            self._hear(message)
+            _ = self._hearer.hear(message)
         except (ValueError, RecursionError) as exc:
             self.error = CallLost(f"The server's answer is malformed ({exc}); the call may have had effects")
 

@@ -5,10 +5,11 @@ import json
 from typing import Any
 from unittest.mock import Mock
 
-from gateway.mirror.server_client import Hear, ModernRequest
+from gateway.mirror.server_client import ModernRequest
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import Tasks
+from gateway.upstream.channel import Hearer
 from tests.support.fake_modern import INFO
 
 Json = dict[str, Any]
@@ -17,8 +18,8 @@ Json = dict[str, Any]
 class Sent:
     """One request that the mirror sent."""
 
-    def __init__(self, request: ModernRequest, hear: Hear) -> None:
-        self.request, self._hear = request, hear
+    def __init__(self, request: ModernRequest, hearer: Hearer) -> None:
+        self.request, self._hearer = request, hearer
         self.body: Json = json.loads(request.body)
         self.params: Json = self.body["params"]
         self.is_answered = self.is_aborted = False
@@ -28,7 +29,7 @@ class Sent:
         """Let it hear a message; a response if `result` or `error` is given."""
         is_response = "result" in members or "error" in members
         id_ = {"id": self.body["id"]} if is_response else {}
-        self._hear(json.dumps({"jsonrpc": "2.0", **id_, **members}).encode())
+        _ = self._hearer.hear(json.dumps({"jsonrpc": "2.0", **id_, **members}).encode())
         if is_response:
             self.is_answered = True
             self.over.set_result(None)
@@ -62,8 +63,8 @@ class FakeServer:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
-    async def send(self, request: ModernRequest, hear: Hear) -> None:
-        sent = Sent(request, hear)
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
+        sent = Sent(request, hearer)
         self.sent.append(sent)
         try:
             await sent.over

@@ -8,7 +8,7 @@ reaches one only if no other request in flight wants logs.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping  # noqa: TC003  (one import style; it costs nothing here)
 from typing import Final
 
 import msgspec
@@ -19,9 +19,7 @@ from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.telemetry import Metrics, NestedOutcome
-
-Take = Callable[[bytes], None]
-"""Takes a message for the client: notifications, then the response."""
+from gateway.upstream.channel import Hearer
 
 _DONE: Final = {"resultType": "complete"}
 
@@ -33,7 +31,7 @@ class _InFlight(msgspec.Struct, eq=False):
     method: str
     token: Raw | None
     wants_logs: bool
-    take: Take
+    hearer: Hearer
     answered: asyncio.Future[None]
     heard: float = 0.0
     """The event loop's time of the last message."""
@@ -68,14 +66,14 @@ class ModernStdio:
             child, self.child = self.child, None
             child.end()
 
-    async def request(self, message: bytes, take: Take) -> None:
+    async def request(self, message: bytes, hearer: Hearer) -> None:
         """Send a request, and hand over its messages with the client's own ids, the response last.
 
         The server is told if this is cancelled. Raises CallLost or Unreachable.
         """
         child = await self._running_child()
         number = b'"gw-%d"' % next(self._numbers)
-        sent, request = _translated(message, number, take)
+        sent, request = _translated(message, number, hearer)
         del message  # it is sent once, and a call need not keep it
         self._requests[number] = request
         try:
@@ -171,7 +169,7 @@ def _hand_over(request: _InFlight, message: bytes, *, is_last: bool = False) -> 
     """Give a message to the client of a request, which hears nothing after the last one."""
     request.heard = asyncio.get_running_loop().time()
     try:
-        request.take(message)
+        _ = request.hearer.hear(message)
     except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe that all requests share)
         request.answered.set_exception(exc)
     else:
@@ -179,7 +177,7 @@ def _hand_over(request: _InFlight, message: bytes, *, is_last: bool = False) -> 
             request.answered.set_result(None)
 
 
-def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _InFlight]:
+def _translated(message: bytes, number: bytes, hearer: Hearer) -> tuple[bytes, _InFlight]:
     """Return the request as the child gets it, and what is remembered of it."""
     opened = jsonrpc.message(message)
     assert isinstance(opened.id, Raw), "notifications are not translated"
@@ -191,7 +189,7 @@ def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _InFl
         params["_meta"] = Raw(jsonrpc.encode({**meta, mcp.META_PROGRESS_TOKEN: Raw(number)}))
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     wants_logs = mcp.META_LOG_LEVEL in meta
-    request = _InFlight(opened.id, opened.method, token, wants_logs, take, answered)
+    request = _InFlight(opened.id, opened.method, token, wants_logs, hearer, answered)
     return jsonrpc.request(number, opened.method, params), request
 
 

@@ -50,7 +50,10 @@ async def test_a_fault_in_one_client_costs_the_others_nothing() -> None:
 
     child, modern = child_of()
     heard: list[bytes] = []
-    faulty, healthy = later(modern.request(CALL, fails)), later(modern.request(CALL, heard.append))
+    faulty, healthy = (
+        later(modern.request(CALL, Mock(hear=fails))),
+        later(modern.request(CALL, Mock(hear=heard.append))),
+    )
     await eventually(lambda: len(child.sent) == 2)
     first, second = (each["id"] for each in child.sent)
     child.say(method=mcp.PROGRESS, params={"progressToken": first, "progress": 1})
