@@ -267,7 +267,7 @@ REQUIREMENTS: Final = (
         "Clients and servers MUST use case-insensitive comparisons for header names. Header values are "
         "case-sensitive.",
         (
-            HEADER + "test_header_names_are_asked_for_as_the_specification_writes_them",
+            HEADER + "test_the_names_of_headers_may_be_in_any_case",
             REQUEST + "test_a_fault_is_refused",
         ),
     ),

@@ -98,32 +98,6 @@ async def _refuse(turn: Turn) -> None:
     turn.reply(400, {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "not now"}})
 
 
-@pytest.mark.parametrize(("method", "name"), [(mcp.TOOLS_CALL, "weather"), (mcp.RESOURCES_READ, "")])
-async def test_the_status_page_shows_a_held_call_but_no_uri(
-    upstream: FakeUpstream, stand: Stand, client: Client, method: str, name: str
-) -> None:
-    async def script(turn: Turn) -> None:
-        _ = await turn.elicit("name")
-        await turn.result({"content": []} if method == mcp.TOOLS_CALL else {"contents": []})
-
-    upstream.on(method, script)
-    params = {"name": "weather"} if method == mcp.TOOLS_CALL else {"uri": "file:///secret"}
-    asked = await client.post(method, params)
-    (driver,) = stand.gateway.lot
-    held = driver.glance(time.monotonic())
-    assert (held.method, held.name, held.state, held.round, held.asked) == (
-        method,
-        name,
-        "parked",
-        1,
-        ("elicitation",),
-    )
-    assert held.expires_in_seconds is not None
-    _ = await client.post(
-        method, {**params, "requestState": asked.state, "inputResponses": {"name": {"action": "decline"}}}
-    )
-
-
 async def test_the_status_page_names_no_expiry_while_a_client_waits(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

@@ -22,6 +22,10 @@ def check(headers: dict[str, Any], name: str | None = "greet", method: str = mcp
     header_mismatch.check(method, name, mcp.MODERN, values(given))
 
 
+def test_the_names_of_headers_may_be_in_any_case() -> None:
+    check({name.upper(): value for name, value in HEADERS.items()})
+
+
 def test_a_request_without_a_target_needs_no_name_header() -> None:
     listed = {**HEADERS, mcp.METHOD_HEADER: mcp.TOOLS_LIST, mcp.NAME_HEADER: None}
     check(listed, name=None, method=mcp.TOOLS_LIST)

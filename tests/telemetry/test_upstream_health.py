@@ -134,9 +134,13 @@ def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
 
 def test_a_child_that_ended_is_told_and_no_failure_of_its_route() -> None:
     errors = RecentErrors()
-    health = UpstreamHealth("/mcp", Metrics(), errors, is_command=True)
+    health = UpstreamHealth("/mcp", metrics := Metrics(), errors, is_command=True)
+    for _ in range(3):
+        health.child_started()
     health.child_ended("was asked to end", asked=True)
     health.child_ended("ended (exit code 1)", asked=False)
     (error,) = errors.told()
     assert (error.kind, error.route) == ("child_ended", "/mcp")
     assert health.failure is None
+    assert metrics.children["/mcp",].value == 1
+    assert [metrics.children_ended["/mcp", why].value for why in ("asked", "unasked")] == [1, 1]

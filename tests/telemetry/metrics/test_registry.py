@@ -18,8 +18,6 @@ from gateway.telemetry import (
     TrafficEra,
 )
 from gateway.telemetry.metrics.registry import BudgetStatus
-from gateway.telemetry.recent_errors import RecentErrors
-from gateway.telemetry.upstream_health import UpstreamHealth
 
 CANARY = "c4nary-7f3a9"
 ODD = Ending(Outcome.REJECTED, "odd")
@@ -75,14 +73,6 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'sessions{route="/mcp",state="idle"}': 1},
     ),
     (lambda metrics: metrics.sessions_by_state("/mcp")[None].inc(), {}),
-    (
-        lambda metrics: UpstreamHealth("/mcp", metrics, RecentErrors(), is_command=True).child_ended("", asked=True),
-        {'children{route="/mcp"}': -1, 'children_ended_total{route="/mcp",why="asked"}': 1},
-    ),
-    (
-        lambda metrics: UpstreamHealth("/mcp", metrics, RecentErrors(), is_command=True).child_ended("", asked=False),
-        {'children{route="/mcp"}': -1, 'children_ended_total{route="/mcp",why="unasked"}': 1},
-    ),
     (lambda metrics: metrics.config_reloaded(applied=True), {'config_reloads_total{outcome="applied"}': 1}),
     (lambda metrics: metrics.config_reloaded(applied=False), {'config_reloads_total{outcome="rejected"}': 1}),
 ]
