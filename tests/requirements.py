@@ -84,7 +84,7 @@ REQUIREMENTS: Final = (
         "server-requirements-basic-workflow",
         "Servers MUST NOT send an inputRequests that the client has not declared support for in its capabilities.",
         (
-            EXCHANGE + "test_a_client_that_cannot_answer_is_never_asked",
+            "tests/bridge/test_driver.py::test_a_client_that_did_not_declare_is_never_asked",
             EXCHANGE + "test_a_url_for_a_client_that_cannot_visit_it_is_refused",
             INPUTS + "test_each_question_needs_its_capability_and_no_other",
             "tests/exchange/test_url_elicitation.py::test_an_error_without_proper_urls_is_malformed",
@@ -96,7 +96,7 @@ REQUIREMENTS: Final = (
         "server-requirements-basic-workflow",
         "Servers MUST NOT assume that clients will fulfill the inputRequests or retry the original request.",
         (
-            EXCHANGE + "test_a_parked_call_whose_client_does_not_return_is_given_up",
+            "tests/engine/test_timers.py::test_an_abandoned_call_is_settled_cancelled_and_freed",
             EXCHANGE + "test_urls_that_are_not_visited_in_time_free_the_session",
             EXCHANGE + "test_a_result_whose_client_does_not_return_is_dropped",
         ),
@@ -108,7 +108,7 @@ REQUIREMENTS: Final = (
         "information inside can be correctly parsed.",
         (
             INPUTS + "test_an_answer_of_the_wrong_kind_is_refused",
-            EXCHANGE + "test_a_malformed_answer_leaves_the_call_parked",
+            "tests/bridge/test_driver.py::test_an_answer_of_the_wrong_kind_leaves_the_call_parked",
             REQUEST + "test_a_fault_is_refused",
         ),
     ),
@@ -180,7 +180,7 @@ REQUIREMENTS: Final = (
         "MissingRequiredClientCapabilityError (-32021) whose data.requiredCapabilities lists the missing "
         "capabilities.",
         (
-            EXCHANGE + "test_a_client_that_cannot_answer_is_never_asked",
+            "tests/bridge/test_driver.py::test_a_client_that_did_not_declare_is_never_asked",
             EXCHANGE + "test_a_url_for_a_client_that_cannot_visit_it_is_refused",
         ),
     ),
@@ -195,7 +195,7 @@ REQUIREMENTS: Final = (
         HTTP,
         "receiving-messages",
         "The server MUST NOT send independent JSON-RPC requests on this stream.",
-        (EXCHANGE + "test_one_question_is_asked_answered_and_the_result_given", PROPERTIES),
+        ("tests/stories/test_stories.py::test_a_story_is_the_same_at_every_face_and_before_every_link", PROPERTIES),
     ),
     Requirement(
         HTTP,
@@ -203,8 +203,8 @@ REQUIREMENTS: Final = (
         "Closing the SSE response stream MUST be treated by the server as cancellation of that request, and the "
         "server MUST NOT send any further messages for it.",
         (
-            EXCHANGE + "test_leaving_in_the_first_round_cancels_at_once",
-            EXCHANGE + "test_leaving_in_a_retry_waits_for_the_grace_period",
+            "tests/bridge/test_upstream_call.py::test_leaving_in_the_first_round_cancels_at_once_and_once",
+            "tests/engine/test_timers.py::test_a_retry_that_is_not_repeated_is_cancelled_after_grace",
             PROPERTIES,
         ),
     ),

@@ -143,16 +143,6 @@ def test_each_state_has_its_timers(arrive: Callable[[], Playbook], timers: tuple
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-def test_one_question_is_asked_answered_and_the_result_given() -> None:
-    play = Playbook() >> on.Called(FIRST) << do.SendCall()
-    play = play >> asked(0) << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << ask(FIRST, 1, "elicitation-1")
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
-    play = play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT)
-    assert play << do.ReleaseSession(clean=True)
-    assert play.counts == ["asked", "answered"]
-
-
 def test_several_questions_within_the_quiet_window_share_one_round() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw("x"), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
@@ -164,17 +154,6 @@ def test_several_questions_within_the_quiet_window_share_one_round() -> None:
     play = play >> answered(SECOND, 1, **{"roots-1": roots, "sampling-1": SAMPLED, "elicitation-1": ACCEPT})
     assert play << send(("elicitation-1", 0, ACCEPT), ("sampling-1", "x", SAMPLED), ("roots-1", 2, roots))
     assert play.counts == ["asked"] * 3 + ["answered"] * 3
-
-
-def test_many_questions_in_sequence_take_one_round_each() -> None:
-    play, last = waiting(FIRST), FIRST
-    for number in range(1, 10):
-        key = f"elicitation-{number}"
-        play = play >> asked(number) << do.Arm(Timer.QUIET)
-        play = play >> on.QuietPassed() << ask(last, number, key)
-        last = leg(number)
-        play = play >> answered(last, number, **{key: ACCEPT}) << send((key, number, ACCEPT))
-    assert play >> on.Resulted(RESULT) << do.Reply((last,), RESULT) << ANY
 
 
 def test_the_title_of_the_form_is_the_key_and_keys_are_never_given_twice() -> None:
@@ -240,21 +219,6 @@ def test_what_no_client_could_answer_is_refused_upstream_and_the_call_goes_on(
 # -- capabilities (SEP-2260, mrtr server requirement 7) -----------------------------------------------------------
 
 
-def test_a_client_that_cannot_answer_is_never_asked() -> None:
-    play = waiting(FIRST, declared=Capabilities(roots=True)) >> asked(0)
-    play = play << do.Respond(raw(0), error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY)
-    missing = MissingCapability({"elicitation": {"form": {}}}, mcp.ELICIT)
-    assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-
-
-def test_a_route_may_let_the_tool_fall_back_instead() -> None:
-    policy = Policy(refuse_undeclared=True)
-    play = waiting(FIRST, declared=Capabilities(), policy=policy) >> on.Nested(raw(7), mcp.SAMPLE, raw(SAMPLING))
-    assert play << do.Respond(raw(7), error(mcp.INVALID_PARAMS))
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
-
-
 def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
     play = waiting(FIRST, declared=Capabilities(form=True, sampling=True)) >> asked(0) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
@@ -282,13 +246,6 @@ def test_only_the_missing_answers_are_asked_again() -> None:
 def test_unknown_keys_are_ignored() -> None:
     play = parked(FIRST) >> answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": ACCEPT, "x": raw(1)})
     assert play << send(("elicitation-1", 0, ACCEPT))
-
-
-def test_a_malformed_answer_leaves_the_call_parked() -> None:
-    play = parked(FIRST)
-    play.refuses(answered(SECOND, 1, **{"elicitation-1": raw({"action": "maybe"})}), InvalidParams, "elicitation-1")
-    play.refuses(answered(SECOND, 1, **{"elicitation-1": SAMPLED}), InvalidParams)
-    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << send(("elicitation-1", 0, DECLINE))
 
 
 @pytest.mark.parametrize(
@@ -320,21 +277,7 @@ def test_a_question_with_a_number_beyond_all_ranges_is_asked_recorded_and_recogn
     assert play >> on.Nested(raw(9), mcp.ELICIT, params) << send(("elicitation-1", 9, ACCEPT))
 
 
-def test_answers_given_in_advance_are_used_when_their_question_comes() -> None:
-    play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << send(("elicitation-1", 0, ACCEPT))
-    assert play.state is State.RUNNING
-    assert play.counts == ["given"]
-    assert play >> asked(1) << do.Arm(Timer.QUIET)
-
-
 # -- answers that do not arrive -----------------------------------------------------------------------------------
-
-
-def test_refused_credentials_leave_the_call_parked_for_better_ones() -> None:
-    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
-    play = play << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
-    assert play.state is State.PARKED
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
 
 
 def test_after_refused_credentials_a_result_is_kept_for_whatever_answer_comes() -> None:
@@ -429,20 +372,6 @@ def test_a_result_whose_client_does_not_return_is_dropped() -> None:
 # -- -32042 -------------------------------------------------------------------------------------------------------
 
 
-def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_again() -> None:
-    play = waiting(FIRST) >> url_required(url()) << ask(FIRST, 1, "elicitation-1", state=State.REFERRED)
-    assert play.state is State.REFERRED
-    assert not play.exchange.calling
-    assert_modern_result(
-        mcp.TOOLS_CALL,
-        b'{"resultType":"input_required","inputRequests":%b}' % input_requests.input_requests(play.questions),
-    )
-    play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.SendCall()
-    play = play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT)
-    assert play << do.ReleaseSession(clean=True)
-    assert play.counts == ["asked", "answered"]
-
-
 def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
     play = referred(FIRST) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
     (reply,) = [command for command in play.pending if isinstance(command, do.Reply)]
@@ -503,22 +432,9 @@ def test_a_question_after_the_url_error_is_unsolicited() -> None:
 # -- the client leaves ----------------------------------------------------------------------------------------------
 
 
-def test_leaving_in_the_first_round_cancels_at_once() -> None:
-    play = waiting(FIRST) >> on.Left(FIRST) << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-
-
 def test_leaving_while_questions_gather_answers_them_with_cancel() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Left(FIRST) << do.Respond(raw(0), CANCEL)
     assert play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
-
-
-def test_leaving_in_a_retry_waits_for_the_grace_period() -> None:
-    play = resumed(FIRST, SECOND) >> on.Left(SECOND)
-    play = play >> on.GracePassed() << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    play.refuses(answered(THIRD, 1, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
 def test_a_question_asked_within_the_grace_period_is_asked_to_the_repeat() -> None:
@@ -541,12 +457,6 @@ def test_closing_after_a_reply_is_no_cancellation(arrive: Callable[[on.Leg], Pla
 
 
 # -- two retries at once ----------------------------------------------------------------------------------------------
-
-
-def test_a_retry_that_comes_twice_is_answered_twice_and_sent_once() -> None:
-    play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-    assert play.exchange.legs == (SECOND, THIRD)
-    assert play >> on.Resulted(RESULT) << do.Reply((SECOND, THIRD), RESULT) << ANY
 
 
 def test_two_retries_at_once_share_the_next_round() -> None:
@@ -572,31 +482,10 @@ def test_a_round_that_was_never_asked_is_refused(round_: int) -> None:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_parked_call_whose_client_does_not_return_is_given_up() -> None:
-    play = waiting(FIRST) >> asked(0) << ANY >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << ANY
-    play = play >> on.QuietPassed() << ANY
-    play = play >> on.Expired() << do.Respond(raw(0), CANCEL) << do.Respond(raw(1), error(-32603))
-    play = play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
-    assert play
-    assert play.state is State.ENDED
-    assert play.counts == ["asked", "asked", "expired", "expired"]
-    play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT}), InvalidState)
-
-
 def test_urls_that_are_not_visited_in_time_free_the_session() -> None:
     play = referred(FIRST) >> on.Expired() << do.ReleaseSession(clean=True)
     assert play
     assert play.state is State.ENDED
-
-
-def test_after_its_limit_of_such_rounds_a_leg_is_kept_open() -> None:
-    play, last = waiting(FIRST, policy=Policy(shed_rounds=2)), FIRST
-    for round_ in (1, 2):
-        play = play >> on.LegLimitPassed() << ask(last, round_)
-        last = leg(round_)
-        play = play >> answered(last, round_)
-    assert play >> on.LegLimitPassed()
-    assert play.state is State.RUNNING
 
 
 def test_a_leg_whose_call_finds_no_place_is_kept_open_until_there_is_one() -> None:
