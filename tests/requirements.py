@@ -52,7 +52,7 @@ REQUIREMENTS: Final = (
         "supported-requests",
         "Servers MUST NOT send InputRequiredResult responses on any other client requests.",
         (
-            EXCHANGE + "test_a_request_that_may_not_ask_refuses_a_question_and_goes_on",
+            "tests/bridge/test_holds.py::test_other_methods_never_ask",
             EXCHANGE + "test_a_request_that_may_not_ask_does_not_shed",
             EXCHANGE + "test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error",
             PROPERTIES,
@@ -334,7 +334,7 @@ REQUIREMENTS: Final = (
         "Both parties MUST handle these race conditions gracefully.",
         (
             EXCHANGE + "test_closing_after_a_reply_is_no_cancellation",
-            EXCHANGE + "test_what_the_upstream_says_after_the_end_changes_nothing",
+            EXCHANGE + "test_a_late_event_changes_nothing",
         ),
     ),
 )

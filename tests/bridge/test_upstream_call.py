@@ -321,15 +321,6 @@ async def test_a_cancellation_that_is_refused_is_sent_again_though_nothing_reads
     assert one.body["params"] == other.body["params"]
 
 
-async def test_a_request_that_no_client_knows_is_method_not_found(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        answer = await turn.ask("tasks/list")
-        await turn.result(text(str(answer["error"]["code"])))
-
-    upstream.tool(tool)
-    assert (await client.call()).text == "-32601"
-
-
 class _Call(UpstreamCall):
     """One that sends nothing of its own."""
 

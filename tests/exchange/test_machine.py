@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import ANY
 
 import pytest
@@ -51,6 +51,7 @@ from tests.support.playbook import (
     raw,
     referred,
     resumed,
+    same,
     send,
     url,
     url_required,
@@ -73,13 +74,6 @@ def test_nothing_is_left_of_an_exchange_after_a_bug() -> None:
     play.exchange.crash()
     assert (play.state, play.exchange.legs, play.questions) == (State.ENDED, (), {})
     assert play.refuses(answered(SECOND, 1), InvalidState)
-
-
-def test_a_request_that_may_not_ask_refuses_a_question_and_goes_on() -> None:
-    play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall()
-    assert play >> asked(0) << do.Respond(raw(0), error(mcp.INVALID_REQUEST))
-    assert play.counts == ["refused"]
-    assert play.state is State.RUNNING
 
 
 def test_a_request_that_may_not_ask_does_not_shed() -> None:
@@ -425,10 +419,6 @@ def test_urls_that_came_while_detached_are_for_whoever_gave_the_answers_before()
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
-def test_a_question_after_the_url_error_is_unsolicited() -> None:
-    assert referred(FIRST) >> asked(5) << do.Respond(raw(5), error(mcp.INVALID_PARAMS))
-
-
 # -- the client leaves ----------------------------------------------------------------------------------------------
 
 
@@ -511,55 +501,7 @@ def test_stopping_while_referred_or_detached_frees_the_session() -> None:
     assert detached(FIRST, SECOND) >> on.Stopped(STOPPING) << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
 
 
-def test_stopping_after_the_end_does_nothing() -> None:
-    play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Stopped(STOPPING)
-    assert play >> answered(SECOND, 1) << do.Reply((SECOND,), RESULT) << ANY >> on.Stopped(STOPPING)
-
-
 # -- late events and the table ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        on.Withdrawn(raw(0)),
-        on.Resulted(b"{}"),
-        on.Failed(jsonrpc.Error(1)),
-        on.Broke(LOST),
-        on.Left(SECOND),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -> None:
-    for play in (
-        broken(FIRST),
-        parked(FIRST) >> on.Resulted(RESULT) << ANY,
-        resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY,
-    ):
-        before = attributes(play.exchange)
-        assert play >> event
-        assert attributes(play.exchange) == before
-
-
-@pytest.mark.parametrize("event", [on.Withdrawn(raw(0)), on.Left(SECOND)], ids=lambda event: type(event).__name__)
-def test_what_is_said_while_a_client_visits_its_urls_changes_nothing(event: on.Event) -> None:
-    play = referred(FIRST)
-    before = attributes(play.exchange)
-    assert play >> event
-    assert attributes(play.exchange) == before
-
-
-def test_an_answer_that_is_refused_after_the_call_changes_nothing() -> None:
-    for play in (referred(FIRST), broken(FIRST), parked(FIRST) >> on.Resulted(RESULT) << ANY):
-        before = attributes(play.exchange)
-        assert play >> on.Undelivered((QUESTION,), LOST, retryable=True)
-        assert attributes(play.exchange) == before
-
-
-def test_a_question_after_the_end_is_refused() -> None:
-    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
-    assert play >> asked(9) << do.Respond(raw(9), error(mcp.INVALID_PARAMS))
-    assert play.counts[-1] == "refused_unsolicited"
 
 
 def in_state(state: State) -> Exchange:
@@ -637,6 +579,35 @@ def test_a_pair_is_in_the_table_or_raises_and_changes_nothing(state: State, kind
     with pytest.raises(LocalProtocolError, match=f"{kind.__name__} is not allowed in {state}"):
         exchange.handle(event_of(kind))
     assert attributes(exchange) == before
+
+
+IS_OVER: Final = (State.FINISHED, State.ENDED)
+IS_BETWEEN: Final = (State.REFERRED, State.BROKEN)
+LATE: Final[tuple[tuple[tuple[type[on.Event], ...], tuple[State, ...]], ...]] = (
+    ((on.Withdrawn, on.Left), (*IS_BETWEEN, *IS_OVER)),
+    ((on.Resulted, on.Failed, on.Broke), (State.BROKEN, *IS_OVER)),
+    ((on.Undelivered,), (*IS_BETWEEN, State.FINISHED)),
+    ((on.HandedOver,), (State.PARKED, State.DETACHED, *IS_BETWEEN, *IS_OVER)),
+    ((on.LetGo, on.Stopped), IS_OVER),
+)
+"""Events that come late, with the states in which they do."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [(kind, state) for kinds, states in LATE for kind in kinds for state in states]
+)
+def test_a_late_event_changes_nothing(kind: type[on.Event], state: State) -> None:
+    exchange = in_state(state)
+    before = attributes(exchange)
+    assert exchange.handle(event_of(kind)) == []
+    assert attributes(exchange) == before
+
+
+@pytest.mark.parametrize("state", [State.SETTLED, *IS_BETWEEN, *IS_OVER])
+def test_a_question_outside_of_a_call_is_refused(state: State) -> None:
+    refusal, count = in_state(state).handle(asked(9))
+    assert same(refusal, do.Respond(raw(9), error(mcp.INVALID_PARAMS)))
+    assert same(count, do.Count(mcp.ELICIT, "refused_unsolicited"))
 
 
 def test_the_table_and_the_docstring_know_every_state_and_event() -> None:

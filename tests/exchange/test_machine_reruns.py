@@ -31,7 +31,6 @@ from tests.support.playbook import (
     attributes,
     broken,
     detached,
-    error,
     leg,
     parked,
     raw,
@@ -269,30 +268,6 @@ def test_a_broken_exchange_whose_client_does_not_return_is_dropped() -> None:
     assert play.state is State.ENDED
     assert play.questions == {}
     play.refuses(answered(SECOND, 1, **{key(1): ACCEPT}), InvalidState)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        on.Withdrawn(raw(0), replayable=True),
-        on.Resulted(RESULT),
-        on.Failed(jsonrpc.Error(1)),
-        BROKE,
-        on.Undelivered((), LOST, retryable=True, replayable=True),
-        on.HandedOver(),
-        on.Left(FIRST),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_a_late_event_changes_nothing_in_a_broken_exchange(event: on.Event) -> None:
-    play = broken(FIRST)
-    before = attributes(play.exchange)
-    assert play >> event
-    assert attributes(play.exchange) == before
-
-
-def test_a_question_of_a_call_that_is_broken_is_refused() -> None:
-    assert broken(FIRST) >> asked(9) << do.Respond(raw(9), error(mcp.INVALID_PARAMS))
 
 
 # -- the server did not wait for its user ----------------------------------------------------------------------------
@@ -622,24 +597,6 @@ def test_a_call_that_cannot_wait_without_a_leg_is_not_handed_over(
     assert arrive() >> event >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
-@pytest.mark.parametrize(
-    "play",
-    [
-        parked(FIRST),
-        referred(FIRST),
-        broken(FIRST),
-        detached(FIRST, SECOND),
-        parked(FIRST) >> on.Resulted(RESULT) << ANY,
-        resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY,
-    ],
-    ids=lambda play: play.state.name,
-)
-def test_where_no_leg_waits_nothing_is_handed_over(play: Playbook) -> None:
-    before = attributes(play.exchange)
-    assert play >> on.HandedOver()
-    assert attributes(play.exchange) == before
-
-
 CANCELLED = do.CancelCall(ANY)
 
 
@@ -677,13 +634,6 @@ def test_nothing_of_an_exchange_that_is_let_go_is_kept(
     assert play
     assert (play.state, play.questions, play.exchange.legs, play.exchange.calling) == (State.ENDED, {}, (), False)
     play.refuses(answered(FOURTH, 1, **{key(1): DECLINE}), InvalidState)
-
-
-@pytest.mark.parametrize("cancel", [True, False])
-def test_an_exchange_that_is_over_ignores_being_let_go(cancel: bool) -> None:  # noqa: FBT001
-    play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.LetGo(cancel)
-    assert play >> answered(SECOND, 1) << do.Reply((SECOND,), RESULT) << ANY >> on.LetGo(cancel)
-    assert play >> answered(THIRD, 1) << do.Reply((THIRD,), RESULT)
 
 
 @pytest.mark.parametrize("cancel", [True, False])
