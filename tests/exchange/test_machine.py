@@ -16,7 +16,6 @@ from gateway.exchange import events as on
 from gateway.exchange import input_requests, machine
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import TRANSITIONS, Exchange, Policy, Snapshot, State
-from gateway.exchange.nested_requests import MAX_NESTED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     InvalidParams,
@@ -176,17 +175,6 @@ def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), error(mcp.INVALID_REQUEST))
     assert play
     assert not play.exchange.has_heard(bytes(raw(long)))
-
-
-def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
-    play = waiting(FIRST)
-    for number in range(MAX_NESTED):
-        play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number))
-    for number in range(MAX_NESTED, MAX_NESTED + 3):
-        play = play >> asked(number) << do.Respond(raw(number), error(mcp.INVALID_REQUEST))
-    assert sum(play.exchange.has_heard(bytes(raw(number))) for number in range(MAX_NESTED + 3)) == MAX_NESTED
-    play = play >> asked(7) << do.Respond(raw(7), error(mcp.INVALID_REQUEST))
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 @pytest.mark.parametrize(
