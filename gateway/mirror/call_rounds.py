@@ -155,8 +155,11 @@ class Rounds:
             return failed(self.request.method, words)
         return None
 
-    def cancellation(self, task: str, headers: Headers) -> ModernRequest:
-        """The request that ends a task for which nobody waits."""
+    def cancellation(self, headers: Headers) -> ModernRequest | None:
+        """The request that ends the task, for which nobody waits any more; None if it is over, or was cancelled."""
+        task, self.live_task = self.live_task, None
+        if task is None:
+            return None
         return ModernRequest.new(mcp.TASKS_CANCEL, _task_params(task), self.profile.with_tasks, headers, target=task)
 
     # -- from the upstream --------------------------------------------------------------------------------------

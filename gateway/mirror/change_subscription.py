@@ -76,7 +76,7 @@ class Changes:
         """Streams are opened one after another, so that the last one covers everything that is wanted."""
         self._stream: asyncio.Task[None] | None = None
         """Hears the stream that the server has acknowledged last, until its end."""
-        self._opening: _Stream | None = None
+        self._opening: _ChangeStream | None = None
         """The stream that waits for its acknowledgement."""
         self._headers: Headers = {}
         self._reopening: asyncio.Task[None] | None = None
@@ -144,7 +144,7 @@ class Changes:
 
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
-        self._opening = opening = _Stream(self)
+        self._opening = opening = _ChangeStream(self)
         stream = self._tasks.start(self._listen(listening(self.profile, headers, uris), opening), "listen")
         try:
             honoured = await in_time(opening.acknowledged, mcp.LISTEN)
@@ -161,7 +161,7 @@ class Changes:
             self._lost(stream, world.monotonic())
         return honoured
 
-    async def _listen(self, request: ModernRequest, stream: "_Stream") -> None:
+    async def _listen(self, request: ModernRequest, stream: "_ChangeStream") -> None:
         """Hear a stream until its end."""
         began = world.monotonic()
 
@@ -235,7 +235,7 @@ class Changes:
             self.deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 
-class _Stream(Hearer):
+class _ChangeStream(Hearer):
     """Hears one stream, from its acknowledgement on."""
 
     def __init__(self, changes: Changes) -> None:

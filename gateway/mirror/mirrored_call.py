@@ -229,10 +229,9 @@ class MirroredCall(Engine, Hearer):
     def _release(self) -> None:
         """Hear nothing more of the server's side. A task that is not over ends with its call."""
         self._is_released = True
-        rounds, task = self._rounds, self._rounds.live_task
-        if task is not None:
-            rounds.live_task = None
-            self.live.process.tasks.spawn(self._cancel_task(rounds.cancellation(task, self.headers)), "send upstream")
+        cancelling = self._rounds.cancellation(self.headers)
+        if cancelling is not None:
+            self.live.process.tasks.spawn(self._cancel_task(cancelling), "send upstream")
 
     async def _cancel_task(self, request: ModernRequest) -> None:
         """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""

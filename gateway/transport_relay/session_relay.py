@@ -58,7 +58,7 @@ class SessionRelay(SideListener):
         self._waiting: deque[ClientMessage] = deque()
         self._waiting_bytes = 0
         self._sender: asyncio.Task[None] | None = None
-        self._open: dict[RequestId, _OpenRequest] = {}
+        self._open: dict[RequestId, _RelayedRequest] = {}
         self._headers: Headers = NO_HEADERS
         """The newest headers of the client, for what is sent when it has left."""
         self._is_closed = False
@@ -161,15 +161,12 @@ class SessionRelay(SideListener):
             if request is None:
                 await channel.send(message.data, message.headers)
                 given_up = self._open.get(cancelled(message.opened) or b"")
-                if given_up is not None and given_up.deadline is None:
-                    # Many servers do not answer a request that was cancelled.
-                    seconds = self._live.config.timeouts.cancel_seconds
-                    give_up = self._tasks.guard(partial(self._give_up, given_up.id), "cancelled request")
-                    given_up.deadline = asyncio.get_running_loop().call_later(seconds, give_up)
+                if given_up is not None:
+                    given_up.cancelled()
                 return
             meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
             token = meta.get(mcp.META_PROGRESS_TOKEN)
-            opened = self._open[request] = _OpenRequest(self, request, None if token is None else request_id(token))
+            opened = self._open[request] = _RelayedRequest(self, request, None if token is None else request_id(token))
             if channel.answers_apart:
                 opened.call = self._tasks.start(self._call(channel, opened, message), "relayed call")
             else:
@@ -181,7 +178,7 @@ class SessionRelay(SideListener):
             if is_needed or isinstance(exc, SessionLost):
                 self._lost(exc)
 
-    async def _call(self, channel: Channel, opened: "_OpenRequest", message: ClientMessage) -> None:
+    async def _call(self, channel: Channel, opened: "_RelayedRequest", message: ClientMessage) -> None:
         """Send a request whose reply is a stream of its own, and hand over what comes on it."""
         request = opened.id
         try:
@@ -198,9 +195,12 @@ class SessionRelay(SideListener):
             elif refused is not None:
                 self.pass_on(jsonrpc.result(request, refused), request)
 
-    def _give_up(self, request: RequestId) -> None:
+    def give_up_later(self, request: RequestId) -> asyncio.TimerHandle:
+        """Answer a request that the client has cancelled after a while, as many servers do not."""
+        answer = jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled"))
         # Not as if it came on the reply, which would be read on.
-        self.pass_on(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), None)
+        give_up = self._tasks.guard(partial(self.pass_on, answer, None), "cancelled request")
+        return asyncio.get_running_loop().call_later(self._live.config.timeouts.cancel_seconds, give_up)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class SessionRelay(SideListener):
                 await server.close(end_session=not running)
 
 
-class _OpenRequest(Hearer):
+class _RelayedRequest(Hearer):
     """A request of the client that the server has not answered; it hears its reply, if that is a stream of its own."""
 
     def __init__(self, relay: SessionRelay, id_: RequestId, token: RequestId | None) -> None:
@@ -307,9 +307,9 @@ class _OpenRequest(Hearer):
         self.id, self.token = id_, token
         self.call: asyncio.Task[None] | None = None
         """Reads the reply."""
-        self.deadline: asyncio.TimerHandle | None = None
-        """Set once the client has cancelled it."""
         self._relay = relay
+        self._deadline: asyncio.TimerHandle | None = None
+        """Set once the client has cancelled it."""
         self._is_over = False
 
     def hear(self, data: bytes, /) -> bool:
@@ -317,11 +317,16 @@ class _OpenRequest(Hearer):
         self._relay.pass_on(data, self.id)
         return self._is_over
 
+    def cancelled(self) -> None:
+        """The client has cancelled it."""
+        if self._deadline is None:
+            self._deadline = self._relay.give_up_later(self.id)
+
     def end(self, *, reads_on: bool = False) -> None:
         """It is answered, or given up; the reply may have to be read on."""
         self._is_over = True
-        if self.deadline is not None:
-            self.deadline.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self.call is not None and self.call is not asyncio.current_task() and not reads_on:
             # Its answer came on another stream, or the client gave it up.
             asyncio.get_running_loop().call_soon(self.call.cancel)
