@@ -155,9 +155,8 @@ class PeerClient:
         if address is None:
             raise PeerDead(member)
         question = messages.question(kind, member, about, detail)
-        answers = await self._connections.question(address, question, self.question_seconds, most=most)
-        words = [frame.word for frame in answers if isinstance(frame, messages.Told)]
-        return words[0] if words else "unknown"
+        answer = await self._connections.question(address, question, self.question_seconds, most=most)
+        return answer.word if isinstance(answer, messages.Told) else "unknown"
 
     async def reach(self, member: str) -> str:
         """Try to connect to a member, as a witness: reached, silent or unknown."""
@@ -172,7 +171,7 @@ class PeerClient:
         # Longer than the connection's own timeouts, whose errors say more precisely what was silent.
         seconds = timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds
         try:
-            answers = await self._connections.question(
+            answer = await self._connections.question(
                 address, messages.question("who", address, ""), seconds, fresh=True
             )
         except PeerDead:
@@ -184,7 +183,7 @@ class PeerClient:
             return "reached"  # it refuses the request, so it is alive
         except PeerFailed:
             return "unknown"
-        return "reached" if messages.Identity(host) in answers else "unknown"
+        return "reached" if answer == messages.Identity(host) else "unknown"
 
 
 def _outcome(exc: BaseException) -> PeerOutcome:

@@ -78,15 +78,14 @@ class PeerConnections:
         """
         question = messages.question("who", address, introduced)
         try:
-            answers = await self.question(address, question, self.timeouts.peer_accept_seconds)
+            answer = await self.question(address, question, self.timeouts.peer_accept_seconds)
         except PeerDead:
             return None
         except (PeerFailed, OwnerStalled) as exc:
             raise TimeoutError from exc
-        found = [frame for frame in answers if isinstance(frame, messages.Identity)]
-        if not found:
+        if not isinstance(answer, messages.Identity):
             raise TimeoutError
-        return found[0].id
+        return answer.id
 
     async def question(
         self,
@@ -96,8 +95,8 @@ class PeerConnections:
         *,
         fresh: bool = False,
         most: int = ANSWER_BYTES,
-    ) -> list[messages.Frame]:
-        """The frames that answer a question within so many seconds; raises what `accepted` raises."""
+    ) -> messages.Frame | None:
+        """The frame that answers a question within so many seconds; raises what `accepted` raises."""
         try:
             async with asyncio.timeout(seconds):
                 exchange = await self.accepted(address, peer_request, fresh=fresh)
@@ -106,7 +105,7 @@ class PeerConnections:
                 finally:
                     exchange.close()
                 if answer is not None:
-                    return exchange.frames.feed(answer)
+                    return next(iter(exchange.frames.feed(answer)), None)
         except (RequestFailed, TimeoutError, InvalidState) as exc:
             raise ReplyBroken(f"{peer_request.to}: {type(exc).__name__}") from exc
         raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
