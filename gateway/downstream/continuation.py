@@ -23,7 +23,7 @@ from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.seal.request_state import Envelope, bind, check
+from gateway.seal.request_state import Envelope, check
 from gateway.tasks.follower import holder
 from gateway.tasks.live_task import TaskTable
 from gateway.tasks.task_call import TaskCall
@@ -124,10 +124,9 @@ class Continuation:
 
     def open(self, incoming: Incoming, caller: Caller) -> Envelope:
         """Open the state of a request; raises InvalidState."""
-        request, bearer = incoming.request(), incoming.bearer(caller)
-        binding = bind(bearer, request)
+        request = incoming.request()
         envelope = self._process.states.open(request.request_state or "")
-        check(envelope, binding, bearer)
+        check(envelope, incoming.bearer(caller), request)
         return envelope
 
     def _opened(self, round_: Round) -> Envelope:
@@ -145,7 +144,8 @@ class Continuation:
         leaves = self._leaves(round_, envelope)
         held = None if leaves else self.lot.find(envelope.exchange)
         are_known = leaves or (held is not None and held.has_params(round_.request))
-        self._check(round_, envelope, envelope.binding.arguments if are_known else None)
+        arguments = envelope.binding.arguments if are_known else None
+        check(envelope, round_.incoming.bearer(round_.caller), round_.request, arguments)
         return envelope
 
     def _leaves(self, round_: Round, envelope: Envelope) -> bool:
@@ -155,13 +155,7 @@ class Continuation:
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
         """Check what `_opened` has left to the call's owner, if it did."""
         if self._leaves(round_, envelope):
-            self._check(round_, envelope, None)
-
-    def _check(self, round_: Round, envelope: Envelope, arguments: bytes | None) -> None:
-        """Check that an envelope belongs to a round, but for its arguments if their digest is given."""
-        bearer = round_.incoming.bearer(round_.caller)
-        binding = bind(bearer, round_.request, arguments=arguments)
-        check(envelope, binding, bearer)
+            check(envelope, round_.incoming.bearer(round_.caller), round_.request)
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:
         """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""

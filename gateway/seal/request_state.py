@@ -124,8 +124,7 @@ def bind(bearer: Bearer, request: Request, names: tuple[str, ...] = (), argument
     """The binding of a request; equal JSON values bind equally, in any spelling. Raises InvalidParams.
 
     1 and 1.0 count as different values: a client that repeats its own arguments does not mix them. `names` are those
-    of the headers that are credentials, which `check` takes from the state. `arguments` is the digest of them, if
-    another process is to compute it.
+    of the headers that are credentials. `arguments` is the digest of them, if another process is to compute it.
     """
     try:
         # They may be a text, which each of its methods opens anew.
@@ -160,19 +159,20 @@ def states(keys: InForce[Keys], max_bytes: InForce[int]) -> Claims[Envelope]:
     return Claims(keys, PURPOSE, Envelope, MOST, max_bytes)
 
 
-def check(envelope: Envelope, binding: Binding, bearer: Bearer) -> None:
-    """Check that an envelope is in time and belongs to this request, whose binding that is.
+def check(envelope: Envelope, bearer: Bearer, request: Request, arguments: bytes | None = None) -> None:
+    """Check that an envelope is in time and belongs to this request; `arguments` is as in `bind`.
 
-    Raises InvalidState; StateFromFuture only for the request that the state belongs to, so that nothing is revealed to
-    others.
+    Raises InvalidParams or InvalidState; StateFromFuture only for the request that the state belongs to, so that
+    nothing is revealed to others.
     """
     sealed = envelope.binding
+    binding = bind(bearer, request, sealed.names, arguments)
     if envelope.expires < bearer.now:
         raise InvalidState("expired")
     if not hmac.compare_digest(_repeated(sealed), _repeated(binding)):
         differing = next(name for name in _REPEATED if getattr(sealed, name) != getattr(binding, name))
         raise InvalidState(f"other_{differing}")
-    if not hmac.compare_digest(sealed.headers, bearer.credentials(sealed.names)):
+    if not hmac.compare_digest(sealed.headers, binding.headers):
         raise InvalidState("other_headers")
     if envelope.issued > bearer.now + SKEW_SECONDS:
         raise StateFromFuture(envelope.owner)

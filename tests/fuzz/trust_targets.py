@@ -26,13 +26,15 @@ from gateway.seal import handoff
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
-from gateway.seal.request_state import Binding, Envelope, check, states
+from gateway.seal.request_state import Envelope, bind, check, states
+from tests.seal.test_request_state import request
 from tests.support.signer import ISSUER, jwks, public_jwk
 
 NOW = 1_800_000_000.0
 KEY = bytes(range(32))
 BEARER = Bearer("/mcp", b"p" * 32, NOW, lambda _: b"")
-BINDING = Binding("/mcp", "tools/call", b"t" * 32, b"a" * 32, b"p" * 32, (), b"")
+STATED = request()
+BINDING = bind(BEARER, STATED)
 ENVELOPE = Envelope(
     issued=NOW,
     expires=NOW + 600,
@@ -112,7 +114,7 @@ def _has_surrogates(data: bytes) -> bool:
 def _opened(state: str) -> Envelope | None:
     try:
         envelope = SEALER.open(state)
-        check(envelope, BINDING, BEARER)
+        check(envelope, BEARER, STATED)
     except (InvalidState, StateFromFuture):
         return None
     return envelope
