@@ -14,11 +14,10 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
-from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays
+from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says
 from tests.support.workbench import eventually
 
 WHERE = "The upstream"
-BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"
 
 
 @pytest.fixture
@@ -114,41 +113,21 @@ async def test_siblings_share_connections_with_bounds_of_their_own(client: Clien
         assert server.connections == 1
 
 
-async def test_a_reply_that_is_left_in_the_middle_costs_its_connection(client: Client) -> None:
-    async with FakeHttp(stays(BEGUN)) as server:
-        reply = await client.send("GET", URL(server.url), {}, b"")
-        assert await anext(reply) == b"ok"
-        reply.close()
-        await server.left.wait()
-
-
-async def test_a_server_that_nobody_runs_is_unreachable(client: Client) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        pass
-    with pytest.raises(Unreachable, match="Connection refused"):
-        await read(client, "POST", server)
-
-
-async def test_a_reply_that_is_cut_is_a_lost_call(client: Client) -> None:
-    async with FakeHttp(says(BEGUN)) as server:
-        with pytest.raises(CallLost, match="in the middle of its reply"):
-            await read(client, "POST", server)
-
-
-async def test_a_cancelled_request_closes_its_connection(client: Client) -> None:
-    async with FakeHttp(stays()) as server:
-        reading = asyncio.gather(read(client, "POST", server))
-        await eventually(lambda: server.requests)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        await server.left.wait()
-
-
-async def test_a_switch_of_protocols_is_an_error(client: Client) -> None:
-    said = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
-    async with FakeHttp(stays(said)) as server:
-        with pytest.raises(CallLost, match="status 101"):
+@pytest.mark.parametrize(
+    ("script", "meaning", "words"),
+    [
+        (None, Unreachable, "Connection refused"),
+        (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"), CallLost, "in the middle of its reply"),
+        (says(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n"), CallLost, "status 101"),
+    ],
+)
+async def test_each_failure_has_its_meaning(
+    client: Client, script: Script | None, meaning: type[Exception], words: str
+) -> None:
+    async with FakeHttp(script or says()) as server:
+        if script is None:
+            server.stop_listening()
+        with pytest.raises(meaning, match=words):
             await read(client, "POST", server)
 
 
