@@ -20,7 +20,7 @@ from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
 from tests.support.noted_connections import NotedConnection
 from tests.support.replicas import Cluster, drop, in_time
 from tests.support.status import fetch, process, status_of
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 
 @pytest.fixture(autouse=True)
@@ -180,9 +180,9 @@ async def test_views_at_the_same_time_ask_once(cluster: Cluster, accepted: list[
 
     other = await cluster.fake(FakePeer(answer))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
-    first = asyncio.get_running_loop().create_task(seen(one))
+    first = later(seen(one))
     await eventually(lambda: other.kinds == ["status"])
-    second = asyncio.get_running_loop().create_task(seen(one))
+    second = later(seen(one))
     await eventually(lambda: len(accepted) == 2 and accepted[1].is_serving, "the second view is asked for")
     go.set()
     assert states(await in_time(first)) == states(await in_time(second))

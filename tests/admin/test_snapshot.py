@@ -17,7 +17,7 @@ from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, ask
 from tests.support.stand import Start
 from tests.support.status import SECRET, drop, fetch, told
-from tests.support.workbench import KEY, Stand, configuration, eventually, jwt
+from tests.support.workbench import KEY, Stand, configuration, eventually, jwt, later
 
 GAUGES = {
     *("ready", "connections", "connections_limit", "requests_in_flight", "sessions_limit", "children_limit"),
@@ -276,7 +276,7 @@ async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport:
 
 async def test_a_draining_gateway_says_so(begin: Start) -> None:
     stand = await begin()
-    draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=60))
+    draining = later(drain(stand.gateway, delay_seconds=60))
     await eventually(lambda: not stand.gateway.reload.is_open)
     status = await told(stand)
     assert (status.state, status.processes[0].state) == ("draining", "draining")

@@ -23,6 +23,7 @@ from gateway.http.server.response import Response, TextResponse
 from gateway.http.server.traffic import Traffic
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import METRICS_TYPE, Metrics
+from tests.support.workbench import later
 
 TASKS = "mcp_gateway_task_failures_total"
 LIMIT = "mcp_gateway_held_calls_limit"
@@ -166,7 +167,7 @@ async def test_the_answer_of_a_worker_that_died_meanwhile_does_not_count(host: H
     dying.work(1)
     slow.free.clear()
     slow.asked.clear()
-    scrape = asyncio.get_running_loop().create_task(host.value(TASKS))
+    scrape = later(host.value(TASKS))
     await slow.asked.wait()
     host.overview.ended(host.processes.pop(0))
     slow.free.set()

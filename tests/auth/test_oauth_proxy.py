@@ -14,7 +14,7 @@ from gateway.auth import oauth_proxy
 from gateway.identity import oauth_metadata
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.served import Served
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -357,7 +357,7 @@ async def test_only_so_many_wait_for_authorization_servers(
 
     issuer.handlers[oauth_metadata.SERVER] = wait
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
-    first = asyncio.get_running_loop().create_task(browser.document(oauth_metadata.SERVER + "/mcp"))
+    first = later(browser.document(oauth_metadata.SERVER + "/mcp"))
     await eventually(lambda: oauth_metadata.SERVER in issuer.paths, "the first waits")
     assert (await browser.refusal(oauth_metadata.SERVER + "/mcp"))[0] == 503
     go.set()

@@ -16,9 +16,9 @@ from gateway.telemetry import Event, Step
 from gateway.telemetry.otel import Traces
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.logs import Lines
-from tests.support.replicas import later, steps
+from tests.support.replicas import steps
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
 
 
 async def test_a_plain_call_is_told_by_its_request_alone(log_lines: Lines, client: Client) -> None:

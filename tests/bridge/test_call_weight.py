@@ -12,10 +12,10 @@ from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
-from tests.support.replicas import Gate, later
+from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.status import told
-from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later, leave
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 LARGE = {"text": "x" * 100_000}

@@ -14,9 +14,9 @@ from gateway.telemetry import SessionState
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.logs import Lines
-from tests.support.replicas import later, opened, steps
+from tests.support.replicas import opened, steps
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt
+from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt, later
 
 USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
 """Two tokens of one principal."""

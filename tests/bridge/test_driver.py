@@ -19,9 +19,8 @@ from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp, request
 from gateway.tasks.live_task import LiveTask
 from tests.support.fake_upstream import URL, FakeUpstream, Turn, ask, asks, event, text, waits
-from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Stand, eventually
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, later
 
 
 @pytest.mark.parametrize("id_", [0, 7, "0", "a-b"])

@@ -10,10 +10,9 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
-from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.status import told
-from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually
+from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later
 
 # -- a client that comes again ----------------------------------------------------------------------------------------
 
@@ -210,7 +209,7 @@ async def test_a_draining_gateway_takes_retries_but_no_calls(upstream: FakeUpstr
     asked = await client.call()
     async with stand.http.get(admin + "/readyz") as response:
         assert response.status == 200
-    draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+    draining = later(drain(stand.gateway, delay_seconds=0))
     await eventually(lambda: stand.gateway.draining.has_begun)
     async with stand.http.get(admin + "/readyz") as response:
         assert response.status == 503

@@ -14,9 +14,8 @@ from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request_meta import Capabilities
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
-from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Stand, jwt
+from tests.support.workbench import ACCEPT, Client, Stand, jwt, later
 
 
 async def test_a_state_serves_its_own_request_only(upstream: FakeUpstream, stand: Stand) -> None:

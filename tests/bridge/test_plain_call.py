@@ -13,9 +13,8 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.noted_timers import Timers
-from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, eventually, leave
+from tests.support.workbench import Client, Stand, eventually, later, leave
 
 
 class Waiting:

@@ -12,6 +12,7 @@ from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.http.test_outbox import Written
+from tests.support.workbench import later
 
 
 def box(silence_seconds: float = 5) -> ResponseQueue:
@@ -56,7 +57,7 @@ async def test_a_client_that_waited_before_gets_its_first_keep_alive_in_time() -
     out.awaited(waiter, 15, 15)
     await asyncio.wait_for(waiter, 5)
     assert await out.take() is None
-    waiting = asyncio.get_running_loop().create_task(out.take())
+    waiting = later(out.take())
     await asyncio.sleep(0)
     assert not waiting.done(), "the next one is not due yet"
     out.send(b"x")

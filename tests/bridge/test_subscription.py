@@ -14,7 +14,7 @@ from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, event
 from tests.support.schema import assert_modern_message
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, eventually
+from tests.support.workbench import Client, Stand, eventually, later
 
 EVERYTHING = {
     "toolsListChanged": True,
@@ -151,7 +151,7 @@ async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, sta
     upstream.capabilities = OFFERED
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
-        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+        draining = later(drain(stand.gateway, delay_seconds=0))
         last = await stream.next()
         upstream.side("s1").put_nowait(change("tools/list_changed"))
         await asyncio.wait_for(draining, 2)

@@ -16,9 +16,9 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, text
-from tests.support.replicas import Gate, later
+from tests.support.replicas import Gate
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, later, leave
 
 
 async def _ask(turn: Turn) -> None:

@@ -30,7 +30,7 @@ from tests.support.fake_child import fake_client
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
 from tests.support.turns import Turns
-from tests.support.workbench import Client
+from tests.support.workbench import Client, later
 
 FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
 FLOOD_LINES: Final = 32_000
@@ -437,7 +437,7 @@ def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tu
 
     async def start(turns: int) -> str:
         child = Child(Upstream(command=("cat",)), "/mcp", fake_client(), tasks := Tasks(Metrics("test")), Mock())
-        starting = asyncio.get_running_loop().create_task(child.start())
+        starting = later(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
         _ = starting.cancel()
@@ -471,7 +471,7 @@ def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[st
 
     async def start(turns: int) -> bool:
         child = Child(Upstream(command=("false",)), "/mcp", fake_client(), tasks := Tasks(Metrics("test")), Mock())
-        starting = asyncio.get_running_loop().create_task(child.start())
+        starting = later(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
         was_started = starting.done()

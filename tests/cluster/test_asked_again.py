@@ -23,13 +23,12 @@ from tests.support.replicas import (
     drop,
     exchange_failing_over_to,
     in_time,
-    later,
     opened,
     reseal,
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, Reply, Stand, eventually
+from tests.support.workbench import ACCEPT, Reply, Stand, eventually, later
 
 QUICK: dict[str, Any] = {"hold": {"drain_seconds": 0.05}}
 

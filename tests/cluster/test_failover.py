@@ -26,7 +26,6 @@ from tests.support.replicas import (
     exchange_failing_over_to,
     facing,
     in_time,
-    later,
     opened,
     order,
     orphan,
@@ -34,7 +33,7 @@ from tests.support.replicas import (
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, SHORT_TIMES, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, SHORT_TIMES, Stand, eventually, later, leave
 
 
 async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(

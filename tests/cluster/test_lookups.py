@@ -18,7 +18,7 @@ from tests.parts.launch import free_port
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static
 from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.replicas import TWICE, Cluster, in_time
-from tests.support.workbench import ACCEPT, eventually
+from tests.support.workbench import ACCEPT, eventually, later
 
 
 async def test_peers_are_found_by_asking_each_address_for_its_id(
@@ -122,7 +122,7 @@ async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
 async def test_concurrent_callers_share_one_lookup(world: FakeNameService, dns: Membership, clock: FakeClock) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
-    looks = [asyncio.get_running_loop().create_task(dns.is_unlisted(f"gw-{2 + number % 2}")) for number in range(20)]
+    looks = [later(dns.is_unlisted(f"gw-{2 + number % 2}")) for number in range(20)]
     await eventually(lambda: world.resolved)
     world.hold.set()
     assert await in_time(asyncio.gather(*looks)) == [False, True] * 10
@@ -132,7 +132,7 @@ async def test_concurrent_callers_share_one_lookup(world: FakeNameService, dns: 
 async def test_a_cancelled_caller_does_not_cancel_the_shared_lookup(world: FakeNameService, dns: Membership) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
-    one, other = (asyncio.get_running_loop().create_task(dns.address("gw-2")) for _ in range(2))
+    one, other = (later(dns.address("gw-2")) for _ in range(2))
     await eventually(lambda: world.resolved)
     one.cancel()
     await asyncio.wait((one,))

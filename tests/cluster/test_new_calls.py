@@ -9,8 +9,8 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, asked_peers, drop, in_time, later, sample
-from tests.support.workbench import Stand, eventually
+from tests.support.replicas import Cluster, asked_peers, drop, in_time, sample
+from tests.support.workbench import Stand, eventually, later
 
 
 @asynccontextmanager
@@ -18,7 +18,7 @@ async def draining(stand: Stand) -> AsyncIterator[None]:
     """Keep a replica in its drain: it holds a call until the end."""
     client = stand.client()
     asked = await client.call("tool")
-    ending = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+    ending = later(drain(stand.gateway, delay_seconds=0))
     await eventually(lambda: stand.gateway.draining.has_begun)
     yield
     assert (await client.answer(asked)).text == "tool"
@@ -120,7 +120,7 @@ async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_rep
 
     upstream.tool(tool)
     await one.client().call("parked")
-    ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
+    ending = later(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     sent_on = await one.client().call("tool")
     assert sent_on.questions == {}
@@ -162,7 +162,7 @@ async def test_a_request_that_outlasts_the_drain_and_cannot_be_continued_ends_wi
         await turn.result({"prompts": []})
 
     upstream.on("prompts/list", hang)
-    ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
+    ending = later(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     ended = await one.client().post("prompts/list")
     assert (ended.status, ended.error["data"]["reason"]) == (503, "stopping")
@@ -184,7 +184,7 @@ async def test_a_new_call_that_waits_for_the_list_of_tools_is_given_up_in_time(
         await turn.result({"tools": []})
 
     upstream.on("tools/list", hang)
-    ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
+    ending = later(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     ended = await one.client().call("plain")
     assert ended.outcome == (503, -32603, "stopping")

@@ -10,8 +10,8 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
 from tests.support.fake_upstream import FakeUpstream, Turn, ask
-from tests.support.replicas import TWICE, Cluster, asked_peers, in_time, later, opened, order, steps
-from tests.support.workbench import ACCEPT, Stand, jwt
+from tests.support.replicas import TWICE, Cluster, asked_peers, in_time, opened, order, steps
+from tests.support.workbench import ACCEPT, Stand, jwt, later
 from tests.tasks.test_live_task import TaskServer, make
 
 QUICK: dict[str, Any] = {"hold": {**SOON, "cold_seconds": 0, "drain_seconds": 0.05}}

@@ -15,8 +15,8 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
-from tests.support.replicas import Cluster, Gate, asked_peers, in_time, later, opened, operations, steps
-from tests.support.workbench import ACCEPT, Client, eventually, jwt
+from tests.support.replicas import Cluster, Gate, asked_peers, in_time, opened, operations, steps
+from tests.support.workbench import ACCEPT, Client, eventually, jwt, later
 
 
 async def test_a_retry_that_reaches_another_replica_is_served_by_the_owner(
@@ -104,7 +104,7 @@ async def test_a_draining_replica_keeps_the_leg_of_a_call_that_cannot_be_parked(
     running = later(client.call("runs"))
     await upstream.saw("tools/call")
     asked = await client.call()
-    draining = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
+    draining = later(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     assert (await client.answer(asked)).text == "done"
     assert not running.done()

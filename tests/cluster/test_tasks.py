@@ -16,19 +16,9 @@ from tests.cluster.test_witness import cut_off, is_quiet, only
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import (
-    Cluster,
-    drop,
-    exchange_failing_over_to,
-    in_time,
-    later,
-    opened,
-    order,
-    resealed,
-    steps,
-)
+from tests.support.replicas import Cluster, drop, exchange_failing_over_to, in_time, opened, order, resealed, steps
 from tests.support.task_client import EXTENSION, Task
-from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, later, leave
 from tests.tasks.test_live_task import TaskServer, make
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}

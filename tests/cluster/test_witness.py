@@ -30,13 +30,12 @@ from tests.support.replicas import (
     facing,
     frames_of,
     in_time,
-    later,
     orphan,
     peer_request_for,
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, Stand, eventually, later, leave
 
 TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
 """Nobody but a hole in the network lets a connection wait; all others answer, however busy the machine is."""
@@ -454,7 +453,7 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsew
     upstream.tool(tool)
     asked = await one.client().call()
     driver = only(one)
-    retry = asyncio.get_running_loop().create_task(two.client().answer(asked))
+    retry = later(two.client().answer(asked))
     await upstream.saw("answer")
     retry.cancel()
     await eventually(lambda: driver.glance(0.0).state == State.DETACHED)

@@ -18,13 +18,12 @@ from tests.support.replicas import (
     frames_of,
     frames_of_worker,
     in_time,
-    later,
     order,
     orphan,
     peer_request_for,
     steps,
 )
-from tests.support.workbench import ACCEPT, Stand
+from tests.support.workbench import ACCEPT, Stand, later
 
 
 async def workers(cluster: Cluster, folder: Path, count: int, **sections: Any) -> list[Stand]:

@@ -1,6 +1,5 @@
 """Calls that a connection begins with the bytes of their requests, and what becomes of them if anything deviates."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.support.known_calls import LABELS, Gate, arguments, calling, known, r
 from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import Stand, configuration, eventually
+from tests.support.workbench import Stand, configuration, eventually, later
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +256,7 @@ async def test_a_listener_that_closes_waits_for_it(accepted: list[NotedConnectio
     async with raw_connection(stand) as raw:  # it has no task yet
         await gate.catch(stand, raw, sent)
         assert direct(stand) == 1
-        closing = asyncio.get_running_loop().create_task(stand.gateway.client_listener.close())
+        closing = later(stand.gateway.client_listener.close())
         await eventually(lambda: accepted[-1].wire.is_last)
         gate.opened.set()
         assert await status(raw) == 200

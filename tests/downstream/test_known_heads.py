@@ -15,7 +15,7 @@ from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import Stand, configuration, eventually
+from tests.support.workbench import Stand, configuration, eventually, later
 
 
 @pytest.fixture(params=["by the task", "directly"], autouse=True)
@@ -263,7 +263,7 @@ async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
     stand = await begin(hold={"drain_seconds": 5})
     async with calling(stand) as (raw, sent):
         await gate.catch(stand, raw, sent)
-        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+        draining = later(drain(stand.gateway, delay_seconds=0))
         await eventually(lambda: stand.gateway.draining.has_begun)
         gate.opened.set()
         assert await status(raw) == 200

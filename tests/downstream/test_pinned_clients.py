@@ -22,7 +22,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text, waits
 from tests.support.replicas import Cluster, asked_peers
 from tests.support.stand import Start
 from tests.support.state_keeper import SERVER, SESSION, KeepingClient, StateKeeper
-from tests.support.workbench import ACCEPT, ALL, KEY, Reply, Stand
+from tests.support.workbench import ACCEPT, ALL, KEY, Reply, Stand, later
 
 __all__ = ["cluster"]
 
@@ -139,7 +139,7 @@ async def test_the_calls_of_a_client_take_turns(upstream: FakeUpstream, begin: S
     _ = await client.call()
     go = asyncio.Event()
     upstream.tool(waits(go, "late"))
-    first = asyncio.get_running_loop().create_task(client.call())
+    first = later(client.call())
     _ = await upstream.saw("tools/call", 2)
     busy = await client.call()
     assert busy.outcome == (503, -32603, "busy")

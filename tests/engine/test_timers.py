@@ -10,9 +10,9 @@ from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, ask, text, waits
-from tests.support.replicas import Gate, later
+from tests.support.replicas import Gate
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
 
 
 async def test_questions_within_the_quiet_window_share_a_round(upstream: FakeUpstream, client: Client) -> None:
@@ -76,7 +76,7 @@ async def test_a_long_leg_ends_with_a_state_only_round_at_most_so_many_times(
     assert reply.questions == {}
     reply = await client.call(state=reply.state)
     assert reply.questions == {}
-    waiting = asyncio.get_running_loop().create_task(client.call(state=reply.state))
+    waiting = later(client.call(state=reply.state))
     await eventually(lambda: stand.held == 0)
     _ = await asyncio.wait((waiting,), timeout=0.1)
     assert not waiting.done(), "the third leg is kept open"
@@ -193,7 +193,7 @@ async def test_a_finished_call_whose_client_does_not_return_is_forgotten(upstrea
     gate = asyncio.Event()
 
     async def tool(turn: Turn) -> None:
-        waiting = asyncio.get_running_loop().create_task(turn.elicit("q"))
+        waiting = later(turn.elicit("q"))
         await gate.wait()
         waiting.cancel()
         await turn.result(text("done"))

@@ -17,7 +17,7 @@ from tests.support.raw_connection import RawConnection, raw_connection, request_
 from tests.support.replicas import sample
 from tests.support.stand import Start
 from tests.support.turns import work_gives_way
-from tests.support.workbench import Client, Stand, eventually
+from tests.support.workbench import Client, Stand, eventually, later
 
 
 @pytest.mark.parametrize("how", ["declared", "chunked"])
@@ -141,7 +141,7 @@ async def test_a_body_that_drips_is_cut_off_at_its_deadline(
                 await raw.send(b" ")
                 await asyncio.sleep(0.02)  # the client under test is slow
 
-        dripping = asyncio.get_running_loop().create_task(drip())
+        dripping = later(drip())
         reply = await raw.until(b"limits.receive_seconds")
         _ = await raw.rest()  # the end of the connection, for which it waits 3 s
         dripping.cancel()

@@ -24,7 +24,7 @@ from tests.support.authority import Authority, server_context
 from tests.support.fake_upstream import FakeUpstream, waits
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import DEADLINE, Stand, eventually
+from tests.support.workbench import DEADLINE, Stand, eventually, later
 
 
 @pytest.mark.parametrize("part", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
@@ -48,7 +48,7 @@ async def test_a_long_call_is_not_closed_by_the_heads_deadline(upstream: FakeUps
     stand = await begin(limits={"receive_seconds": 0.05})
     go = asyncio.Event()
     upstream.tool(waits(go, "ok"))
-    call = asyncio.get_running_loop().create_task(stand.client().call())
+    call = later(stand.client().call())
     await upstream.saw("tools/call")
     asyncio.get_running_loop().call_later(0.2, go.set)  # the time under test
     assert (await call).text == "ok"

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.http.server.request import BodyBroken, RequestBody
+from tests.support.workbench import later
 
 
 class FakeWire:
@@ -35,12 +36,12 @@ async def test_a_body_that_nobody_reads_is_not_received_any_further() -> None:
 
 async def test_a_reader_hears_of_each_part_and_of_the_end() -> None:
     body = RequestBody()
-    reading = asyncio.get_running_loop().create_task(body.read())
+    reading = later(body.read())
     await asyncio.sleep(0)
     body.feed(b"a")
     body.feed(b"b")
     assert await reading == b"ab"
-    reading = asyncio.get_running_loop().create_task(body.read())
+    reading = later(body.read())
     await asyncio.sleep(0)
     body.finish()
     assert await reading == b""
@@ -59,7 +60,7 @@ async def test_a_reader_gets_what_came_before_a_body_broke() -> None:
 
 async def test_a_reader_that_leaves_is_not_woken() -> None:
     body = RequestBody()
-    reading = asyncio.get_running_loop().create_task(body.read())
+    reading = later(body.read())
     await asyncio.sleep(0)
     _ = reading.cancel()
     _ = await asyncio.wait((reading,))

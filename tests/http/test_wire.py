@@ -10,7 +10,7 @@ from gateway.http.server.traffic import Traffic
 from gateway.http.server.wire import PIECE_BYTES, Wire
 from gateway.telemetry import Metrics
 from tests.support.noted_timers import Timers
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, later
 
 
 class FakeTransport:
@@ -48,7 +48,7 @@ class Client:
 
     async def sends(self, data: bytes, *, in_chunks: bool = False) -> asyncio.Task[None]:
         """Begin to send, until what is sent waits for the client."""
-        task = asyncio.get_running_loop().create_task(self.wire.send(data, in_chunks=in_chunks))
+        task = later(self.wire.send(data, in_chunks=in_chunks))
         await asyncio.sleep(0)
         return task
 

@@ -18,9 +18,9 @@ from tests.support.fake_peer import KEY
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn
-from tests.support.legacy_client import LegacyClient, SseClient, later
+from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.stand import Start
-from tests.support.workbench import Stand, configuration, eventually
+from tests.support.workbench import Stand, configuration, eventually, later
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 SESSIONS = "mcp_gateway_client_sessions"

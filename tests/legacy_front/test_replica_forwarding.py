@@ -13,9 +13,9 @@ from tests.legacy_front.test_front import SESSIONS, answer, ask, before, finish,
 from tests.support.fake_peer import Asked, FakePeer, Server, Silent
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.legacy_client import LegacyClient, SseClient, later
+from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, frames_of
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 
 async def at(stand: Stand, client: LegacyClient) -> LegacyClient:

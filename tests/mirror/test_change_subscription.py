@@ -14,7 +14,7 @@ from gateway.protocol.errors import CallLost, InvalidParams, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_server import FakeServer, Sent
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, later
 
 PROFILE = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', b"{}")
 HEADERS = {"Authorization": "x"}
@@ -36,7 +36,7 @@ class Bench:
         self.given_up += 1
 
     def subscribe(self, uri: str, method: str = mcp.SUBSCRIBE) -> "asyncio.Task[None]":
-        return asyncio.get_running_loop().create_task(self.changes.change(method, uri, HEADERS))
+        return later(self.changes.change(method, uri, HEADERS))
 
     @property
     def streams(self) -> list[Sent]:
@@ -177,7 +177,7 @@ async def test_a_stream_that_ends_with_its_acknowledgement_is_opened_again(
         return honoured
 
     monkeypatch.setattr(module, "in_time", in_time)
-    listening = asyncio.get_running_loop().create_task(bench.changes.listen(HEADERS))
+    listening = later(bench.changes.listen(HEADERS))
     first = await bench.opened(1)
     first.acknowledges()
     first.completes()
@@ -191,7 +191,7 @@ async def test_a_server_that_ends_every_stream_is_asked_only_so_often(
 ) -> None:
     monkeypatch.setattr(module, "_PAUSES", (0.0,))
     monkeypatch.setattr(module, "_TRIES", 4)
-    listening = asyncio.get_running_loop().create_task(bench.changes.listen(HEADERS))
+    listening = later(bench.changes.listen(HEADERS))
     for count in range(1, 6):
         stream = await bench.opened(count)
         stream.acknowledges()
@@ -199,7 +199,7 @@ async def test_a_server_that_ends_every_stream_is_asked_only_so_often(
     _ = await listening
     await eventually(lambda: not bench.tasks)
     assert (len(bench.streams), bench.given_up) == (5, 1)
-    again = asyncio.get_running_loop().create_task(bench.changes.listen(HEADERS))
+    again = later(bench.changes.listen(HEADERS))
     (await bench.opened(6)).acknowledges()
     _ = await again
 

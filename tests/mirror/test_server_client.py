@@ -18,7 +18,7 @@ from tests.support.fake_carrier import FakeCarrier
 from tests.support.fake_modern import Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.turns import Turns
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, later
 
 LIMIT = 1 << 20
 LARGE = 3 << 20
@@ -205,7 +205,7 @@ async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
         request=None,
         idle=timer,  # type: ignore[arg-type]
     )
-    over = asyncio.get_running_loop().create_task(reply.over(carrier.begin(reply)))
+    over = later(reply.over(carrier.begin(reply)))
     await asyncio.sleep(0)
     reply.pending.pause_reading()
     timer.ring()

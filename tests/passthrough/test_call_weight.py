@@ -9,9 +9,8 @@ import pytest
 from tests.passthrough.test_forwarder import OLD
 from tests.support import copies
 from tests.support.fake_upstream import FakeUpstream, Turn, text, waits
-from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 LARGE = "x" * 100_000
 

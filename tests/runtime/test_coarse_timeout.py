@@ -10,6 +10,7 @@ from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.noted_timers import Timers
+from tests.support.workbench import later
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(timer: Co
         with CoarseTimeout(timer):
             await asyncio.Event().wait()
 
-    task = asyncio.get_running_loop().create_task(wait())
+    task = later(wait())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -63,7 +64,7 @@ async def test_a_task_that_is_cancelled_by_both_stays_cancelled(
             task.cancel()
             await asyncio.Event().wait()
 
-    task = asyncio.get_running_loop().create_task(wait())
+    task = later(wait())
     with pytest.raises(asyncio.CancelledError):
         await task
 

@@ -8,6 +8,7 @@ from gateway import world
 from gateway.runtime import pieces
 from gateway.runtime.pieces import PIECE_BYTES, Pieces, Turn
 from tests.support.turns import gives_way
+from tests.support.workbench import later
 
 FLOOD = bytes(range(256)) * 64
 """Four pieces."""
@@ -140,7 +141,7 @@ async def test_a_coroutine_gives_way_when_its_time_is_used_up() -> None:
             steps.append(number)
             await turn.give_way()
 
-    task = asyncio.get_running_loop().create_task(work())
+    task = later(work())
     assert await gives_way(lambda: len(steps) == 3)
     await task
     assert steps == [0, 1, 2]

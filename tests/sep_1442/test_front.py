@@ -1,6 +1,5 @@
 """Stateless clients when something is missing: the dialect, a credential, room, the replica that holds the call."""
 
-import asyncio
 from contextlib import suppress
 
 import aiohttp
@@ -11,6 +10,7 @@ from tests.sep_1442.conftest import ROUTE, Tools, client_of
 from tests.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
 from tests.support.replicas import Cluster
+from tests.support.workbench import later
 
 
 async def test_a_route_without_the_dialect_knows_none_of_it(cluster: Cluster, tools: Tools) -> None:
@@ -63,7 +63,7 @@ async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster,
         assert "method" in await stream.message()
         async with client.call("ask") as asking:  # the drain waits for it
             question = await asking.message()
-            draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+            draining = later(drain(stand.gateway, delay_seconds=0))
             assert await stream.message() == {"jsonrpc": "2.0", "id": "mine", "result": {}}
             assert (await client.ask("messages/listen"))[0] == 503
             assert await client.answer(question, ACCEPT) == 202

@@ -18,7 +18,7 @@ from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
 from tests.support.noted_connections import NotedConnection
 from tests.support.stand import Start
-from tests.support.workbench import Client
+from tests.support.workbench import Client, later
 
 SIZE = 12_000_000
 """More than the kernel takes of a reply that nobody reads."""
@@ -109,7 +109,7 @@ async def test_a_drain_waits_for_the_bytes_below_tls(
         while transport.get_write_buffer_size():
             read += len(await client.reader.read(65_536))
         assert read < SIZE, "all that is left is below TLS"
-        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+        draining = later(drain(stand.gateway, delay_seconds=0))
         _ = await asyncio.wait((draining,), timeout=0.2)
         assert not draining.done()
         async with asyncio.timeout(DEADLINE):

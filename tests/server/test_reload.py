@@ -32,7 +32,7 @@ from tests.parts.launch import free_port
 from tests.support.fake_name_service import FakeNameService
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, asks, text
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt
+from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt, later
 
 OTHER_KEY = "1e" * 32
 LOST = (400, -32602, "invalid_request_state")
@@ -52,11 +52,6 @@ def routes(**urls: str | dict[str, Any]) -> list[dict[str, Any]]:
         {"path": f"/{name}", **({"upstream": {"url": url}} if isinstance(url, str) else url)}
         for name, url in urls.items()
     ]
-
-
-def later(work: Any) -> "asyncio.Task[Reply]":
-    task: asyncio.Task[Reply] = asyncio.get_running_loop().create_task(work)
-    return task
 
 
 @pytest.fixture
@@ -313,7 +308,7 @@ async def test_a_name_is_not_looked_up_in_the_old_service(monkeypatch: pytest.Mo
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="old:1")
     in_force = InForce(replica)
     members = Membership(in_force, None, names, tasks)
-    first = asyncio.get_running_loop().create_task(members.candidates("x"))
+    first = later(members.candidates("x"))
     await eventually(lambda: asked == ["old"])
     in_force.replace(msgspec.structs.replace(replica, peers_dns="new:1"))
     assert members.is_unsure, "the new service was not asked yet"

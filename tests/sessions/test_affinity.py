@@ -12,7 +12,7 @@ from gateway.protocol import mcp
 from gateway.sessions.affinity import SharedSession
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Client, Reply, Stand, eventually, jwt, leave
+from tests.support.workbench import Client, Reply, Stand, eventually, jwt, later, leave
 from tests.upstream.test_faults import challenge
 
 BUSY = (503, -32603, "busy")
@@ -148,7 +148,7 @@ class Tool:
                 return "refused"
             return "accept"
         elif do == "end with its question open":
-            asked = asyncio.get_running_loop().create_task(turn.elicit())
+            asked = later(turn.elicit())
             await self.go.wait()
             asked.cancel()
         elif do == "answer aside":
@@ -185,7 +185,7 @@ async def answer(client: Client, asked: Reply, what: str = "ask") -> str:
 
 
 def begun(call: Coroutine[Any, Any, Reply]) -> "asyncio.Task[Reply]":
-    return asyncio.get_running_loop().create_task(call)
+    return later(call)
 
 
 def sessions(upstream: FakeUpstream) -> list[str | None]:

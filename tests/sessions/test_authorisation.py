@@ -16,7 +16,7 @@ from tests.bridge.test_holds import reach_leg_limit
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text, waits
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt
+from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
 from tests.upstream.test_faults import challenge
 
 REAL, FORGED, REFRESHED = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged", "new"))
@@ -107,12 +107,12 @@ async def test_a_fresh_credential_needs_no_second_session_to_collect_a_long_call
     stand = await begin(sessions=cap, timeouts={"session_wait_seconds": 0.05})
     go = asyncio.Event()
     upstream.tool(waits(go, "done"))
-    running = asyncio.get_running_loop().create_task(stand.client(REAL).call())
+    running = later(stand.client(REAL).call())
     await upstream.saw("tools/call")
     reach_leg_limit(stand)
     shed = await running
     refuse_all_but(upstream, REFRESHED)
-    collecting = asyncio.get_running_loop().create_task(stand.client(REFRESHED).call(state=shed.state))
+    collecting = later(stand.client(REFRESHED).call(state=shed.state))
     await upstream.saw(mcp.PING)
     go.set()
     assert (await collecting).text == "done"
@@ -175,7 +175,7 @@ async def test_a_leg_that_joins_is_checked_before_it_gets_anything(upstream: Fak
 
     upstream.on("tools/call", tool)
     asked = await stand.client(REAL).call()
-    waiting = asyncio.get_running_loop().create_task(stand.client(REAL).answer(asked))
+    waiting = later(stand.client(REAL).answer(asked))
     await upstream.saw("answer")
     assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
     assert pings(upstream) == [("s1", FORGED)]
@@ -334,7 +334,7 @@ async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_cred
         turn.reply(401)
 
     upstream.tool(pending)
-    forged = asyncio.get_running_loop().create_task(stand.client(FORGED).call())
+    forged = later(stand.client(FORGED).call())
     (pong,) = await upstream.saw("answer")
     assert pong.headers["Authorization"] == REAL
     refuse.set()

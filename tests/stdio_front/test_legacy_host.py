@@ -24,7 +24,7 @@ from tests.support.fake_server import fake_live
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.memory import left_by
 from tests.support.stand import Start
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, later
 
 GREETING: Final = '{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'
 CALL: Final = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}'
@@ -132,7 +132,7 @@ async def test_a_server_behind_a_url_gets_the_credential_and_the_headers_of_the_
     stand = await begin(route={"era": era, "credentials": credentials, "set_headers": {"X-Key": "k"}})
     pipes = Pipes()
     front = StdioFront(pipes, Mock(), stand.gateway.routes.live["/mcp"], stand.gateway.lot)  # type: ignore[arg-type]
-    running = asyncio.get_running_loop().create_task(front.run())
+    running = later(front.run())
     for number, message in enumerate((host.initialize(0), host.legacy("tools/list", 1))):
         pipes.said.put_nowait(message)
         await eventually(lambda: len(pipes.heard) > number)  # noqa: B023  (it is awaited here)

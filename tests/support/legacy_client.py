@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 
@@ -13,7 +12,6 @@ from gateway.protocol import mcp, sse
 from tests.support.fake_upstream import DEADLINE
 
 Json = dict[str, Any]
-T = TypeVar("T")
 ANSWER = {"action": "accept", "content": {"name": "Ada"}}
 
 
@@ -31,11 +29,6 @@ class Address(NamedTuple):
 
     http: aiohttp.ClientSession
     url: str
-
-
-def later(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-    """Do something beside the test, which awaits it afterwards."""
-    return asyncio.get_running_loop().create_task(work)
 
 
 class Stream:

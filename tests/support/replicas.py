@@ -53,11 +53,6 @@ class Gate:
         await turn.result(text("done"))
 
 
-def later(work: Any) -> "asyncio.Task[Reply]":
-    task: asyncio.Task[Reply] = asyncio.get_running_loop().create_task(work)
-    return task
-
-
 async def in_time(work: Any) -> Any:
     async with asyncio.timeout(DEADLINE):
         return await work

@@ -4,9 +4,9 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -23,6 +23,7 @@ from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import DEADLINE
 from tests.support.schema import assert_modern_message
 
+T = TypeVar("T")
 Json = dict[str, Any]
 ALL: Json = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
 CLIENT = {"name": "bench", "version": "1"}
@@ -119,6 +120,11 @@ class Reply:
     def refusal(self) -> tuple[int, int]:
         """HTTP status and JSON-RPC code of an error."""
         return self.outcome[:2]
+
+
+def later(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Do something beside the test, which awaits it afterwards."""
+    return asyncio.get_running_loop().create_task(work)
 
 
 async def leave(task: "asyncio.Task[Reply]") -> None:

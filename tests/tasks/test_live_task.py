@@ -22,10 +22,9 @@ from tests.support import copies
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
 from tests.support.host import fake
-from tests.support.legacy_client import later
 from tests.support.stand import Start
 from tests.support.task_client import FIRST_FORM, Task, TaskClient
-from tests.support.workbench import ACCEPT, Reply, Stand, eventually
+from tests.support.workbench import ACCEPT, Reply, Stand, eventually, later
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 

@@ -16,10 +16,9 @@ from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
-from tests.support.legacy_client import later
 from tests.support.stand import Start
 from tests.support.task_client import TaskClient
-from tests.support.workbench import eventually, leave
+from tests.support.workbench import eventually, later, leave
 from tests.tasks.test_live_task import TaskServer, make
 
 FAKE: dict[str, Any] = {

@@ -20,7 +20,7 @@ from tests.parts.launch import free_port
 from tests.support.fake_otlp import FakeOtlp
 from tests.support.fake_upstream import FakeUpstream, ask, asks, text
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, eventually
+from tests.support.workbench import ACCEPT, eventually, later
 
 CANARY = "c4nary-7f3a9"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -262,7 +262,7 @@ async def test_a_client_that_leaves_ends_its_span_too(
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(Authenticator, "caller", caller)
-    leaving = asyncio.get_running_loop().create_task(stand.client("Bearer ada").call())
+    leaving = later(stand.client("Bearer ada").call())
     await asked.wait()
     _ = leaving.cancel()
     await eventually(lambda: len(spans.rounds) == 2)

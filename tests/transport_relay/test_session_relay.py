@@ -15,10 +15,10 @@ from gateway.transport_relay.session_relay import SessionRelay
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.legacy_client import ANSWER, LegacyClient, SseClient, later
+from tests.support.legacy_client import ANSWER, LegacyClient, SseClient
 from tests.support.stand import Start
 from tests.support.turns import gives_way
-from tests.support.workbench import SHORT_TIMES, Stand, eventually, jwt
+from tests.support.workbench import SHORT_TIMES, Stand, eventually, jwt, later
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 

@@ -18,7 +18,7 @@ from tests.support.fake_http import fake_wire
 from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, play, text, waits
 from tests.support.logs import Lines
 from tests.support.stand import Start
-from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt
+from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt, later
 
 
 def body(turn: Turn, result: object, **more: object) -> bytes:
@@ -246,7 +246,7 @@ async def test_an_upstream_that_swallows_connections_harms_no_other_route(
     with black_hole(address):
         stand = await begin(routes=routes, timeouts={"connect_seconds": 0.5})
         gone = Client(stand.http, stand.url.replace("/mcp", "/gone"))
-        waiting = asyncio.get_running_loop().create_task(gone.call())
+        waiting = later(gone.call())
         await eventually(lambda: stand.gateway.downstream.in_flight == 1)
         assert (await stand.client().call()).text == "done"
         assert not waiting.done()
@@ -425,7 +425,7 @@ async def test_a_client_that_retries_learns_that_its_parked_call_broke(
     cut = asyncio.Event()
 
     async def tool(turn: Turn) -> None:
-        waiting = asyncio.get_running_loop().create_task(turn.elicit("q"))
+        waiting = later(turn.elicit("q"))
         await cut.wait()
         waiting.cancel()
         await turn.reset()
@@ -517,7 +517,7 @@ async def test_notifications_are_delivered_by_the_head_of_their_acceptance(
     if script is not _cut:
         await asyncio.wait_for(upstream.of(mcp.INITIALIZED)[0].cut.wait(), 5)
     upstream.tool(lambda turn: turn.for_ever())
-    leaving = asyncio.get_running_loop().create_task(client.call())
+    leaving = later(client.call())
     _ = await upstream.saw(mcp.TOOLS_CALL, 2)
     _ = leaving.cancel()
     _ = await upstream.saw(mcp.CANCELLED)

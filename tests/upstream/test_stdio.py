@@ -11,6 +11,7 @@ from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS, Hearer, SideListener
 from gateway.upstream.stdio import StdioChannel
 from tests.support.fake_child import FakeChild, FakeLauncher
+from tests.support.workbench import later
 
 DEADLINE = 2.0
 
@@ -27,7 +28,7 @@ class Bench(SideListener, Hearer):
         self.after_first: Any = lambda: None
 
     async def __aenter__(self) -> Self:
-        greeting = asyncio.get_running_loop().create_task(self.channel.initialize(b"{}", NO_HEADERS))
+        greeting = later(self.channel.initialize(b"{}", NO_HEADERS))
         await asyncio.sleep(0)
         (self.child,) = self.launcher.children
         self.say(0)
@@ -54,7 +55,7 @@ class Bench(SideListener, Hearer):
 
     def request(self, number: int) -> "asyncio.Task[Any]":
         message = jsonrpc.request(b"%d" % number, "tools/call", {})
-        return asyncio.get_running_loop().create_task(self.channel.request(message, NO_HEADERS, self))
+        return later(self.channel.request(message, NO_HEADERS, self))
 
 
 async def test_a_request_that_follows_at_once_hears_its_own_answer() -> None:

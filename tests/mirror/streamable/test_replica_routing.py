@@ -17,7 +17,7 @@ from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.logs import Lines
 from tests.support.mirrored_client import DEADLINE, LegacyClient, Stream
 from tests.support.replicas import Cluster
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 MIRROR: dict[str, Any] = {"route": {"era": "mirror"}}
 DECLINE: Json = {"action": "decline"}
@@ -293,7 +293,7 @@ async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeMode
     client = await LegacyClient.begun(one)
     async with client.call("ask") as stream:
         question, _ = await asked(stream)
-        ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
+        ending = later(drain(one.gateway, delay_seconds=0))
         await eventually(lambda: one.gateway.draining.has_begun)
         async with client.call("ask") as refused:
             assert refused.response.status == 200, "the session goes on"
@@ -334,7 +334,7 @@ async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
         home = home_of(one, two)
         left = two if home is one else one
         async with asyncio.timeout(DEADLINE):
-            ending = asyncio.get_running_loop().create_task(drain(home.gateway, delay_seconds=0))
+            ending = later(drain(home.gateway, delay_seconds=0))
             with pytest.raises((EOFError, aiohttp.ClientError)):
                 _ = await stream.event()
             await ending

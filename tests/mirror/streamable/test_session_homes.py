@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, mirror_of
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
 
@@ -39,7 +39,7 @@ async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begi
 
     async with client.get():
         server.may_listen.clear()
-        second = asyncio.get_running_loop().create_task(again())
+        second = later(again())
         await eventually(lambda: len(server.of(mcp.LISTEN)) == 2)
     await eventually(lambda: homes(stand)[0]._queue is None, "the gateway has noticed")
     server.may_listen.set()

@@ -13,7 +13,7 @@ from tests.mirror.test_task_call import NEEDS_TASKS
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
-from tests.support.workbench import eventually, jwt
+from tests.support.workbench import eventually, jwt, later
 
 
 class Job:
@@ -171,7 +171,7 @@ async def test_a_client_that_left_before_its_task_was_made_leaves_none(begin: Be
         async with client.request("tools/call", {"name": "job", "arguments": {}}, id_="c1"):
             pass
 
-    asking = asyncio.get_running_loop().create_task(ask())
+    asking = later(ask())
     await eventually(lambda: len(server.of(mcp.TOOLS_CALL)) == 2, "the task is about to be made")
     assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
     await eventually(lambda: server.left == 1, "the server knows that nobody waits")

@@ -23,9 +23,8 @@ from gateway.telemetry import Metrics
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.memory import alive
-from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, configuration, eventually
+from tests.support.workbench import Client, Stand, configuration, eventually, later
 
 
 class Gate:
@@ -146,13 +145,13 @@ async def test_a_session_that_comes_free_is_handed_over(upstream: FakeUpstream, 
 async def test_waiting_for_a_session_ends_with_503(upstream: FakeUpstream, begin: Start, cap: str) -> None:
     stand = await begin(sessions={cap: 1}, timeouts={"session_wait_seconds": 0.1})
     gate = Gate(upstream)
-    first = asyncio.get_running_loop().create_task(stand.client().call())
+    first = later(stand.client().call())
     await upstream.saw("tools/call")
     reply = await stand.client().call()
     assert reply.outcome == (503, -32603, "busy")
     assert int(reply.headers["Retry-After"]) > 0
     if cap == "max_per_principal":
-        other = asyncio.get_running_loop().create_task(stand.client("Bearer other").call())
+        other = later(stand.client("Bearer other").call())
         await upstream.saw("tools/call", 2)
         gate.go.set()
         assert (await other).text == "done"
@@ -251,7 +250,7 @@ class Bench:
         self.pool = Pool(InForce(RouteSettings(config, config.routes[0])), channel, metrics, self.tasks)
 
     def acquire(self, key: PoolKey) -> "asyncio.Task[Session]":
-        return asyncio.get_running_loop().create_task(self.pool.acquire(key, NO_HEADERS))
+        return later(self.pool.acquire(key, NO_HEADERS))
 
     async def close(self) -> None:
         self.pool.retire()
@@ -308,7 +307,7 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
         "adopt": lambda: pool.adopt(key("a"), Upstream("s1", "2025-11-25", b"1", b"{}", None), NO_HEADERS),
     }
     held = await bench.acquire(key("other"))
-    waiting: asyncio.Task[Session] = asyncio.get_running_loop().create_task(begun[how]())
+    waiting: asyncio.Task[Session] = later(begun[how]())
     await turns()
     before = pool.group(key("a"))
     pool.release(held, clean=False)

@@ -11,9 +11,8 @@ import pytest
 from gateway.protocol import mcp
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
-from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Stand, eventually
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, later
 
 DURATION = "mcp_client_operation_duration_seconds"
 COUNT = "mcp_server_operation_duration_seconds_count"

@@ -11,8 +11,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.upstream.children.modern_stdio import ModernStdio
 from tests.support.fake_child import FakeChild, FakeLauncher, fake_client
-from tests.support.legacy_client import later
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, later
 
 CALL: Final = jsonrpc.request(b"1", mcp.TOOLS_CALL, {"name": "tool", "_meta": {mcp.META_PROGRESS_TOKEN: 7}})
 LISTEN: Final = jsonrpc.request(b"2", mcp.LISTEN, {"notifications": {}})

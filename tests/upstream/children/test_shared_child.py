@@ -12,7 +12,7 @@ from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS, Hearer, SideListener
 from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
 from tests.support.fake_child import FakeChild, FakeLauncher
-from tests.support.workbench import eventually
+from tests.support.workbench import eventually, later
 
 GREETING: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "a"}})
 OTHER: Final = jsonrpc.request(b'"init"', mcp.INITIALIZE, {"clientInfo": {"name": "b"}})
@@ -62,7 +62,7 @@ class Session(SideListener):
     def ask(self, id_: bytes, method: str, **params: Any) -> Awaitable[Any]:
         request = jsonrpc.request(id_, method, params)
         sending = self.channel.request(request, NO_HEADERS, Ear(id_, self.heard))
-        return asyncio.get_running_loop().create_task(sending)
+        return later(sending)
 
 
 class Ear(Hearer):
@@ -115,7 +115,7 @@ async def test_another_handshake_gets_another_child_and_the_first_one_ends_with_
 
 async def test_a_child_whose_handshake_is_given_up_is_ended(bench: Bench) -> None:
     bench.launcher.answers = False
-    opening = asyncio.get_running_loop().create_task(bench.session())
+    opening = later(bench.session())
     await eventually(lambda: bench.launcher.children and bench.launcher.children[0].sent)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):

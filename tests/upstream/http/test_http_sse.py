@@ -13,7 +13,7 @@ from gateway.protocol import mcp
 from tests.support.fake_sse import FakeSse, Message, Stream
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import SHORT_TIMES, Client, Stand, eventually, jwt
+from tests.support.workbench import SHORT_TIMES, Client, Stand, eventually, jwt, later
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ async def test_a_lost_call_that_may_run_twice_is_run_again(old: FakeSse, begin: 
         stream.say(id=7, method="elicitation/create", params=FORM)
 
     old.tool = again
-    answering = asyncio.get_running_loop().create_task(client.answer(asked))
+    answering = later(client.answer(asked))
     answer = (await old.heard("answer"))[0]
     assert answer["id"] == 7, "the recorded answer, to the question of the second run"
     second = (await old.heard("tools/call", 2))[1]
@@ -208,7 +208,7 @@ async def test_a_call_is_lost_with_its_replica(old: FakeSse, begin: Start) -> No
     reply = await two.client().answer(asked)
     assert reply.outcome == (200, -32603, "owner_lost")
     assert len(await old.heard("tools/call")) == 1
-    answering = asyncio.get_running_loop().create_task(one.client().answer(asked))
+    answering = later(one.client().answer(asked))
     _ = await old.heard("answer")
     old.streams[0].say(id=(await old.heard("tools/call"))[0]["id"], result=text("still here"))
     assert (await answering).text == "still here"
@@ -242,7 +242,7 @@ async def test_a_credential_is_checked_beside_a_call_and_the_pong_is_dropped(old
     assert [headers["Authorization"] for headers, message in old.posts if message.get("method") == mcp.PING] == [
         fresh.build("ping")[0]["Authorization"]
     ]
-    answering = asyncio.get_running_loop().create_task(fresh.answer(asked))
+    answering = later(fresh.answer(asked))
     (call,) = await old.heard("tools/call")
     await old.heard("answer")
     old.streams[0].say(id=call["id"], result=text("done"))
@@ -392,7 +392,7 @@ async def test_a_stream_that_names_no_endpoint_does_not_count_as_http_sse(old: F
 async def test_a_message_behind_the_end_of_its_session_in_one_packet_is_not_heard(old: FakeSse, begin: Start) -> None:
     stand = await sse(begin, old, limits={"event_bytes": 10_000})
     client = stand.client()
-    answering = asyncio.get_running_loop().create_task(parked(old, client))
+    answering = later(parked(old, client))
     call = (await old.heard("tools/call"))[0]
     _ = await answering
     result = json.dumps({"jsonrpc": "2.0", "id": call["id"], "result": text("late")})

@@ -10,7 +10,7 @@ from gateway.protocol import mcp
 from gateway.runtime.arrivals import Arrivals
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later
 
 LIMIT = 200_000
 LARGE = 1_000_000
@@ -72,11 +72,7 @@ async def test_past_the_limit_only_the_oldest_message_is_read_on(
     client, arriving = stand.client(), arrivals(stand)
     calls = []
     for number in range(4):
-        calls.append(
-            asyncio.get_running_loop().create_task(
-                client.call("tool", {"number": number}, meta={"progressToken": number})
-            )
-        )
+        calls.append(later(client.call("tool", {"number": number}, meta={"progressToken": number})))
         before = arriving.used + 1 if number else LARGE // 2
         await eventually(lambda before=before: arriving.used >= before, "the oldest is here, or the next one arrives")
     assert arriving.used < LARGE // 2 + LIMIT + 3 * 400_000, "the others stopped soon"
@@ -96,7 +92,7 @@ async def test_a_large_message_whose_call_is_given_up_makes_room(upstream: FakeU
         await plain(turn, "x" * LARGE, go)
 
     upstream.tool(tool)
-    call = asyncio.get_running_loop().create_task(stand.client().call())
+    call = later(stand.client().call())
     arriving = arrivals(stand)
     await eventually(lambda: arriving.used > LIMIT)
     call.cancel()
