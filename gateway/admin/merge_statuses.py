@@ -85,6 +85,12 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     parts = {own.replica: own, **answered}
     processes = [process for part in parts.values() for process in part.processes]
     processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
+    fix = "Check whether it runs, and read its log"
+    missing = [
+        Notice(f"No status from {name}: the calls that it holds are not counted here", fix, each.why)
+        for name, each in heard.items()
+        if each.status is None
+    ]
     routes: dict[str, list[RouteStatus]] = {}
     errors: dict[tuple[str, str, str], list[ErrorStatus]] = {}
     for part in parts.values():
@@ -94,7 +100,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             errors.setdefault((error.route, error.kind, error.text), []).append(error)
     return replace(
         own,
-        notices=(*_missing(heard), *_differences(parts), *_notices(parts)),
+        notices=(*missing, *_differences(parts), *_notices(parts)),
         processes=tuple(sorted(processes, key=lambda process: _number(process.id))),
         routes=tuple(failing_first(map(_route, routes.values()))),
         routes_total=max(part.routes_total for part in parts.values()),
@@ -110,16 +116,6 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             for same in errors.values()
         ),
     )
-
-
-def _missing(heard: Mapping[str, Heard]) -> Iterator[Notice]:
-    for name, each in heard.items():
-        if each.status is None:
-            yield Notice(
-                f"No status from {name}: the calls that it holds are not counted here",
-                "Check whether it runs, and read its log",
-                each.why,
-            )
 
 
 def _differences(parts: Mapping[str, Status]) -> Iterator[Notice]:

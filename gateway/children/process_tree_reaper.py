@@ -44,7 +44,9 @@ class ProcessTreeReaper:
 
     def run(self, directory: str, command: list[str]) -> None:
         """Start the command; return when none of its processes is left."""
-        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if _LINUX else _pipe()
+        woken, wake = os.pipe()
+        for end in (woken, wake):
+            os.set_blocking(end, False)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in _IGNORED:
@@ -185,13 +187,6 @@ def _let_go_of_streams() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for file in range(3):
         os.dup2(nothing, file)
-
-
-def _pipe() -> tuple[int, int]:
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wake, False)
-    return woken, wake
 
 
 def _prctl(option: int, value: int) -> None:

@@ -90,7 +90,8 @@ def verdict(status: int, content_type: str, body: bytes, asked: bytes) -> bool |
         # Some legacy servers refuse in plain text; only JSON-RPC can be a success.
         return None if status < 300 else False
     if isinstance(opened.result, Raw):
-        return _discovers(opened.result)
+        discovered = _decoded(_decode_discovered, opened.result)
+        return discovered is not None and any(map(names_modern, discovered.supportedVersions))
     return isinstance(opened.error, Raw) and _is_modern_error(jsonrpc.error(opened.error))
 
 
@@ -120,11 +121,6 @@ def refuses_legacy(content_type: str, body: bytes) -> bool:
 def _responses(content_type: str, body: bytes) -> list[jsonrpc.Message]:
     """Return the JSON-RPC responses in a body."""
     return [each for each in reply_messages.messages(content_type, body) if reply_messages.is_response(each)]
-
-
-def _discovers(result: Raw) -> bool:
-    discovered = _decoded(_decode_discovered, result)
-    return discovered is not None and any(map(names_modern, discovered.supportedVersions))
 
 
 def _is_modern_error(error: jsonrpc.Error, *, is_only_modern: bool = False) -> bool:

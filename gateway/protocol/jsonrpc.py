@@ -176,11 +176,6 @@ def request_id(id_: Raw) -> RequestId:
     return bytes(id_) if said is None else encode(said)
 
 
-def is_same_id(one: Raw, other: bytes | Raw) -> bool:
-    """Whether two ids are those of one request."""
-    return bytes(one) == bytes(other) or request_id(one) == request_id(Raw(other))
-
-
 def is_null(raw: Raw) -> bool:
     """Whether `raw` is JSON null."""
     return bytes(raw).strip() == NULL

@@ -71,7 +71,10 @@ def is_own(message: Message, asked: bytes | Raw | None) -> bool:
     """Whether a message has the id of the request that was sent, and so answers it."""
     if asked is None or message.method is not None:
         return False
-    return isinstance(message.id, Raw) and jsonrpc.is_same_id(message.id, asked)
+    id_ = message.id
+    return isinstance(id_, Raw) and (
+        bytes(id_) == bytes(asked) or jsonrpc.request_id(id_) == jsonrpc.request_id(Raw(asked))
+    )
 
 
 def is_answer(message: Message, asked: bytes | Raw) -> bool:

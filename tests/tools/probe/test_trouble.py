@@ -103,7 +103,7 @@ async def test_a_reply_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) 
     it = subject("http://127.0.0.1:9/mcp")
     client = Client(InForce(Bounds(it.config.limits, it.config.timeouts)), HttpClient(Tasks(Mock())))
     async with fake_wire(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 65_536, times=200) as url:
-        reply = await requests.ask(client, requests.ProbeRequest("GET", URL(url), {}), 30.0)
+        reply = await requests.ask(client, "GET", URL(url), {}, seconds=30.0)
     client.close()
     assert 1000 < len(reply.body) < 1_000_000
 

@@ -17,7 +17,7 @@ from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import Unreachable, clean
 from gateway.tools.probe.steps import network
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
-from gateway.tools.probe.steps.requests import NO_REPLY, ProbeReply, ProbeRequest, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, ProbeReply, ask
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
 _LATER_SECONDS: Final = 0.2
@@ -82,8 +82,8 @@ async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
     # Longer than it takes to find that there is no connection, which is another fault.
     deadline = max(seconds, exam.timeouts.connect_seconds + _LATER_SECONDS)
     try:
-        request = ProbeRequest("POST", endpoint.url, headers, era.discover(exam.discover_id))
-        return await ask(exam.client, request, deadline, exam.discover_id)
+        question, asked = era.discover(exam.discover_id), exam.discover_id
+        return await ask(exam.client, "POST", endpoint.url, headers, question, seconds=deadline, asked=asked)
     except TimeoutError:
         exam.warn(
             "http",
@@ -184,8 +184,8 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
     if target is None:
         return f" Its metadata is at {clean(address, 200)}."
     try:
-        request = ProbeRequest("GET", target, {"Accept": "application/json"})
-        reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
+        accept, seconds = {"Accept": "application/json"}, exam.timeouts.handshake_seconds
+        reply = await ask(exam.client, "GET", target, accept, seconds=seconds)
         found = msgspec.json.decode(reply.body, type=_Metadata)
     except (*NO_REPLY, ValueError, RecursionError):
         return f" Its metadata should be at {clean(str(target), 200)}, but is not." if named else ""

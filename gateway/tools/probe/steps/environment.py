@@ -19,7 +19,7 @@ from gateway.seal.keyring import Keyring
 from gateway.telemetry import Metrics
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.steps.context import Notes
-from gateway.tools.probe.steps.requests import NO_REPLY, ProbeRequest, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, ask
 
 _OURS: Final = b"mcp_gateway_"
 """Every metric of a gateway begins with this."""
@@ -80,7 +80,7 @@ async def _is_gateway(address: str, client: Client) -> bool:
     loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (only compared)
     try:
         url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
-        reply = await ask(client, ProbeRequest("GET", url, {}), client.timeouts.connect_seconds)
+        reply = await ask(client, "GET", url, {}, seconds=client.timeouts.connect_seconds)
     except NO_REPLY:
         return False
     return reply.status == 200 and _OURS in reply.body
@@ -143,7 +143,7 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
     why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
     fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
     try:
-        reply = await ask(client, ProbeRequest("GET", URL(principal.jwks_url), {}), config.timeouts.handshake_seconds)
+        reply = await ask(client, "GET", URL(principal.jwks_url), {}, seconds=config.timeouts.handshake_seconds)
     except NO_REPLY as exc:
         cause = clean(exc.mapped("The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
         _ = exam.failed("issuer", cause, why, fix)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from yarl import URL
 
@@ -42,23 +42,16 @@ class ProbeReply:
         return any(reply_messages.is_answer(message, asked) for message in self.messages())
 
 
-class ProbeRequest(NamedTuple):
-    """One request."""
-
-    method: str
-    url: URL
-    headers: Headers
-    body: bytes = b""
-
-
-async def ask(client: Client, request: ProbeRequest, seconds: float, asked: bytes = b"") -> ProbeReply:
+async def ask(  # noqa: PLR0913  (what one request consists of)
+    client: Client, method: str, url: URL, headers: Headers, body: bytes = b"", *, seconds: float, asked: bytes = b""
+) -> ProbeReply:
     """Send a request that may run twice; return its reply up to the answer to `asked`, its end, a break or a deadline.
 
     Raises TimeoutError if no reply begins in time, or RequestFailed.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with asyncio.timeout_at(deadline):
-        coming = await client.send(*request, is_lenient=True, is_repeatable=True)
+        coming = await client.send(method, url, headers, body, is_lenient=True, is_repeatable=True)
     reply = ProbeReply(coming)
     try:
         async with asyncio.timeout_at(deadline):

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.tools.probe.steps.context import ProbeContext
-from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ProbeRequest, ask
+from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ask
 from gateway.upstream.channel import Channel, Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
@@ -35,8 +35,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     seconds = exam.timeouts.handshake_seconds
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
-        request = ProbeRequest("POST", exam.endpoint.url, own, message)
-        reply = await ask(exam.client, request, seconds, _REQUEST_ID)
+        reply = await ask(exam.client, "POST", exam.endpoint.url, own, message, seconds=seconds, asked=_REQUEST_ID)
     except NO_REPLY as exc:
         exam.warn(
             "replies",
@@ -70,7 +69,7 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
-            reply = await ask(exam.client, ProbeRequest("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _REQUEST_ID)
+            reply = await ask(exam.client, "GET", exam.endpoint.url, own, seconds=_REPLAY_SECONDS, asked=_REQUEST_ID)
         except NO_REPLY:
             continue
         if reply.status == 200 and reply.is_answered(_REQUEST_ID):
@@ -81,8 +80,8 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
 async def end(exam: ProbeContext, headers: Headers) -> None:
     """Try to end the session with DELETE."""
     try:
-        request = ProbeRequest("DELETE", exam.endpoint.url, headers)
-        status = (await ask(exam.client, request, exam.timeouts.cancel_seconds)).status
+        seconds = exam.timeouts.cancel_seconds
+        status = (await ask(exam.client, "DELETE", exam.endpoint.url, headers, seconds=seconds)).status
     except NO_REPLY:
         exam.ok("DELETE", "does not end a session")
         return
