@@ -6,7 +6,6 @@ from gateway.config import InForce, Limits, Timeouts
 from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Malformation, Metrics
 from tests.support.logs import Lines
-from tests.support.metric_values import value_in
 
 
 def traffic(**limits: int) -> Traffic:
@@ -27,7 +26,8 @@ def test_malformed_requests_all_count_and_a_line_counts_those_without_one(
     said = [(line["reason"], line["remote"], line["suppressed"]) for line in log_lines("request.malformed")]
     assert said == [("method", "192.0.2.1", 0), ("header", "192.0.2.4", 2)]
     counted = shared.metrics.series.registry
-    assert [value_in(counted, "malformed_requests_total", reason=kind) for kind in ("method", "body")] == [1, 2]
+    name = "mcp_gateway_malformed_requests_total"
+    assert [counted.get_sample_value(name, {"reason": kind}) for kind in ("method", "body")] == [1, 2]
 
 
 def test_the_budget_for_replies_has_room_for_the_largest_one() -> None:

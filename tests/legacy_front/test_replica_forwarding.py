@@ -10,7 +10,8 @@ from gateway.protocol import mcp, sse
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Data, Head, PeerRequest
 from tests.legacy_front.test_front import SESSIONS, answer, ask, before, finish, silent
-from tests.support.fake_peer import Asked, FakePeer, Server, Silent
+from tests.support.fake_http import FakeHttp
+from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.legacy_client import LegacyClient, SseClient
@@ -144,7 +145,7 @@ async def test_a_call_gets_one_error_when_the_replica_that_has_its_session_dies(
         _ = await listening.rest()
 
 
-async def begun_at(cluster: Cluster, server: FakeSse, fake: Server) -> LegacyClient:
+async def begun_at(cluster: Cluster, server: FakeSse, fake: FakeHttp) -> LegacyClient:
     """A session of gw-1, in whose place a fake stands now, with a client at gw-2."""
     one, two = await cluster.begin("gw-1", "gw-2", **before(server))
     client = await at(two, await LegacyClient(one).initialize())

@@ -301,8 +301,8 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "downstream/task_requests.py": {
         "tasks: no replica goes on with a task of another one": (
-            "        task.go_on(handle, sealed, is_shared=not found.proven)\n        return task\n",
-            "        raise UnknownTask\n",
+            "    task.go_on(handle, sealed, is_shared=not found.proven)\n    return task\n",
+            "    raise UnknownTask\n",
         ),
     },
     "tasks/follower.py": {

@@ -92,13 +92,17 @@ class FakeHttp:
         self._tls = tls
         self._running: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Self:
+    async def start(self, port: int = 0) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, family=socket.AF_INET, ssl=self._tls, limit=2**20
+            self._serve, "127.0.0.1", port, family=socket.AF_INET, ssl=self._tls, limit=2**20
         )
         scheme = "http" if self._tls is None else "https"
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"{scheme}://127.0.0.1:{self.port}/mcp"
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"{scheme}://{self.address}/mcp"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
         return self
 
     def stop_listening(self) -> None:
@@ -108,6 +112,9 @@ class FakeHttp:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         self._server.close()
         for task in self._running:
             task.cancel()
@@ -123,7 +130,7 @@ class FakeHttp:
             writer.close()
             with suppress(ConnectionError, ssl.SSLError):
                 await writer.wait_closed()
-        except (Gone, ConnectionError, ssl.SSLError, asyncio.CancelledError):
+        except (Gone, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
             self._running.discard(task)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from gateway.config import InForce
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
+from tests.support.fake_http import FakeHttp, Wire
 from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
@@ -18,55 +19,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class Server:
-    """Connections on a free port of the test's own event loop."""
-
-    def __init__(self) -> None:
-        self.connections = 0
-        self.received: list[bytearray] = []
-        """The received bytes, by connection."""
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.address = ""
-
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=_MAX_BYTES)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self.address = f"{host}:{port}"
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self.connections += 1
-        self.received.append(bytearray())
-        try:
-            await self.serve(reader, writer, self.received[-1])
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
-
-    async def serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray
-    ) -> None:  # pragma: no cover - for subclasses
-        raise NotImplementedError
-
-
 class Asked:
     """One request to a fake replica, with the actions of its script."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
-        self._reader, self._writer = reader, writer
-        self.head = head
+    def __init__(self, wire: Wire, head: bytes) -> None:
+        self._wire, self.head = wire, head
+        self.silence = wire.gone
         self.peer_request: PeerRequest
         self.frames: Frames
 
@@ -74,7 +32,7 @@ class Asked:
         """Accept the request, and read it."""
         await self.raw(_CONTINUE)
         length = self.head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-        body = await self._reader.readexactly(int(length))
+        body = await self._wire.reader.readexactly(int(length))
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
         self.peer_request = PeerSealer(InForce(Keys((KEY,)))).open(body, time.time())
@@ -82,8 +40,9 @@ class Asked:
         return self.peer_request
 
     async def raw(self, data: bytes) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
+        """Send bytes; what is sent at once arrives in one read."""
+        self._wire.writer.write(data)
+        await self._wire.writer.drain()
 
     async def refuse(self, status: int) -> None:
         await self.raw(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
@@ -117,15 +76,7 @@ class Asked:
         await self.end()
 
     def die(self) -> None:
-        self._writer.transport.abort()
         raise ConnectionResetError
-
-    async def silence(self) -> int:
-        """Stay silent until the other side closes; return how many bytes came behind the head."""
-        count = 0
-        while data := await self._reader.read(65_536):
-            count += len(data)
-        return count
 
 
 Script = Callable[[Asked], Awaitable[None]]
@@ -140,15 +91,15 @@ def tells(*frames: Frame) -> Script:
     return script
 
 
-class FakePeer(Server):
+class FakePeer(FakeHttp):
     """A process where a replica is expected; `script` answers each request.
 
     A `mortal` one accepts nobody after its first request: it dies of that.
     """
 
     def __init__(self, script: Script, *, mortal: bool = False) -> None:
-        super().__init__()
-        self.script = script
+        super().__init__(self._attend)
+        self.answer = script
         self._mortal = mortal
         self.asked: list[Asked] = []
 
@@ -157,29 +108,35 @@ class FakePeer(Server):
         """The accepted requests."""
         return [asked.peer_request.kind for asked in self.asked if hasattr(asked, "peer_request")]
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
+    async def _attend(self, wire: Wire) -> None:
         while True:
-            asked = Asked(reader, writer, await reader.readuntil(b"\r\n\r\n"))
-            received += asked.head
+            asked = Asked(wire, await wire.head())
             self.asked.append(asked)
-            if self._mortal and self._server is not None:
-                self._server.close()
-            await self.script(asked)
+            if self._mortal:
+                self.stop_listening()
+            await self.answer(asked)
 
 
-class Silent(Server):
+class Silent(FakeHttp):
     """Accepts connections and stays silent, as a stopped process does; records all bytes."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
-        while data := await reader.read(65_536):
+    def __init__(self) -> None:
+        super().__init__(self._record)
+        self.received: list[bytearray] = []
+        """By connection."""
+
+    async def _record(self, wire: Wire) -> None:
+        received = bytearray()
+        self.received.append(received)
+        while data := await wire.reader.read(65_536):
             received += data
 
 
-class Proxy(Server):
+class Proxy(FakeHttp):
     """A forwarder that can break connections that were used before."""
 
     def __init__(self, to: str) -> None:
-        super().__init__()
+        super().__init__(self._forward)
         self._to = to
         self.broken = 0
         self._stale = 0
@@ -188,23 +145,23 @@ class Proxy(Server):
         """Break each present connection at its next bytes."""
         self._stale = self.connections
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray) -> None:
+    async def _forward(self, wire: Wire) -> None:
         number = self.connections
         host, _, port = self._to.rpartition(":")
         there, to = await asyncio.open_connection(host, int(port))
-        back = asyncio.get_running_loop().create_task(self._back(there, writer))
+        back = asyncio.get_running_loop().create_task(self._back(there, wire.writer))
         try:
-            while data := await reader.read(65_536):
+            while data := await wire.reader.read(65_536):
                 if number <= self._stale:
                     self.broken += 1
-                    return
-                received += data
+                    break
                 to.write(data)
                 await to.drain()
         finally:
             back.cancel()
             await asyncio.wait((back,), timeout=DEADLINE)
             to.transport.abort()
+            wire.writer.transport.abort()
 
     async def _back(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await there.read(65_536):

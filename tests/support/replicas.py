@@ -20,7 +20,8 @@ from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support import workbench
-from tests.support.fake_peer import KEY, Asked, FakePeer, Server
+from tests.support.fake_http import FakeHttp
+from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, text
 from tests.support.workbench import ACCEPT, Client, Reply, Stand
 
@@ -143,7 +144,7 @@ class Cluster:
         self.peers: dict[str, Address] = {}
         self.stands: dict[str, Stand] = {}
         self.crashed: list[Stand] = []
-        self.servers: list[Server] = []
+        self.servers: list[FakeHttp] = []
 
     async def begin(self, *names: str, fakes: dict[str, Address] | None = None, **sections: Any) -> list[Stand]:
         """Start these replicas; `fakes` are addresses of further replicas, or other addresses for these."""
@@ -169,7 +170,7 @@ class Cluster:
         self.crashed.append(stand)
         await crash(stand)
 
-    async def fake(self, server: Server, port: int = 0) -> Any:
+    async def fake(self, server: FakeHttp, port: int = 0) -> Any:
         await server.start(port)
         self.servers.append(server)
         return server
