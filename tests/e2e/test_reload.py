@@ -5,20 +5,17 @@ the processes. The upstream is a real legacy server (py130).
 """
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.launch import REPOSITORY, OldServer, die_with_parent, free_port, old_server
+from tests.parts.launch import OldServer, old_server
 from tests.support.gateway_process import STATE_KEY, Gateway, gateway, merged
 from tests.support.workbench import Client, Reply
 
@@ -132,32 +129,6 @@ async def test_a_reload_is_logged_without_the_values(server: OldServer) -> None:
         async with s.gw.http.post(s.gw.url, data=b"x" * 6_000) as response:
             assert response.status == 413
         assert (await s.wire.call("echo", {"text": "x" * 1_000})).text
-
-
-async def test_a_gateway_without_a_file_logs_that_it_has_none(server: OldServer, tmp_path: Path) -> None:
-    listen, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    async with aiohttp.ClientSession() as http:
-        config = {"listen": listen, "admin": admin, "routes": [{"path": "/mcp"}]}
-        gw = Gateway(config, tmp_path, http)
-        with (tmp_path / "stderr").open("ab") as err:
-            gw.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "serve", "--upstream", server.url),
-                *("--listen", listen, "--admin", admin),
-                cwd=REPOSITORY,
-                stderr=err,
-                env={**os.environ, "GATEWAY_LOG__FORMAT": "json", "GATEWAY_HOLD__DRAIN_DELAY_SECONDS": "0"},
-                preexec_fn=die_with_parent,
-            )
-        try:
-            await gw.until(gw.is_ready, "ready", 15)
-            (line,) = await gw.reload()
-            assert (line["event"], line["level"]) == ("config.rejected", "warning")
-            assert "of --config again, and this process has none" in line["note"]
-            async with wire(gw.url) as client:
-                assert (await client.call("echo", {"text": "x"})).text == "x"
-            await gw.end()
-        finally:
-            await gw.kill()
 
 
 # Keys.

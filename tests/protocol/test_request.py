@@ -379,18 +379,9 @@ def test_members_of_any_type_only_ever_raise_downstream_errors(
 MANY = b",".join(b'"%d":{}' % number for number in range(MAX_MEMBERS + 1))
 
 
-@pytest.mark.parametrize(
-    ("body", "error", "what"),
-    [
-        (b'{"jsonrpc":"2.0","id":1,"method":"ping",%b}' % MANY, InvalidRequest, "The body"),
-        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{%b}}' % MANY, InvalidRequest, '"params"'),
-    ],
-)
-def test_a_request_with_too_many_members_is_refused_as_such(
-    body: bytes, error: type[DownstreamError], what: str
-) -> None:
-    with pytest.raises(error, match=f"{what} has more than 50000 values .* send fewer"):
-        request.read(body)
+def test_a_request_with_too_many_members_is_refused_as_such() -> None:
+    with pytest.raises(InvalidRequest, match=r"The body has more than 50000 values .* send fewer"):
+        request.read(b'{"jsonrpc":"2.0","id":1,"method":"ping",%b}' % MANY)
 
 
 # -- the usual call, which is opened in one pass ----------------------------------------------------------------------

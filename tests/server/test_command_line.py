@@ -67,7 +67,8 @@ def test_every_command_names_the_line_of_a_mistake(
 def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, ConfigFile | None]]) -> None:
     assert command.main(["serve", "--upstream", UPSTREAM, "--log-level", "error"]) == 0
     assert levels == ["error"]
-    assert served[0][0].log.level == "error"
+    ((config, file),) = served
+    assert (config.log.level, file) == ("error", None), "there is no file to read again"
 
 
 def test_another_level_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ from tests.bridge.test_subscription import EVERYTHING, OFFERED, change, listenin
 from tests.parts.launch import free_port
 from tests.support.fake_name_service import FakeNameService
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, asks, text
+from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt, later
 
@@ -913,12 +914,15 @@ async def test_a_drain_ignores_the_signal_even_while_the_file_is_read() -> None:
     assert files.applied == files.counted == []
 
 
-async def test_without_a_file_nothing_changes() -> None:
+async def test_without_a_file_nothing_changes_and_the_log_says_why(log_lines: Lines) -> None:
     files = Files(ONE, has_file=False)
     files.reload.begin()
     files.reload.ask()
     await files.done()
     assert (files.applied, files.counted) == ([], [False])
+    (line,) = log_lines("config.rejected")
+    assert line["level"] == "warning"
+    assert "of --config again, and this process has none" in line["note"]
 
 
 async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() -> None:
