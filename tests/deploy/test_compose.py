@@ -33,24 +33,11 @@ def configuration(folder: str, service: str, tmp_path: Path) -> Config:
 EVERY = [(folder, service) for folder in FOLDERS for service in services(folder)]
 
 
-def check(path: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_compose_file_matches_the_schema(folder: str) -> None:
-    code, said = check(FOLDERS[folder] / "compose.yaml")
-    assert code == 0, said
-
-
-def test_an_invalid_compose_file_does_not_match_the_schema(tmp_path: Path) -> None:
-    wrong = tmp_path / "compose.yaml"
-    wrong.write_text((FOLDERS["gateway"] / "compose.yaml").read_text().replace("read_only:", "readonly:"))
-    code, said = check(wrong)
-    assert code != 0
-    assert "readonly" in said
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, FOLDERS[folder] / "compose.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("folder", "service"), EVERY)
@@ -131,13 +118,6 @@ def test_nginx_accepts_the_file(tmp_path: Path) -> None:
     balancer.configure([Place(name, f"127.0.0.1:{20000 + n}", "") for n, name in enumerate("ab")], text)
     done = subprocess.run(balancer.command(check=True), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_configuration_names_its_schema() -> None:
-    for folder in FOLDERS.values():
-        first, *_ = (folder / "config.yaml").read_text().splitlines()
-        assert (folder / first.partition("$schema=")[2]).resolve().name == "mrtr-gateway.schema.json"
-        assert (folder / first.partition("$schema=")[2]).resolve().exists()
 
 
 def test_the_image_has_a_configuration() -> None:

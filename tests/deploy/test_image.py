@@ -67,22 +67,10 @@ def test_the_lock_files_cover_several_architectures() -> None:
 # --- the Dockerfile ---
 
 
-def hadolint(path: Path) -> tuple[int, str]:
-    program = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([program, "--failure-threshold", "style", path], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
 def test_hadolint_reports_nothing() -> None:
-    assert hadolint(DOCKERFILE) == (0, "")
-
-
-def test_hadolint_reports_a_wrong_dockerfile(tmp_path: Path) -> None:
-    wrong = tmp_path / "Dockerfile"
-    wrong.write_text(DOCKERFILE.read_text().replace("WORKDIR /src", "RUN cd /src"))
-    code, said = hadolint(wrong)
-    assert code != 0
-    assert "DL3003" in said
+    command = [Path(sys.executable).parent / "hadolint", "--failure-threshold", "style", DOCKERFILE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_the_build_context_contains_only_copied_files() -> None:
