@@ -142,15 +142,20 @@ class Requests:
         self.failures: list[Malformation] = []
         self.found: list[tuple[ReceivedHead, RequestBody]] = []
         self.heads = heads or KnownHeads()
-        self.parser = RequestParser(self._begun, self.failures.append, self.heads)
+        self.parser = RequestParser(self._begun, self.heads)
 
     def _begun(self, head: ReceivedHead, whole: bytes) -> RequestBody:
         self.found.append((head, RequestBody(is_complete=True, parts=[whole]) if whole else RequestBody()))
         return self.found[-1][1]
 
     def feed(self, data: bytes) -> None:
-        while data:
-            data = self.parser.feed(data)
+        try:
+            while data:
+                data = self.parser.feed(data)
+        except Malformed as exc:
+            self.failures.append(exc.kind)
+            if exc.kind is not Malformation.BODY:
+                raise
 
     def feed_in_pieces(self, data: bytes, size: int) -> None:
         for start in range(0, len(data), size):

@@ -80,10 +80,10 @@ class Connection(asyncio.Protocol):
         "_ahead",
         "_begun",
         "_current",
-        "_ends",
         "_head_timer",
         "_idle_timer",
         "_idle_until",
+        "_is_finishing",
         "_is_malformed",
         "_loop",
         "_more",
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._loop = asyncio.get_running_loop()
         self.wire: Wire
-        self._requests: RequestParser | None = RequestParser(self._take_head, self._malformed, service.heads)
+        self._requests: RequestParser | None = RequestParser(self._take_head, service.heads)
         self._queue: deque[HttpRequest] = deque()
         """Requests whose heads are here, and that wait for the one before."""
         self._is_malformed = False
@@ -122,8 +122,8 @@ class Connection(asyncio.Protocol):
         """What is not parsed, because too many requests wait."""
         self._pieces: Pieces | None = None
         """While a packet is parsed that takes long."""
-        self._ends = False
-        """Whether the connection ends once its requests are served."""
+        self._is_finishing = False
+        """Whether a reply is being written that no handler watches."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_until = 0.0
@@ -198,9 +198,14 @@ class Connection(asyncio.Protocol):
 
     # -- for the listener ---------------------------------------------------------------------------------------
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a part of a reply has not reached the kernel yet."""
+        return self._is_finishing or self.wire.is_writing
+
     def close(self) -> None:
-        """Close the connection once its requests are served."""
-        self._ends = self.wire.is_last = True
+        """Close the connection once its requests are served; the service is closed."""
+        self.wire.is_last = True
         self.serve_rest()  # the listener waits for tasks
         if not self.is_serving:
             if self.task is not None:
@@ -214,7 +219,7 @@ class Connection(asyncio.Protocol):
         wire, http = self.wire, self._current
         if self._begun is None or http is None or wire.is_last or wire.is_behind or self._is_malformed:
             return False
-        self._begun, wire.is_finishing = None, True
+        self._begun, self._is_finishing = None, True
         try:
             wire.write(json_response(http, body))
         except ConnectionError:
@@ -261,7 +266,10 @@ class Connection(asyncio.Protocol):
                 return
             try:
                 data = self._requests.feed(data)
-            except Malformed:
+            except Malformed as exc:
+                self._service.traffic.malformed(exc.kind, self.wire.remote)
+                if exc.kind is Malformation.BODY:
+                    return  # its request has one reply, that of its handler
                 self._is_malformed = True
                 self._serve_soon()
 
@@ -289,9 +297,6 @@ class Connection(asyncio.Protocol):
         self._serve_soon()
         return body
 
-    def _malformed(self, kind: Malformation) -> None:
-        self._service.traffic.malformed(kind, self.wire.remote)
-
     # -- requests in the task -----------------------------------------------------------------------------------
 
     def _serve_soon(self) -> None:
@@ -314,8 +319,10 @@ class Connection(asyncio.Protocol):
         turn: Turn | None = None
         wire = self.wire
         try:
-            while self._begun or self._queue or wire.is_finishing or not (self._is_malformed or self._ends):
-                if wire.is_finishing:
+            while (
+                self._begun or self._queue or self._is_finishing or not (self._is_malformed or self._service.is_closed)
+            ):
+                if self._is_finishing:
                     await wire.drained()
                     self._replied()
                     continue
@@ -328,10 +335,10 @@ class Connection(asyncio.Protocol):
                 assert http is not None, "it is being served"
                 if http.body.is_broken:
                     response.closes = True  # the rest of the body cannot be told from the next request
-                wire.is_finishing = True
+                self._is_finishing = True
                 if (finishing := response.finish(http)) is not None:
                     await finishing
-                self._current, wire.is_finishing = None, False
+                self._current, self._is_finishing = None, False
                 has_rest = response.closes or http.body.parts or not http.body.is_complete
                 if has_rest and await self._ends_with(response, http.body):
                     return
@@ -351,7 +358,7 @@ class Connection(asyncio.Protocol):
                 await self._say_failed()
         finally:
             self.task, self.is_serving, self._current = None, False, None
-            wire.is_finishing = False
+            self._is_finishing = False
             wire.end()
 
     async def _say_failed(self) -> None:
@@ -397,7 +404,7 @@ class Connection(asyncio.Protocol):
         """Write a short text as the last response."""
         response = TextResponse(text, status)
         response.closes = True
-        self.wire.is_finishing = True
+        self._is_finishing = True
         if (finishing := response.finish(http)) is not None:
             await finishing
 
@@ -405,7 +412,7 @@ class Connection(asyncio.Protocol):
 
     def _replied(self) -> None:
         """The reply that was written without the task is read."""
-        self._current, self.wire.is_finishing = None, False
+        self._current, self._is_finishing = None, False
         self._begin_idle_time()
 
     def _begin_idle_time(self) -> None:

@@ -57,7 +57,7 @@ class Listener:
     @property
     def is_writing(self) -> bool:
         """Whether a reply has not reached the kernel yet. Over TLS a single False may be wrong: ask a second time."""
-        return any(each.wire.is_writing for each in self._service.connections)
+        return any(each.is_writing for each in self._service.connections)
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""

@@ -41,7 +41,6 @@ class RequestParser:
 
     __slots__ = (
         "_begun",
-        "_failed",
         "_fields",
         "_has_extra",
         "_head",
@@ -58,19 +57,12 @@ class RequestParser:
         "body",
     )
 
-    def __init__(
-        self,
-        begun: Callable[[ReceivedHead, bytes], RequestBody],
-        failed: Callable[[Malformation], None],
-        heads: KnownHeads,
-    ) -> None:
+    def __init__(self, begun: Callable[[ReceivedHead, bytes], RequestBody], heads: KnownHeads) -> None:
         """`begun` gets each head, with the whole body if that is here, and returns what takes its body.
 
-        `failed` is called once, with the kind of the error after which nothing is parsed any more. Heads among `heads`
-        are not parsed.
+        Heads among `heads` are not parsed.
         """
         self._begun = begun
-        self._failed = failed
         self._heads = heads
         self._is_over = False
         """Whether nothing is parsed any more: after an error, and behind the last request."""
@@ -105,7 +97,7 @@ class RequestParser:
     def feed(self, data: bytes) -> bytes:
         """Parse up to the end of one request, and return what stands behind it.
 
-        Raises Malformed, unless the error is in a body: the request whose it is has one reply, that of its handler.
+        Raises Malformed, after which nothing is parsed any more.
         """
         if self._is_over:
             return b""
@@ -123,9 +115,8 @@ class RequestParser:
             if self.body is None:
                 return self._feed_head(data)
             return self._feed_sized(self.body, data) if self._left else self._feed_chunks(self.body, data)
-        except Malformed as exc:
+        except Malformed:
             self._end()
-            self._failed(exc.kind)
             raise
 
     def _end(self) -> None:
@@ -266,9 +257,8 @@ class RequestParser:
             return b""
         self._other_bytes = 0 if parts else self._other_bytes + len(data)
         if is_broken or self._other_bytes > MAX_LINE_BYTES:
-            self._end()
-            self._failed(Malformation.BODY)
             body.fail()
+            raise Malformed(Malformation.BODY)
         return b""
 
     # -- what llhttp calls --------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ class Wire:
         "_unsent",
         "has_written",
         "is_behind",
-        "is_finishing",
         "is_last",
         "is_lost",
         "remote",
@@ -52,8 +51,6 @@ class Wire:
             self._tls_socket = out.get_extra_info("socket")
         self.is_behind = False
         """Whether the client has not read everything."""
-        self.is_finishing = False
-        """Whether a reply is being written that no handler watches."""
         self.is_last = False
         """Whether the connection ends with the next reply."""
         self.has_written = False
@@ -79,11 +76,11 @@ class Wire:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a part of a reply has not reached the kernel yet.
+        """Whether a part of what was written has not reached the kernel yet.
 
         The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
         """
-        if self.is_finishing or self._out.get_write_buffer_size():
+        if self._out.get_write_buffer_size():
             return True
         return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
 
