@@ -464,8 +464,7 @@ class UpstreamCall(ABC):
             if self._call is not None:
                 self._call.listener = _DEAF
             session.detach()
-        elif (session.lost or not clean) and not session.pending and self._may_be_resumed_elsewhere(session):
-            # Another replica may have answered the open question, or taken the side stream: it still reads the result.
+        elif (session.lost or not clean) and self._is_read_elsewhere(session):
             session.detach()
         else:
             self._released = session
@@ -473,6 +472,10 @@ class UpstreamCall(ABC):
                 self._kept_as_clean = clean
                 return
         self._give_back(session, clean=clean)
+
+    def _is_read_elsewhere(self, session: Session) -> bool:
+        """Whether another replica may have answered the open question, or taken the side stream, and reads the end."""
+        return not session.pending and self._may_be_resumed_elsewhere(session)
 
     def _may_be_read_elsewhere(self, session: Session) -> bool:
         """Whether a result that no client waited for can be read in the session, should this process end first.

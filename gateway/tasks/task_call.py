@@ -245,16 +245,11 @@ class TaskCall(UpstreamCall):
         driven = self._follower
         if driven is not None and not self._is_given:
             driven.stop()
-        if self._session is None or self._is_let_go:
-            super().release(clean=False)
-            return
-        self.end_kept()
-        may_be_read = self._may_be_read_elsewhere(self._session)
-        self._released, self._session = self._session, None
-        if may_be_read:
-            self._kept_as_clean = False
-        else:
-            self._give_back(self._released, clean=False)
+        super().release(clean=False)
+
+    def _is_read_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (see `release`)
+        """As for other calls; what is still to be sent for a task goes out in its session first."""
+        return False
 
     def end(self) -> None:
         """Follow the task of a client no longer: its handle leads here no more."""
