@@ -5,20 +5,18 @@ import json
 import time
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind
 
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
-from gateway.telemetry.otel import Traces
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.logs import Lines
 from tests.support.replicas import steps
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
+from tests.telemetry.test_tracing import Spans, spans
+
+__all__ = ["spans"]
 
 
 async def test_a_plain_call_is_told_by_its_request_alone(log_lines: Lines, client: Client) -> None:
@@ -117,21 +115,10 @@ async def test_the_status_page_names_no_expiry_while_a_client_waits(
     assert (await answer).text == "ok"
 
 
-async def _traced(begin: Start) -> tuple[Stand, InMemorySpanExporter]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return await begin(traces=Traces(provider)), exporter
-
-
-def _error_types(exporter: InMemorySpanExporter) -> list[object]:
-    calls = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.CLIENT]
-    return [(span.attributes or {}).get("error.type") for span in calls]
-
-
 async def test_the_span_of_the_upstream_call_ends_as_the_upstream_ended_it(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, begin: Start, spans: Spans
 ) -> None:
-    stand, exporter = await _traced(begin)
+    stand = await begin(traces=spans.traces())
 
     async def unusable(turn: Turn) -> None:
         turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": 7})
@@ -144,8 +131,9 @@ async def test_the_span_of_the_upstream_call_ends_as_the_upstream_ended_it(
     )
     for _ in range(4):
         _ = await stand.client().call()
-    await eventually(lambda: len(_error_types(exporter)) == 4)
-    assert _error_types(exporter) == [None, "tool_error", "-7", "-32603"]
+    await eventually(lambda: len(spans.calls) == 4)
+    found = [(span.attributes or {}).get("error.type") for span in spans.calls]
+    assert found == [None, "tool_error", "-7", "-32603"]
 
 
 async def _run_again(upstream: FakeUpstream, client: Client) -> None:
@@ -159,9 +147,9 @@ async def _run_again(upstream: FakeUpstream, client: Client) -> None:
 
 
 async def test_the_span_of_a_lost_call_says_nothing_of_the_run_that_follows(
-    upstream: FakeUpstream, begin: Start, caplog: pytest.LogCaptureFixture
+    upstream: FakeUpstream, begin: Start, spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stand, _ = await _traced(begin)
+    stand = await begin(traces=spans.traces())
     client, lost = stand.client(), asyncio.Event()
 
     async def breaks(turn: Turn) -> None:
@@ -187,8 +175,9 @@ async def test_the_step_by_which_a_retry_continued_is_counted(
     assert steps(stand) == {"held": 1, "replayed": 1}
 
 
-async def test_the_span_of_a_retry_names_the_step_by_which_it_continued(upstream: FakeUpstream, begin: Start) -> None:
-    stand, exporter = await _traced(begin)
+async def test_the_span_of_a_retry_names_the_step_by_which_it_continued(
+    upstream: FakeUpstream, begin: Start, spans: Spans
+) -> None:
+    stand = await begin(traces=spans.traces())
     await _run_again(upstream, stand.client())
-    rounds = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
-    assert any(Step.REPLAYED in map(str, (span.attributes or {}).values()) for span in rounds)
+    assert any(Step.REPLAYED in map(str, (span.attributes or {}).values()) for span in spans.rounds)
