@@ -225,11 +225,16 @@ async def test_an_invalid_handshake_is_one_clear_error(
         (mcp.LISTEN, {"notifications": {"toolsListChanged": True}}),
     ],
 )
+@pytest.mark.parametrize("refuses", [False, True])
 async def test_each_failure_is_counted_once_wherever_it_is_met(
-    upstream: FakeUpstream, begin: Start, method: str, params: dict[str, Any]
+    upstream: FakeUpstream, begin: Start, method: str, params: dict[str, Any], *, refuses: bool
 ) -> None:
+    """A refused handshake goes up to whoever asks whether the upstream is modern after all, counted or not."""
     stand = await begin()
-    await upstream.close()
+    if refuses:
+        upstream.on("initialize", replied(404, b"nothing here"))
+    else:
+        await upstream.close()
     reply = await stand.client().post(method, params)
     assert reply.outcome[2] == "upstream_unreachable"
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
@@ -255,17 +260,6 @@ async def test_an_upstream_that_swallows_connections_harms_no_other_route(
         reply = await waiting
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert "within timeouts.connect_seconds" in reply.error["message"]
-
-
-@pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.TOOLS_LIST])
-async def test_a_refused_handshake_is_counted_once(upstream: FakeUpstream, begin: Start, method: str) -> None:
-    """It goes up to whoever asks whether the upstream is modern after all, counted or not."""
-    stand = await begin()
-
-    upstream.on("initialize", replied(404, b"nothing here"))
-    reply = await stand.client().post(method, {"name": "run", "arguments": {}})
-    assert reply.outcome[2] == "upstream_unreachable"
-    assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
 
 
 # -- credentials ------------------------------------------------------------------------------------------------------
@@ -347,44 +341,6 @@ async def test_redirects_in_a_circle_or_to_nowhere_end(upstream: FakeUpstream, c
 
 
 # -- forgotten sessions -----------------------------------------------------------------------------------------------
-
-LOST: list[tuple[int, bytes]] = [
-    (404, b'{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"Session not found"}}'),
-    (404, b"not found"),
-    (400, b"Bad Request: No valid session ID provided"),
-    (400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: no valid session"}}'),
-]
-
-
-@pytest.mark.parametrize(("status", "sent"), LOST)
-async def test_a_forgotten_session_is_opened_again_once(
-    upstream: FakeUpstream, stand: Stand, client: Client, status: int, sent: bytes
-) -> None:
-    await client.call()
-    runs: list[str | None] = []
-
-    async def tool(turn: Turn) -> None:
-        if turn.session == "s1":
-            turn.reply(status, sent)
-        else:
-            runs.append(turn.session)
-            await turn.result(text("again"))
-
-    upstream.tool(tool)
-    upstream.on(mcp.PING, tool)
-    assert (await client.call()).text == "again"
-    assert runs == ["s2"]
-    assert stand.metric("mcp_gateway_sessions_lost_total") == 1
-
-
-@pytest.mark.parametrize(("status", "sent"), LOST)
-async def test_a_session_forgotten_twice_is_an_error(
-    upstream: FakeUpstream, client: Client, status: int, sent: bytes
-) -> None:
-    upstream.tool(replied(status, sent))
-    upstream.on(mcp.PING, replied(status, sent))
-    assert (await client.call()).outcome == (200, -32603, "session_lost")
-    assert len(upstream.of("tools/call")) == 2
 
 
 @pytest.mark.parametrize("first", ["tools/list", mcp.SET_LEVEL])

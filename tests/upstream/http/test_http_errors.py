@@ -175,17 +175,40 @@ async def test_an_answer_with_an_error_status_ends_a_call_that_may_run_twice(
 # -- the lost session -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "code", "message"), TEMPLATES)
-async def test_a_session_that_is_refused_with_the_calls_id_is_opened_again(
-    upstream: FakeUpstream, stand: Stand, client: Client, status: int, code: int, message: str
+def lost(status: int, said: object) -> Script:
+    return lambda turn: turn.reply(status, said)
+
+
+LOST = [
+    *(refusing(*words) for words in TEMPLATES),
+    lost(404, error("server-error", -32600, "Session not found")),
+    lost(404, b"not found"),
+    lost(400, b"Bad Request: No valid session ID provided"),
+    lost(400, error(None, -32000, "Bad Request: no valid session")),
+]
+
+
+@pytest.mark.parametrize("refuse", LOST)
+async def test_a_session_that_is_lost_is_opened_again(
+    upstream: FakeUpstream, stand: Stand, client: Client, refuse: Script
 ) -> None:
     ledger = Ledger(upstream, lambda turn: turn.result(text("done")))
     assert (await client.call()).text == "done"
-    restart(upstream, ledger, refusing(status, code, message))
+    restart(upstream, ledger, refuse)
     assert (await client.call()).text == "done"
     assert ledger.runs == ["s1", "s2"]
     assert [seen.session for seen in upstream.of("tools/call")] == ["s1", "s1", "s2"]
     assert stand.metric("mcp_gateway_sessions_lost_total") == 1
+
+
+@pytest.mark.parametrize("refuse", LOST[len(TEMPLATES) :])
+async def test_a_session_that_is_lost_twice_is_an_error(
+    upstream: FakeUpstream, client: Client, refuse: Script
+) -> None:
+    upstream.tool(refuse)
+    upstream.on(mcp.PING, refuse)
+    assert (await client.call()).outcome == (200, -32603, "session_lost")
+    assert len(upstream.of("tools/call")) == 2
 
 
 async def test_a_session_that_is_refused_in_unknown_words_costs_one_call(
