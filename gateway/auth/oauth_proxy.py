@@ -127,7 +127,8 @@ class OAuthProxy:
         found = self._at(asked.suffix)
         if found is not None and found.route.upstream.url is None:  # a stdio server has none of its own
             if asked.kind == oauth_metadata.RESOURCE and self._issuer is not None:
-                return _document(self._of_issuer(self._public(http) + (asked.suffix or "/")))
+                resource = self._public(http) + (asked.suffix or "/")
+                return _document(oauth_metadata.of_issuer(self._issuer, resource))
             found = None
         live = found or self._only(asked)
         place = self._place(http, live)
@@ -184,24 +185,14 @@ class OAuthProxy:
 
     async def _metadata(self, asked: _Target, live: LiveRoute, place: Place) -> WholeResponse:
         published = await self._upstream.published(live, place)
-        if asked.kind == oauth_metadata.RESOURCE:
-            document = published.resource
-            own = self._of_issuer(place.resource)
-            shown = oauth_metadata.protected_resource(document, place) if document is not None else own
-        else:
-            document = published.server
-            shown = (
-                oauth_metadata.authorization_server(document, place, asked.suffix) if document is not None else None
-            )
-        if shown is None:
-            raise MethodNotFound(
-                f"The upstream of route {live.route.path} publishes no {asked.kind.rpartition('/')[2]}"
-            )
-        return _document(shown)
-
-    def _of_issuer(self, resource: str) -> Document | None:
-        """Return the gateway's own metadata of a resource; None if it does not verify tokens."""
-        return oauth_metadata.of_issuer(self._issuer, resource) if self._issuer is not None else None
+        is_resource = asked.kind == oauth_metadata.RESOURCE
+        if is_resource and published.resource is not None:
+            return _document(oauth_metadata.protected_resource(published.resource, place))
+        if is_resource and self._issuer is not None:
+            return _document(oauth_metadata.of_issuer(self._issuer, place.resource))
+        if not is_resource and published.server is not None:
+            return _document(oauth_metadata.authorization_server(published.server, place, asked.suffix))
+        raise MethodNotFound(f"The upstream of route {live.route.path} publishes no {asked.kind.rpartition('/')[2]}")
 
     # -- endpoints ----------------------------------------------------------------------------------------------
 
@@ -215,7 +206,10 @@ class OAuthProxy:
             raise MethodNotFound(
                 f"The metadata of the upstream of route {live.route.path} names no {name} on the upstream's own origin"
             )
-        named = _renamed(published.resource, place)
+        # A client asks for a token for the resource (RFC 8707) by the URL that it uses, the upstream knows its own.
+        resource = (published.resource or {}).get("resource")
+        is_private = isinstance(resource, str) and place.is_private(resource)
+        named = {"resource": (place.resource, str(resource))} if is_private else {}
         query = oauth_metadata.replaced(http.head.url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
@@ -248,7 +242,7 @@ def _target(path: str) -> _Target | None:
     return None
 
 
-def _document(shown: Document | None) -> WholeResponse:
+def _document(shown: Document) -> WholeResponse:
     return WholeResponse(
         jsonrpc.encode(shown), headers={"Content-Type": "application/json", "Cache-Control": "no-store"}
     )
@@ -261,12 +255,6 @@ def _picked(headers: MultiMapping[str], names: tuple[str, ...]) -> dict[str, str
 
 def _is_plain(value: str) -> bool:
     return value.isascii() and value.isprintable()
-
-
-def _renamed(resource: Document | None, place: Place) -> dict[str, tuple[str, str]]:
-    """The upstream's own name for the `resource` that a client requests a token for (RFC 8707)."""
-    name = (resource or {}).get("resource")
-    return {"resource": (place.resource, name)} if isinstance(name, str) and place.is_private(name) else {}
 
 
 def _location(url: str, location: str, published: Published, place: Place) -> str:

@@ -143,8 +143,9 @@ class RequestHandler:
     async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool) -> Response:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         live = self._routes.live.get(incoming.path)
-        if live is None:
-            return await self._serve_without_route(incoming, reply)
+        if live is None:  # a call may have begun while the path had a route
+            found = await self._continuation.find_route(incoming, reply)
+            return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
         if live.route.dialects and self.stateless.claims(incoming, live):
             return await self.stateless.serve(await self._arrival(incoming, reply, live))
         if is_hop:
@@ -194,11 +195,6 @@ class RequestHandler:
         except DownstreamError:
             return False
         return True
-
-    async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
-        """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""
-        found = await self._continuation.find_route(incoming, reply)
-        return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
 
     async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
         """Authenticate a caller, and remember it if the same head tells it again."""

@@ -125,7 +125,9 @@ class HttpPassage(Passage):
         incoming, upstream, endpoint = self.incoming, self.live.upstream, self.probe.endpoint
         target = sse_endpoint.target(self.live.process.addresses.value, incoming, endpoint)
         headers = header_rules.lines(incoming, self.live)
-        waits = self._waits()
+        # Some servers send a JSON reply when the tool is done; a few send the head of a stream with its first event. A
+        # GET without a session never gets an event: a client that only tests for a stream must not wait for one.
+        waits = incoming.method == "POST" or (incoming.method == "GET" and mcp.SESSION_ID in incoming.headers)
         try:
             with CoarseTimeout(self.live.deadlines.idle if waits else upstream.client.answering):
                 for _ in range(2):
@@ -164,15 +166,6 @@ class HttpPassage(Passage):
                 f"{endpoint.where} had not answered when the gateway shut down; the request may have had effects"
             ) from exc
         raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
-
-    def _waits(self) -> bool:
-        """Whether the head of the reply may take timeouts.idle_seconds instead of timeouts.answer_seconds.
-
-        Some servers send a JSON reply when the tool is done; a few send the head of a stream with its first event. A
-        GET without a session never gets an event: a client that only tests for a stream must not wait for one.
-        """
-        method = self.incoming.method
-        return method == "POST" or (method == "GET" and mcp.SESSION_ID in self.incoming.headers)
 
     async def refusal(self) -> WholeResponse:
         """The reply as a whole, without its body if that is large; raises UpstreamError."""

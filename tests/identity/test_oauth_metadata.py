@@ -105,14 +105,6 @@ SERVERS = [
 ]
 
 
-def test_the_gateway_describes_a_resource_whose_tokens_it_verifies() -> None:
-    assert oauth_metadata.of_issuer("https://issuer", "https://gw/mcp") == {
-        "resource": "https://gw/mcp",
-        "authorization_servers": ["https://issuer"],
-        "bearer_methods_supported": ["header"],
-    }
-
-
 @pytest.mark.parametrize(("document", "path"), SERVERS)
 def test_the_own_authorization_server_is_found(document: oauth_metadata.Document | None, path: str) -> None:
     assert oauth_metadata.own_server(document, PLACE) == path
