@@ -3,23 +3,20 @@
 The steps of the path that follow are shown elsewhere, each with more than one gateway: ELSEWHERE.
 """
 
-import asyncio
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import pytest
 
 from tests.docs.pages import Block, blocks
 from tests.docs.shell import Reader
 from tests.parts.clients.drive import Kind, elicit, modern_client
-from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server, output_of
+from tests.parts.launch import PARTS, REPOSITORY, old_server, output_of
+from tests.support.gateway_process import gateway
 
 ELSEWHERE: Final = {
     "tests/e2e/test_container.py": "test_a_modern_client_answers_a_question_of_a_legacy_server",
@@ -98,53 +95,15 @@ def test_the_installed_program_follows_the_quick_start(programs: Path, tmp_path:
         reader.kill()
 
 
-@asynccontextmanager
-async def served(programs: Path, upstream: str, folder: Path) -> AsyncIterator[str]:
-    """The gateway with the one option of the README; its URL, once `/readyz` says that it is ready."""
-    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    with (folder / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(programs / "mrtr-gateway", "serve", "--upstream", upstream),
-            cwd=folder,
-            env={"PATH": os.environ["PATH"], "GATEWAY_LISTEN": listen, "GATEWAY_ADMIN": admin},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=die_with_parent,
-        )
-    try:
-        async with asyncio.timeout(30), aiohttp.ClientSession() as http:
-            while not await is_ready(http, admin):
-                assert process.returncode is None, (folder / "log").read_text()
-                await asyncio.sleep(0.02)
-        yield f"http://{listen}/mcp"
-        process.terminate()
-        async with asyncio.timeout(30):
-            assert await process.wait() == 0, (folder / "log").read_text()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def is_ready(http: aiohttp.ClientSession, admin: str) -> bool:
-    try:
-        async with http.get(f"http://{admin}/readyz") as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
-
-
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_a_modern_client_answers_a_question_through_the_installed_program(
-    kind: Kind, programs: Path, tmp_path: Path
-) -> None:
+async def test_a_modern_client_answers_a_question_through_the_installed_program(kind: Kind, programs: Path) -> None:
+    environment = {"GATEWAY_LOG__FORMAT": "json", "GATEWAY_HOLD__DRAIN_DELAY_SECONDS": "0"}
     async with (
         old_server("everything") as server,
-        served(programs, server.url, tmp_path) as url,
+        gateway(server.url, program=programs / "mrtr-gateway", environment=environment) as gw,
         modern_client(kind) as client,
     ):
-        connected = await client.connect(url)
+        connected = await client.connect(gw.url)
         assert connected.value["protocolVersion"] == "2026-07-28"
         answer = elicit({"action": "accept", "content": {"name": "Ada", "check": True}})
         called = await client.call_tool("trigger-elicitation-request", answers=[answer])

@@ -144,6 +144,8 @@ class Gateway(Front):
     stopped: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables besides those of the tests."""
+    program: Path | None = None
+    """An installed one, which is given no file, but the addresses and the upstream as options."""
     provoked: set[str] = field(default_factory=set)
     """Events that may be errors, because the test caused them."""
 
@@ -181,11 +183,11 @@ class Gateway(Front):
     async def start(self) -> None:
         """Start the process, and return when /readyz reports it ready."""
         self.killed = self.stopped = False
-        path = self.write(json.dumps(self.config))  # which is YAML too
+        program = (sys.executable, "-m", "gateway") if self.program is None else (str(self.program),)
         with (self.directory / "stderr").open("ab") as err:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
-                cwd=REPOSITORY,
+                *(*program, "serve", *self._options()),
+                cwd=REPOSITORY if self.program is None else self.directory,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=err,
                 stderr=err,
@@ -193,6 +195,13 @@ class Gateway(Front):
                 preexec_fn=die_with_parent,
             )
         await self.until(self.is_ready, "became ready", START_SECONDS)
+
+    def _options(self) -> tuple[str, ...]:
+        config = self.config
+        if self.program is None:
+            return "--config", str(self.write(json.dumps(config)))  # which is YAML too
+        upstream = config["routes"][0]["upstream"]["url"]
+        return "--listen", config["listen"], "--admin", config["admin"], "--upstream", upstream
 
     def write(self, text: str) -> Path:
         """Replace the configuration file in one step."""
@@ -341,12 +350,14 @@ async def gateway(
     *,
     check: bool = True,
     environment: Mapping[str, str] | None = None,
+    program: Path | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway in front of a url, or of an `upstream` section; `check` is false if an unclean end is expected."""
     with tempfile.TemporaryDirectory(prefix="mrtr-gateway-") as directory:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
-            gw = Gateway(configuration(upstream, overrides), Path(directory), http, environment=environment or {})
+            config, where = configuration(upstream, overrides), Path(directory)
+            gw = Gateway(config, where, http, environment=environment or {}, program=program)
             try:
                 await gw.start()
                 yield gw
