@@ -261,30 +261,22 @@ async def test_an_error_says_that_the_servers_replicas_lack_sticky_sessions(old:
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)
 
 
-async def test_a_post_that_is_never_answered_ends_the_call_in_time(old: FakeSse, begin: Start) -> None:
+@pytest.mark.parametrize("is_answer", [False, True])
+async def test_a_post_that_is_never_answered_ends_the_call_in_time(
+    old: FakeSse, begin: Start, *, is_answer: bool
+) -> None:
     client = (await sse(begin, old, timeouts={"answer_seconds": 0.2})).client()
-    _ = await client.call()
+    asked = await parked(old, client) if is_answer else None
+    if asked is None:
+        _ = await client.call()
 
     async def never(_: Message) -> web.Response:
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
     old.post = never
-    reply = await client.call()
+    reply = await (client.call() if asked is None else client.answer(asked))
     assert reply.outcome == (200, -32603, "call_lost")
-    assert "timeouts.answer_seconds" in reply.error["message"]
-
-
-async def test_an_answer_whose_post_is_never_answered_ends_the_call_in_time(old: FakeSse, begin: Start) -> None:
-    client = (await sse(begin, old, timeouts={"answer_seconds": 0.2})).client()
-    asked = await parked(old, client)
-
-    async def never(_: Message) -> web.Response:
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError
-
-    old.post = never
-    reply = await client.answer(asked)
     assert "timeouts.answer_seconds" in reply.error["message"]
 
 
@@ -303,23 +295,19 @@ async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, begi
     assert len(old.streams) == 1, "and the session is as good as before"
 
 
-async def test_garbage_on_the_stream_ends_the_call(old: FakeSse, begin: Start) -> None:
-    async def garbage(_: FakeSse, stream: Stream, _message: Message) -> None:
-        stream.raw(b"data: {no json\n\n")
+@pytest.mark.parametrize(
+    ("said", "cause"), [(b"data: {no json\n\n", ""), (b"data: " + b"x" * 70_000, "limits.event_bytes")]
+)
+async def test_what_is_no_message_on_the_stream_ends_the_call(
+    old: FakeSse, begin: Start, said: bytes, cause: str
+) -> None:
+    async def babble(_: FakeSse, stream: Stream, _message: Message) -> None:
+        stream.raw(said)
 
-    old.tool = garbage
-    reply = await (await sse(begin, old)).client().call()
-    assert reply.outcome == (200, -32603, "call_lost")
-
-
-async def test_an_event_without_an_end_ends_the_session(old: FakeSse, begin: Start) -> None:
-    async def flood(_: FakeSse, stream: Stream, _message: Message) -> None:
-        stream.raw(b"data: " + b"x" * 70_000)
-
-    old.tool = flood
+    old.tool = babble
     reply = await (await sse(begin, old, limits={"event_bytes": 65_536})).client().call()
     assert reply.outcome == (200, -32603, "call_lost")
-    assert "limits.event_bytes" in reply.error["message"]
+    assert cause in reply.error["message"]
 
 
 async def test_credentials_that_are_refused_are_told_to_the_client(old: FakeSse, begin: Start) -> None:
@@ -385,7 +373,6 @@ async def test_a_stream_that_names_no_endpoint_does_not_count_as_http_sse(old: F
     stand = await auto(begin, old.url, stream_times=structs.replace(SHORT_TIMES, endpoint_seconds=0.1))
     reply = await stand.client().call()
     assert "did not name an endpoint" in reply.error["message"]
-    await asyncio.wait_for(old.streams[0].closed.wait(), 5)
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)
 
 
