@@ -97,35 +97,31 @@ def bug() -> ListenerFailed:
     return failure
 
 
-async def test_a_body_that_is_the_answer_is_handed_over_at_its_end() -> None:
-    reading = Reading()
-    reading.head()
-    reading.reply.on_body(ANSWER[:5])
-    reading.reply.on_body(ANSWER[5:])
-    assert reading.heard == []
-    reading.end()
-    assert (reading.heard, reading.overs, reading.is_accepted) == ([ANSWER], 0, True)
-
-
-async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_stream_is_cut() -> None:
-    whole = b": hello\n\n" + event(b"", b"e1") + event(ANSWER)
+@pytest.mark.parametrize("others", [[], [OTHER, OTHER]])
+async def test_a_stream_hands_over_each_message_once_wherever_it_is_cut(others: list[bytes]) -> None:
+    whole = b": hello\n\n" + event(b"", b"e1") + b"".join(map(event, others)) + event(ANSWER, b"e2")
     for cut in range(1, len(whole)):
         reading = Reading()
         reading.stream(whole[:cut], whole[cut:])
-        assert (reading.heard, reading.overs) == ([ANSWER], 0)
-        assert reading.reply.resumption.cursor == "e1"
+        assert (reading.heard, reading.reply.resumption.cursor) == ([*others, ANSWER], "e2")
         reading.end()
-        assert not reading.is_aborted
+        assert (reading.is_aborted, reading.overs) == (False, 0)
 
 
-@pytest.mark.parametrize("in_one_piece", [True, False])
-async def test_a_reply_lets_go_of_who_hears_it_with_the_answer(*, in_one_piece: bool) -> None:
+@pytest.mark.parametrize("how", ["a stream", "a body in parts", "a body in one piece"])
+async def test_a_reply_lets_go_of_who_hears_it_with_the_answer(how: str) -> None:
     reading = Reading()
     references = sys.getrefcount(reading)
-    if in_one_piece:
+    if how == "a stream":
+        reading.stream(event(ANSWER))
+    elif how == "a body in one piece":
         reading.whole(ANSWER)
     else:
-        reading.stream(event(ANSWER))
+        reading.head()
+        reading.reply.on_body(ANSWER[:5])
+        reading.reply.on_body(ANSWER[5:])
+        assert reading.heard == []
+        reading.end()
     assert (reading.heard, reading.overs, reading.is_accepted) == ([ANSWER], 0, True)
     assert sys.getrefcount(reading) == references - 1, "the hearer is not kept"
     assert "distrust" not in reading.carrier.asked
@@ -149,13 +145,6 @@ async def test_a_refusal_is_for_the_coroutine_and_counts_as_not_accepted(*, in_o
     assert (reading.heard, reading.overs, reading.is_accepted) == ([], 1, False)
     assert reading.reply.message == b"message", "it may have to be sent again"
     assert (reading.reply.status, reading.reply.body, reading.reply.failure) == (404, ANSWER, None)
-
-
-async def test_a_stream_that_ends_without_the_answer_is_for_the_coroutine() -> None:
-    reading = Reading()
-    reading.stream(event(b"", b"e1"))
-    reading.end()
-    assert (reading.overs, reading.reply.is_stream, reading.reply.failure) == (1, True, None)
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
@@ -205,17 +194,6 @@ async def test_a_large_body_waits_for_an_older_one() -> None:
     assert arrivals.used == 0
 
 
-async def test_a_stream_hands_over_each_message_once_wherever_it_is_cut() -> None:
-    whole = event(b"", b"e1") + event(OTHER, b"e2") + event(OTHER, b"e3") + event(ANSWER, b"e4")
-    for cut in range(1, len(whole)):
-        reading = Reading()
-        reading.stream(whole[:cut], whole[cut:])
-        assert (reading.heard, reading.overs) == ([OTHER, OTHER, ANSWER], 0)
-        assert reading.reply.resumption.cursor == "e4"
-        reading.end()
-        assert (reading.is_aborted, reading.overs) == (False, 0)
-
-
 @pytest.mark.parametrize("in_one_piece", [True, False])
 async def test_a_body_that_is_not_the_answer_is_heard_and_is_for_the_coroutine(*, in_one_piece: bool) -> None:
     reading = Reading()
@@ -243,11 +221,12 @@ async def test_only_the_beginning_of_a_stream_may_have_a_byte_order_mark() -> No
     assert reading.heard == [OTHER, ANSWER]
 
 
-async def test_a_stream_that_ends_without_the_answer_breaks() -> None:
+async def test_a_stream_that_ends_without_the_answer_is_for_the_coroutine() -> None:
     reading = Reading()
     reading.stream(b"retry: 700\n" + event(OTHER, b"e1"))
     reading.end()
-    assert (reading.overs, reading.reply.failure, reading.reply.retry_ms) == (1, None, 700)
+    reply = reading.reply
+    assert (reading.overs, reply.is_stream, reply.failure, reply.retry_ms) == (1, True, None, 700)
     assert reading.reply.resumption.cursor == "e1"
 
 
@@ -281,38 +260,20 @@ async def test_a_stream_that_is_left_hands_over_nothing_more() -> None:
     assert reading.is_aborted
 
 
-def held_behind(arrivals: Arrivals, later: Reading) -> Reading:
-    """The older reply that another, which has read a large part of a stream, waits for."""
+@pytest.mark.parametrize("last", [OTHER, ANSWER])
+async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_read_with_it(last: bytes) -> None:
+    arrivals = Arrivals(SMALL_BYTES)
+    later = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
+    later.stream(event(OTHER))
     older = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     older.head()
     older.reply.on_body(b" " * (SMALL_BYTES + 1))
     later.reply.on_body(b":" + b" " * SMALL_BYTES)
     assert later.pending.is_paused
-    return older
-
-
-async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_read_with_it() -> None:
-    arrivals = Arrivals(SMALL_BYTES)
-    later = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
-    later.stream(event(OTHER))
-    older = held_behind(arrivals, later)
-    later.reply.on_body(b"\n" + event(OTHER))
-    assert later.heard == [OTHER, OTHER]
+    later.reply.on_body(b"\n" + event(last))
+    assert later.heard == [OTHER, last]
     assert not later.pending.is_paused
     later.reply.close()
-    older.reply.close()
-    assert arrivals.used == 0
-
-
-async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what_was_read_with_it() -> None:
-    arrivals = Arrivals(SMALL_BYTES)
-    later = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
-    later.stream()
-    older = held_behind(arrivals, later)
-    later.reply.on_body(b"\n" + event(ANSWER))
-    assert later.heard == [ANSWER]
-    assert not later.pending.is_paused
-    later.end()
     older.reply.close()
     assert arrivals.used == 0
 
