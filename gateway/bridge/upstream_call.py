@@ -88,7 +88,7 @@ class UpstreamCall(ABC):
         call = self._call
         if call is None:
             return self._context.body_bytes
-        return len(call.message if call.reply is None else call.reply.message)
+        return len(call.message)
 
     @property
     def is_started(self) -> bool:
@@ -300,7 +300,9 @@ class UpstreamCall(ABC):
             self.watch_silence()
             return
         route = self._context.live.route
-        suspect = self._session.channel.suspect() if self._session is not None else ""
+        suspect = (
+            self._session.channel.suspect(is_accepted=self._call.is_accepted) if self._session is not None else ""
+        )
         silent = CallLost(
             f"The upstream {route.upstream.name} of route {route.path} was silent for {limit:g} s in a call "
             "(timeouts.idle_seconds); the call was cancelled and may have had "

@@ -67,10 +67,12 @@ class Call(msgspec.Struct, eq=False):
     id: bytes
     """JSON."""
     message: bytes
-    """Empty as long as the reply has it, and once the upstream has accepted it, so that it is not sent again."""
+    """Empty once the upstream has accepted it, so that it is not sent again."""
     listener: Listener
     progress_token: bytes | None = None
     """JSON of the progress token in the upstream request; None if the client wants no progress."""
+    is_accepted: bool = False
+    """Whether the upstream has accepted it, with its credential."""
     is_own: bool = False
     """Whether the gateway asks on its own account, so that no client could answer a question of the server."""
     sent: float = 0.0

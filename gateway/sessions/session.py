@@ -258,7 +258,7 @@ class Session(SideListener, Hearer):
         call.reply = self.channel.begin(call.message, headers, self)
         if call.reply is None:
             return False
-        call.message, call.runner = b"", runner
+        call.runner = runner
         self._sent(call, headers)
         return True
 
@@ -266,7 +266,6 @@ class Session(SideListener, Hearer):
         """Decide by a coroutine what becomes of a begun call whose reply broke, as `run` does."""
         reply, call.reply = call.reply, None
         if reply is not None and not call.left:
-            call.message = reply.message
             await self._read(call, self.channel.conclude(self))
         elif self.in_flight is call:  # its answer is not wanted any more
             self._settle()
@@ -408,6 +407,11 @@ class Session(SideListener, Hearer):
         assert answer is not None
         return self._take_for_call(call, answer, aside=False)
 
+    def accepted(self) -> None:
+        """The server has the call, so it is not sent again, and a held call should not keep it."""
+        if self.in_flight is not None:
+            self.in_flight.message, self.in_flight.is_accepted = b"", True
+
     def attached(self) -> None:
         """The stream of the call is here."""
         if self.in_flight is not None and self.in_flight.runner is not None:
@@ -496,7 +500,7 @@ class Session(SideListener, Hearer):
             self.shared.asked_aside = True
         else:
             self.shared.asked_in_call = True
-        if not aside and (call.reply is not None or self.channel.taken):
+        if not aside and call.is_accepted:
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.
             self._prove(call.headers)

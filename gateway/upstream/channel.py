@@ -43,6 +43,9 @@ class Hearer:
         """Take a JSON-RPC message; returns whether it answers the request. An error that it raises ends the reply."""
         return False
 
+    def accepted(self) -> None:
+        """The server has accepted the request, with the credential that was sent with it."""
+
     def attached(self) -> None:
         """The stream that was asked for by GET is here; for a request that is resumed, more than once."""
 
@@ -72,9 +75,6 @@ class Answer(Hearer):
 class BegunReply(Protocol):
     """The reply to a request for which no coroutine waits."""
 
-    message: bytes
-    """The request, as long as it may have to be sent again; else empty."""
-
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
 
@@ -86,9 +86,6 @@ class Channel(ABC):
 
     can_ask: bool = True
     """Whether an answer can reach the server. The stateless mode of the legacy SDKs loses it."""
-
-    taken: bool = False
-    """Whether the server accepted the request in flight, with the credential that was sent with it."""
 
     forgotten: bool = False
     """Whether the server was proved to have forgotten the session."""
@@ -119,8 +116,8 @@ class Channel(ABC):
         """Send `initialize`; return the channel to use: a different one if another transport was detected."""
         return self, await self.initialize(message, headers)
 
-    def suspect(self) -> str:
-        """Explain a silence in the request in flight, with a fix; empty if there is no explanation."""
+    def suspect(self, *, is_accepted: bool) -> str:  # noqa: ARG002  (for the transports)
+        """Explain a silence in a request, with a fix; empty if there is no explanation."""
         return ""
 
     @abstractmethod

@@ -18,9 +18,6 @@ from gateway.upstream.one_stream import OneStreamChannel
 class StdioChannel(OneStreamChannel):
     """One session, which is one child."""
 
-    taken = True
-    """A child receives no credential, so it cannot refuse one."""
-
     is_process = True
 
     def __init__(self, launcher: ChildLauncher) -> None:
@@ -81,6 +78,7 @@ class StdioChannel(OneStreamChannel):
             raise SessionLost(f"{child.where} {child.over.result()}")
         with self._awaited(hearer) as answered:
             await child.send(message)
+            hearer.accepted()  # it receives no credential, so it cannot refuse one
             message = b""  # it is not sent again, and a call that waits should not keep it
             _ = await child.answers(answered)
             answered.result()

@@ -19,8 +19,6 @@ class CallReply(ReplyReader, kw_only=True):
     session: HttpSession
     message: bytes
     headers: Headers
-    is_taken: bool = False
-    """Whether the server has accepted the request, with its credential."""
     place: Resumption | None = None
     """Made with the first event id: most servers give none."""
     silence: asyncio.Timeout | None = None
@@ -40,7 +38,8 @@ class CallReply(ReplyReader, kw_only=True):
     def accepted(self) -> None:
         """Keep nothing that is not needed any more: a call may wait for long."""
         self.session.newest = self.headers
-        self.is_taken, self.message = True, b""
+        self.message = b""
+        self.hearer.accepted()
         if self.is_stream:
             self.head = None
 
@@ -57,9 +56,9 @@ class CallReply(ReplyReader, kw_only=True):
         """Take a reply that came in one piece."""
         if head.status < 300 and head.content_type != EVENT_STREAM and SMALL_BYTES >= len(body) <= self.max_bytes:
             self.session.newest = self.headers
-            self.is_taken, self.message = True, b""
-            failure = None
+            self.message, failure = b"", None
             try:
+                self.hearer.accepted()
                 if self.hearer.hear(body):
                     self._done()
                     return
@@ -103,7 +102,8 @@ class ResumedReply(StreamReply, kw_only=True):
     def opened(self) -> None:
         """The request goes on."""
         request = self.request
-        request.is_taken = request.is_taken or self.newest == request.headers
+        if self.newest == request.headers:
+            self.hearer.accepted()
         request.silence = self.deadline
         request.restart_silence()
         request.resumption.connected()

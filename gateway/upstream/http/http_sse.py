@@ -198,7 +198,6 @@ class HttpSseChannel(OneStreamChannel):
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
         self._check_stream()
-        self.taken = False
         with self._awaited(hearer) as answered:
             try:
                 refused = await self._post_in_session(message, headers, answered, is_repeatable=is_repeatable)
@@ -284,8 +283,8 @@ class HttpSseChannel(OneStreamChannel):
                     if reply.is_done:
                         if self._messages is not None:
                             self._messages = target
-                        if answered is not None and not answered.done():
-                            self.taken = True
+                        if self._call is not None and self._call[1] is answered and not answered.done():
+                            self._call[0].accepted()
                         return None
                     if reply.status not in _POST_REDIRECTS:
                         return read_refusal(reply, self._endpoint, message)

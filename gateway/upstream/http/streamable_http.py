@@ -78,11 +78,6 @@ class StreamableChannel(Channel):
         return self._session.is_forgotten
 
     @property
-    def taken(self) -> bool:  # type: ignore[override]  # read-only
-        """Whether the server accepted the newest request, with the credential that was sent with it."""
-        return self._request is not None and self._request.is_taken
-
-    @property
     def cursor(self) -> str | None:
         """The last event id on the stream of the newest request."""
         place = None if self._request is None else self._request.place
@@ -149,9 +144,9 @@ class StreamableChannel(Channel):
             raise error
         return found
 
-    def suspect(self) -> str:
+    def suspect(self, *, is_accepted: bool) -> str:
         """Explain a silence: a server in JSON response mode sends nothing until the result, so questions are lost."""
-        if not self.taken:
+        if not is_accepted:
             return (
                 "It has not begun to reply, which is how a server in JSON response mode swallows a question: if the "
                 "tool asks the user, have the server answer with event streams (no json_response, no "
