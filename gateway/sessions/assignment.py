@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple
 
 from gateway.sessions.affinity import S
 from gateway.sessions.group import Group, SessionRequest
+from gateway.telemetry import SessionState
 
 
 class Quota(Generic[S]):
@@ -88,7 +89,7 @@ class Capacity(Generic[S]):
         """A session is in its handshake from now on; the turn passes to the next principal."""
         if group.is_affine and not is_fresh:
             group.main = session
-        group.sessions[session] = None
+        group.sessions[session] = SessionState.BUSY
         self.starting += 1
         self.count += 1
         quota = self._quota(group.principal)
@@ -107,9 +108,9 @@ class Capacity(Generic[S]):
         if group.main is session:
             group.main = None
 
-    def rested(self, session: S, group: Group[S]) -> None:
+    def rested(self, session: S, group: Group[S], now: float) -> None:
         """A session is idle from now on, or its last joiner has left it idle."""
-        group.idle.setdefault(session)
+        group.idle.setdefault(session, now)
         if not session.shared.joiners:
             quota = self._quotas[group.principal]
             quota.evictable[session] = self.evictable[session] = None

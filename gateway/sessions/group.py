@@ -20,6 +20,7 @@ from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.newest import Newest
 from gateway.sessions.affinity import S
 from gateway.sessions.call import PoolKey, Watcher
+from gateway.telemetry import SessionState
 from gateway.upstream.channel import Headers
 
 _ACCEPTED_SECONDS: Final = 60.0
@@ -86,10 +87,10 @@ class Group(Generic[S]):
     principal: bytes = field(init=False)
     main: S | None = None
     """With affinity: the session of all calls, from before its handshake until it is dropped."""
-    sessions: dict[S, None] = field(default_factory=dict)
-    """All sessions, the oldest first."""
-    idle: dict[S, None] = field(default_factory=dict)
-    """In the order in which they became idle."""
+    sessions: dict[S, SessionState] = field(default_factory=dict)
+    """All sessions, the oldest first, joiners apart."""
+    idle: dict[S, float] = field(default_factory=dict)
+    """Since when (monotonic), the first one for longest."""
     waiting: dict[SessionRequest[S], None] = field(default_factory=dict)
     """All requests, in the order of their arrival."""
     takers: dict[SessionRequest[S], None] = field(default_factory=dict)

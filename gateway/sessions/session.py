@@ -26,7 +26,7 @@ from gateway.sessions.affinity import SharedSession
 from gateway.sessions.call import Call, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
-from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
+from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer, SideListener
 
 log = get_logger()
@@ -79,12 +79,9 @@ class Session(SideListener, Hearer):
     """Whether the server refused the credential of the last call, and so did not run it."""
     is_forgotten: bool = False
     """Whether the server does not know it any more."""
-    idle_since: float = 0.0
     _log_level: str | None = None
     _subscribed: Collection[str] = _NOTHING
     """The resources that `set_subscriptions` subscribed to, or tried to."""
-    state: SessionState | None = None
-    """As its pool counts it; None before its opening and after its end."""
 
     def __post_init__(self) -> None:
         self.shared, self._headers = SharedSession(self), NO_HEADERS

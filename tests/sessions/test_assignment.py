@@ -64,7 +64,7 @@ class Scene:
         self.capacity.opened(session, self.group(group), is_fresh="fresh" in words)
 
     def rest(self, name: str) -> None:
-        self.capacity.rested(self.sessions[name], self.group_of[name])
+        self.capacity.rested(self.sessions[name], self.group_of[name], 0.0)
 
     def use(self, name: str) -> None:
         self.capacity.occupied(self.sessions[name], self.group_of[name])
@@ -376,7 +376,7 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     waiting, session = request(here), FakeSession()
     counted.add(waiting)
     counted.opened(session, there)
-    counted.rested(session, there)
+    counted.rested(session, there, 0.0)
     counted.occupied(session, there)
     counted.occupied(session, there)
     counted.remove(waiting)

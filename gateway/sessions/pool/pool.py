@@ -288,9 +288,12 @@ class Pool:
     def take(self, group: Group[Session]) -> Session | None:
         """An idle session, if there is one; none is idle while a request waits for it."""
         session = assignment.reusable(group)
-        if session is not None:
-            self._capacity.occupied(session, group)
-            self._move(session, _BUSY)
+        return None if session is None else self._occupied(session)
+
+    def _occupied(self, session: Session) -> Session:
+        """A session that was idle has a call from now on."""
+        self._capacity.occupied(session, session.group)
+        self._move(session, _BUSY)
         return session
 
     async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, is_exempt: bool = True) -> Session:
@@ -341,9 +344,7 @@ class Pool:
             return
         while (found := assignment.assign(group, self._capacity)) is not None:
             if isinstance(found, assignment.Reuse):
-                session = found.session
-                self._capacity.occupied(session, session.group)
-                self._move(session, _BUSY)
+                session = self._occupied(found.session)
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
@@ -357,7 +358,7 @@ class Pool:
                 # Its room is taken before its handshake begins.
                 session = self._session(found.request.group)
                 self._capacity.opened(session, session.group, is_fresh=found.request.is_fresh)
-                self._move(session, _BUSY)
+                self._counts[_BUSY].value += 1
             self._capacity.remove(found.request)
             found.request.outcome.set_result(session)
 
@@ -375,12 +376,12 @@ class Pool:
         self._rate.take()
         return None
 
-    def _move(self, session: Session, state: SessionState | None) -> None:
+    def _move(self, session: Session, state: SessionState) -> None:
         """Change the state of a session, and count it in the metrics."""
-        counts = self._counts
-        counts[session.state].value -= 1
+        counts, states = self._counts, session.group.sessions
+        counts[states[session]].value -= 1
         counts[state].value += 1
-        session.state = state
+        states[session] = state
 
     # -- in ---------------------------------------------------------------------------------------------------------
 
@@ -408,9 +409,9 @@ class Pool:
         is_useless = is_apart or session.lost or session.adopted or self.closed
         if is_useless or self._settings.value.config.sessions.idle_seconds == 0:
             return False
-        group.used = session.idle_since = world.monotonic()
+        group.used = now = world.monotonic()
         self._move(session, _IDLE)
-        self._capacity.rested(session, group)
+        self._capacity.rested(session, group, now)
         if group.takers or self._capacity.eligible:
             self._assign(group)
         return True
@@ -437,7 +438,7 @@ class Pool:
         joiner.abandon()
         joiner.shared.leave(joiner)
         if owner in group.idle:
-            self._capacity.rested(owner, group)
+            self._capacity.rested(owner, group, group.idle[owner])
         self._assign(group)
         await joiner.channel.close(end_session=False)
 
@@ -445,12 +446,12 @@ class Pool:
 
     def _drop(self, session: Session) -> None:
         """Forget a session, and give its room away."""
-        if session.state is not None:
+        if session in session.group.sessions:
             self._remove(session)
             self._assign(session.group)
 
     def _remove(self, session: Session) -> None:
-        self._move(session, None)
+        self._counts[session.group.sessions[session]].value -= 1
         self._capacity.closed(session, session.group)
         self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")
 
@@ -472,8 +473,10 @@ class Pool:
         """Close sessions that were not used for `sessions.idle_seconds`, and forget empty groups."""
         seconds = self.config.sessions.idle_seconds
         for group in list(self._groups.values()):
-            for session in [each for each in group.idle if _is_stale(each, now - seconds)]:
-                self._drop(session)
+            for session, since in tuple(group.idle.items()):
+                is_unused = since <= now - seconds and not session.shared.joiners
+                if session.lost or is_unused:
+                    self._drop(session)
             if group.is_empty and group.used <= now - seconds:
                 self._served = max(self._served, group.served)
                 del self._groups[group.key]
@@ -501,7 +504,7 @@ async def _is_served(
         return True
     mine = own.shared.owner if own is not None else None  # a joiner speaks in the session of its owner
     for session in (mine, *group.sessions) if mine is not None else tuple(group.sessions):
-        if session.lost or session.state is None or not (session.opened or session.adopted):
+        if session.lost or session not in session.group.sessions or not (session.opened or session.adopted):
             continue  # it is in its handshake, or has ended
         try:
             await session.ping(headers)
@@ -543,13 +546,8 @@ def _is_orderly(session: Session) -> bool:
     return session.group.main is session and (session.turned_away or not session.shared.asked_aside)
 
 
-def _is_stale(session: Session, before: float) -> bool:
-    """Whether an idle session is useless, or has not been used since `before`."""
-    return session.lost or (session.idle_since <= before and not session.shared.joiners)
-
-
 def _unused_since(group: Group[Session], now: float) -> float:
     """Since when at the earliest something of a group was not used."""
     if group.idle:
-        return next(iter(group.idle)).idle_since
+        return next(iter(group.idle.values()))
     return now if group.sessions or group.waiting else group.used

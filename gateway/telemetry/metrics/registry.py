@@ -270,9 +270,9 @@ class Metrics:
         self.held_calls[route,].inc(-1)
         self._hold_times[route,].observe(seconds)
 
-    def sessions_by_state(self, route: str) -> dict[SessionState | None, Count]:
-        """Return the counts that a session of a route moves between; that of None, before and after, is not shown."""
-        return {None: Count()} | {state: self._sessions[route, state] for state in SessionState}
+    def sessions_by_state(self, route: str) -> dict[SessionState, Count]:
+        """Return the counts that a session of a route moves between."""
+        return {state: self._sessions[route, state] for state in SessionState}
 
     def sessions(self, route: str) -> dict[str, int]:
         """Return a route's sessions by state."""

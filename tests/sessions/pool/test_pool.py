@@ -356,7 +356,7 @@ async def test_a_session_that_was_lost_while_it_was_idle_is_closed_soon() -> Non
     for each in (other, session):
         bench.pool.release(each, clean=True)
     session.side_closed(was_open=True)
-    await eventually(lambda: session.state is None)
+    await eventually(lambda: session not in session.group.sessions)
     assert list(session.group.idle) == [other]
     assert bench.pool.take(session.group) is other
     bench.pool.release(other, clean=True)

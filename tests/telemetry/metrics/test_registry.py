@@ -72,7 +72,6 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         lambda metrics: metrics.sessions_by_state("/mcp")[SessionState.IDLE].inc(),
         {'sessions{route="/mcp",state="idle"}': 1},
     ),
-    (lambda metrics: metrics.sessions_by_state("/mcp")[None].inc(), {}),
     (lambda metrics: metrics.config_reloaded(applied=True), {'config_reloads_total{outcome="applied"}': 1}),
     (lambda metrics: metrics.config_reloaded(applied=False), {'config_reloads_total{outcome="rejected"}': 1}),
 ]
