@@ -534,7 +534,8 @@ class Session(SideListener, Hearer):
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""
         message = jsonrpc.answer(upstream_id, body)
-        self._show(Direction.TO_UPSTREAM, message, self.in_flight)
+        if bodies.on:
+            self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         await self.channel.send(message, headers)
         self._headers = headers
 

@@ -332,9 +332,11 @@ class StreamableChannel(Channel):
                     raise await self._refused(reply, headers)
                 self._is_ready = True
                 self._session.newest = headers
-                if self._request is not None and self._request.place is not None:
-                    self._request.place.answered()
-                    self._request.restart_silence()
+                request = self._request
+                if request is not None and request.place is not None:
+                    request.place.answered()
+                    if request.silence is not None:
+                        request.restart_silence()
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
