@@ -25,7 +25,7 @@ from gateway.protocol.errors import InvalidRequest
 from gateway.seal.keyring import PREFIX
 from tests.http.test_tls import server_context
 from tests.support.authority import Authority
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, asks, text
+from tests.support.fake_upstream import FakeUpstream, asks, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.served import Served
@@ -55,6 +55,17 @@ class Endpoint(Served):
             return web.Response(text=body, status=status)
 
         self.answer: Answer = answer
+
+    def wait(self, body: str) -> asyncio.Event:
+        """Serve once the event is set."""
+        go = asyncio.Event()
+
+        async def answer(_: web.BaseRequest) -> web.StreamResponse:
+            await go.wait()
+            return web.Response(text=body)
+
+        self.answer = answer
+        return go
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         self.asked += 1
@@ -192,13 +203,11 @@ async def test_an_issuer_without_a_url_is_named_to_nobody(endpoint: Endpoint, be
 @pytest.mark.parametrize("length", ["Content-Length: 4000000", "Transfer-Encoding: chunked"])
 async def test_an_unverified_caller_is_refused_before_a_large_body_is_read(stand: Stand, length: str) -> None:
     # A body takes time to open, megabytes of it tens of milliseconds in which nobody else is served.
-    reader, writer = await asyncio.open_connection(*stand.gateway.listen.split(":"))
-    writer.write(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
-    async with asyncio.timeout(DEADLINE):
-        head = await reader.readuntil(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await raw.send(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
+        head = await raw.until(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 401 ")
     assert b"www-authenticate: bearer" in head.lower()
-    writer.close()
 
 
 async def test_a_caller_is_verified_before_its_body_is_found_to_be_wrong(stand: Stand) -> None:
@@ -275,13 +284,7 @@ async def test_unknown_keys_have_them_fetched_once_at_a_time_and_after_a_pause(
     endpoint: Endpoint, stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await stand.client(bearer()).call()).text == "done"
-    go = asyncio.Event()
-
-    async def slow(_: web.BaseRequest) -> web.StreamResponse:
-        await go.wait()
-        return web.Response(text=OTHER)
-
-    endpoint.answer = slow
+    go = endpoint.wait(OTHER)
     flood = [asyncio.ensure_future(stand.client(bearer(headers={"kid": f"x{number}"})).call()) for number in range(20)]
     await eventually(lambda: stand.gateway.downstream.in_flight == 20)
     assert (await stand.client(bearer()).call()).text == "done", "who is known does not wait"
@@ -384,13 +387,7 @@ async def test_without_signing_keys_one_request_of_a_legacy_session_is_refused_a
 async def test_a_client_that_leaves_does_not_cancel_a_fetch_of_keys(
     upstream: FakeUpstream, endpoint: Endpoint, begin: Start
 ) -> None:
-    go = asyncio.Event()
-
-    async def slow(_: web.BaseRequest) -> web.StreamResponse:
-        await go.wait()
-        return web.Response(text=ONE)
-
-    endpoint.answer = slow
+    go = endpoint.wait(ONE)
     upstream.tool(lambda turn: turn.result(text("done")))
     stand = await begin(principal=verified(endpoint))
     one, other = (asyncio.ensure_future(stand.client(bearer()).call()) for _ in range(2))

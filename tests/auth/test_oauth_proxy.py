@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from gateway.auth import oauth_proxy
 from gateway.identity import oauth_metadata
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.raw_connection import raw_connection
 from tests.support.served import Served
 from tests.support.workbench import Stand, eventually, later
 
@@ -255,13 +256,9 @@ async def test_headers_that_are_not_text_are_not_forwarded(begin: Any, issuer: F
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
 
     async def status(request: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(browser.base.rpartition(":")[2]))
-        writer.write(request + b"\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        async with asyncio.timeout(DEADLINE):
-            reply = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        return reply.split()[1]
+        async with raw_connection(browser.stand) as raw:
+            await raw.send(request + b"\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            return (await raw.rest()).split()[1]
 
     issuer.answers("/sso/authorize", text="<p>")
     assert await status(b"GET /authorize/mcp?state=\xff HTTP/1.1") == b"400"

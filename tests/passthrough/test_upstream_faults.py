@@ -11,6 +11,7 @@ import pytest
 from gateway.protocol import mcp
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
+from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually
 
@@ -53,46 +54,46 @@ async def ends_its_half(wire: Wire) -> None:
     await wire.gone()
 
 
-UNDERSTOOD: list[tuple[str, Script, bytes]] = [
-    ("a length", answers(OK), b"ok"),
-    ("a slow drip", drips, b"ok"),
-    ("a half-closed connection", ends_its_half, b"ok"),
-    ("100 Continue that was not asked for", says(CONTINUE + OK), b"ok"),
-    ("early hints", says(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", OK), b"ok"),
-    ("a body that ends with the connection", says(H + b"\r\n", b"o", b"k"), b"ok"),
-    ("HTTP/1.0", says(b"HTTP/1.0 200 OK\r\n\r\nok"), b"ok"),
-    ("trailers", says(CHUNKED + b"2\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n"), b"ok"),
-    ("an empty body", says(H + b"Content-Length: 0\r\n\r\n"), b""),
-    ("two replies", says(OK + OK), b"ok"),
-]
-WITHOUT_HEAD: list[tuple[str, Script]] = [
-    ("nothing", says()),
-    ("a reset", resets),
-    ("half a head", says(b"HTTP/1.1 200 OK\r\nContent-Le")),
-    ("garbage", says(b"\x00\xff\x16\x03\x01 garbage\r\n\r\n")),
-    ("another protocol", says(b"SSH-2.0-OpenSSH_9.6\r\n")),
-    ("a head of 1 MB", stays(H + b"".join(b"X-%d: %b\r\n" % (i, b"x" * 1000) for i in range(1000)) + b"\r\n")),
-    ("one header of 1 MB", stays(H + b"X: " + b"x" * 1_000_000)),
-    ("interim replies without end", stays(CONTINUE * 17)),
-    ("a status below 100", says(b"HTTP/1.1 099 No\r\n\r\n")),
-    ("a line feed in a header", says(H + b"X: a\nSet-Cookie: b=c\r\nContent-Length: 2\r\n\r\nok")),
-    ("bare line feeds", says(b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok")),
-    ("HTTP/2", says(b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nok")),
-    ("a chunked body in HTTP/1.0", says(b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")),
-]
-CUT: list[tuple[str, Script]] = [
-    ("a length that is too large", says(H + b"Content-Length: 9\r\n\r\nok")),
-    ("no last chunk", says(CHUNKED + b"2\r\nok\r\n")),
-    ("half a chunk", says(CHUNKED + b"9\r\nok")),
-    ("a chunk size that is no number", stays(CHUNKED + b"2\r\nok\r\nz\r\n")),
-    ("a chunk that is longer than its size", stays(CHUNKED + b"2\r\nokay\r\n0\r\n\r\n")),
-    ("an endless chunk extension", stays(CHUNKED + b"2\r\nok\r\n2;" + b"x" * 200_000)),
-    ("endless trailers", stays(CHUNKED + b"2\r\nok\r\n0\r\n" + b"X: y\r\n" * 40_000)),
-]
+UNDERSTOOD: dict[str, tuple[Script, bytes]] = {
+    "a length": (answers(OK), b"ok"),
+    "a slow drip": (drips, b"ok"),
+    "a half-closed connection": (ends_its_half, b"ok"),
+    "100 Continue that was not asked for": (says(CONTINUE + OK), b"ok"),
+    "early hints": (says(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", OK), b"ok"),
+    "a body that ends with the connection": (says(H + b"\r\n", b"o", b"k"), b"ok"),
+    "HTTP/1.0": (says(b"HTTP/1.0 200 OK\r\n\r\nok"), b"ok"),
+    "trailers": (says(CHUNKED + b"2\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n"), b"ok"),
+    "an empty body": (says(H + b"Content-Length: 0\r\n\r\n"), b""),
+    "two replies": (says(OK + OK), b"ok"),
+}
+WITHOUT_HEAD: dict[str, Script] = {
+    "nothing": says(),
+    "a reset": resets,
+    "half a head": says(b"HTTP/1.1 200 OK\r\nContent-Le"),
+    "garbage": says(b"\x00\xff\x16\x03\x01 garbage\r\n\r\n"),
+    "another protocol": says(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "a head of 1 MB": stays(H + b"".join(b"X-%d: %b\r\n" % (i, b"x" * 1000) for i in range(1000)) + b"\r\n"),
+    "one header of 1 MB": stays(H + b"X: " + b"x" * 1_000_000),
+    "interim replies without end": stays(CONTINUE * 17),
+    "a status below 100": says(b"HTTP/1.1 099 No\r\n\r\n"),
+    "a line feed in a header": says(H + b"X: a\nSet-Cookie: b=c\r\nContent-Length: 2\r\n\r\nok"),
+    "bare line feeds": says(b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok"),
+    "HTTP/2": says(b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nok"),
+    "a chunked body in HTTP/1.0": says(b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"),
+}
+CUT: dict[str, Script] = {
+    "a length that is too large": says(H + b"Content-Length: 9\r\n\r\nok"),
+    "no last chunk": says(CHUNKED + b"2\r\nok\r\n"),
+    "half a chunk": says(CHUNKED + b"9\r\nok"),
+    "a chunk size that is no number": stays(CHUNKED + b"2\r\nok\r\nz\r\n"),
+    "a chunk that is longer than its size": stays(CHUNKED + b"2\r\nokay\r\n0\r\n\r\n"),
+    "an endless chunk extension": stays(CHUNKED + b"2\r\nok\r\n2;" + b"x" * 200_000),
+    "endless trailers": stays(CHUNKED + b"2\r\nok\r\n0\r\n" + b"X: y\r\n" * 40_000),
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("script", "body"), [each[1:] for each in UNDERSTOOD], ids=[each[0] for each in UNDERSTOOD])
+@pytest.mark.parametrize(("script", "body"), UNDERSTOOD.values(), ids=UNDERSTOOD)
 async def test_an_odd_but_whole_reply_reaches_the_client(
     begin: Start, method: str, script: Script, body: bytes
 ) -> None:
@@ -100,7 +101,7 @@ async def test_an_odd_but_whole_reply_reaches_the_client(
         assert await read(await begin(url=server.url), method) == (200, body)
 
 
-@pytest.mark.parametrize("script", [each[1] for each in WITHOUT_HEAD], ids=[each[0] for each in WITHOUT_HEAD])
+@pytest.mark.parametrize("script", WITHOUT_HEAD.values(), ids=WITHOUT_HEAD)
 @pytest.mark.parametrize(("own", "status"), [({}, 502), (IN_SESSION, 200)], ids=["alone", "in a session"])
 async def test_a_server_without_a_valid_head_fails_one_call_and_gets_it_once(
     begin: Start, script: Script, own: Mapping[str, str], status: int
@@ -112,7 +113,7 @@ async def test_a_server_without_a_valid_head_fails_one_call_and_gets_it_once(
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("script", [each[1] for each in CUT], ids=[each[0] for each in CUT])
+@pytest.mark.parametrize("script", CUT.values(), ids=CUT)
 async def test_a_damaged_body_looks_damaged_to_the_client_too(begin: Start, script: Script) -> None:
     async with FakeHttp(script) as server:
         stand = await begin(url=server.url)
@@ -190,13 +191,9 @@ async def test_a_server_that_takes_no_connection_is_504(begin: Start) -> None:
 
 @pytest.mark.parametrize("query", ["?a=b%2Fc&d", "?x={y}|z", "?"])
 async def test_a_query_goes_up_as_it_came(begin: Start, query: str) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        stand = await begin(url=server.url)
-        host, port = stand.url.split("/")[2].split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET /mcp{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
+    async with FakeHttp(answers(OK)) as server, raw_connection(await begin(url=server.url)) as raw:
+        await raw.send(f"GET /mcp{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert (await raw.rest()).startswith(b"HTTP/1.1 200")
     sent = server.requests[0].split(b" ")[1].decode()
     assert sent == "/mcp" + query.rstrip("?")
 
@@ -269,19 +266,14 @@ async def test_the_head_of_a_reply_at_once_is_that_of_the_server_without_what_is
         b"HTTP/1.1 299 \r\nServer: theirs\r\nX-Request-Id: theirs\r\nDate: then\r\nSet-Cookie: a\r\nset-cookie: b\r\n"
         b"Keep-Alive: timeout=9\r\nContent-Length: 2\r\n\r\nok"
     )
-    async with FakeHttp(answers(said)) as server:
-        stand = await begin(url=server.url)
-        host, port = stand.url.split("/")[2].split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        connection = "close" if closes else "keep-alive"
-        writer.write(
-            f"GET /mcp HTTP/1.1\r\nHost: {host}\r\nX-Request-Id: mine\r\nConnection: {connection}\r\n\r\n".encode()
-        )
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert await reader.readexactly(2) == b"ok"
+    async with FakeHttp(answers(said)) as server, raw_connection(await begin(url=server.url)) as raw:
+        connection = b"close" if closes else b"keep-alive"
+        asked = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine\r\nConnection: %b\r\n\r\n"
+        await raw.send(asked % connection)
+        head = await raw.until(b"\r\n\r\n")
+        assert await raw.exactly(2) == b"ok"
         if closes:
-            assert await reader.read() == b""
-        writer.close()
+            assert await raw.rest() == b""
     first, *lines = head.decode().rstrip().split("\r\n")
     assert first.rstrip() == "HTTP/1.1 299"
     assert sorted(lines) == sorted(
