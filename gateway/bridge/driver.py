@@ -360,7 +360,7 @@ class Driver(Engine):
         call, due = self._upstream_call, self._deadline(TTL)
         upstream = call.whereabouts() if call.can_be_left else None
         is_taken_over = self._is_of_another_replica and self._is_first_run
-        record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
+        record = cooled(self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):
             self._arm(COLD)
             return

@@ -27,11 +27,12 @@ from gateway.telemetry import Event, get_logger
 
 log = get_logger()
 
-_FLAGS: Final = {
+LISTS: Final = {
     "toolsListChanged": ("tools", mcp.TOOLS_CHANGED),
     "promptsListChanged": ("prompts", mcp.PROMPTS_CHANGED),
     "resourcesListChanged": ("resources", mcp.RESOURCES_CHANGED),
 }
+"""The flags of a filter, each with the capability of the server, and the notification, that belong to it."""
 _MAX_URIS: Final = 1000
 _MAX_PARAMS_BYTES: Final = 16_384
 """The size of a change beside its URI; as much may wait for a client for each thing that it subscribed to."""
@@ -200,7 +201,7 @@ class Subscription:
         self._acknowledged_filter = honoured = Filter()
         if not session.channel.hears_side:
             return
-        for flag, (capability, method) in _FLAGS.items():
+        for flag, (capability, method) in LISTS.items():
             if getattr(self.filter, flag) and session.shaken.offers(capability, "listChanged"):
                 setattr(honoured, flag, True)
                 self._topics[method, ""] = None

@@ -70,9 +70,7 @@ class Takeover:
         context.live.process.tasks.spawn(ending, "send upstream")
 
 
-def cooled(
-    id_: str, context: Context, upstream: Upstream | None, due: float, *, is_taken_over: bool
-) -> ColdCall | None:
+def cooled(context: Context, upstream: Upstream | None, due: float, *, is_taken_over: bool) -> ColdCall | None:
     """The record of a parked call that is due at a monotonic time; None if the call must stay held.
 
     A call without open questions still works, and its client comes back at once. A state that was shortened, or that
@@ -90,7 +88,7 @@ def cooled(
     upstream = Upstream(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)
     texts = packed(Remains(upstream, tuple(questions)), headers)
     return ColdCall(
-        id_,
+        context.exchange_id,
         exchange.round,
         math.ceil(due),
         context.live,

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway import world
-from gateway.bridge.subscription import Filter
+from gateway.bridge.subscription import LISTS, Filter
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient, in_time
 from gateway.mirror.translation import legacy_notification
@@ -30,11 +30,6 @@ _EARLY_SECONDS: Final = 10.0
 """A stream that is lost within this time after its beginning counts as a failed attempt."""
 _MAX_URIS: Final = 1_000
 _MAX_URI_BYTES: Final = 65_536
-_LISTS: Final = {
-    "toolsListChanged": mcp.TOOLS_CHANGED,
-    "promptsListChanged": mcp.PROMPTS_CHANGED,
-    "resourcesListChanged": mcp.RESOURCES_CHANGED,
-}
 
 
 class _Honoured(Filter):
@@ -50,7 +45,7 @@ _decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode
 
 def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> ModernRequest:
     """The request for the changes of all lists, and of these resources."""
-    wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
+    wanted = {**dict.fromkeys(LISTS, True), "resourceSubscriptions": sorted(uris)}
     params = {"notifications": Raw(jsonrpc.encode(wanted))}
     return ModernRequest.new(mcp.LISTEN, params, profile, headers)
 
@@ -228,7 +223,7 @@ class Changes:
 
     def tell_all(self, honoured: Filter) -> None:
         """Tell the client of everything that may have changed in the meantime."""
-        for flag, method in _LISTS.items():
+        for flag, (_, method) in LISTS.items():
             if getattr(honoured, flag):
                 self.deliver(jsonrpc.notification(method))
         for uri in sorted(self.uris.keys() & honoured.resourceSubscriptions):

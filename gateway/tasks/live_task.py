@@ -233,15 +233,13 @@ class LiveTask(Driver):
                     self._feed(on.Broke(exc))
             case on.Stopped(error=error):
                 self._feed(on.Broke(error))
-            case on.Broke(error=error) if self._call.is_being_resumed and self._is_lost(error):
-                # Unless a later try may succeed, it counts as unknown.
+            case on.Broke(error=error) if self._call.is_being_resumed and (
+                self._call.session is None or isinstance(error, TaskGone)
+            ):
+                # Its session is gone, or its server does not know it: unless a later try may succeed, it is unknown.
                 self.close(error if isinstance(error, Busy | Refused | Unreachable) else UnknownTask())
             case _:
                 self._feed(event)
-
-    def _is_lost(self, error: GatewayError) -> bool:
-        """Whether a task cannot be continued: its session is gone, or its server does not know it."""
-        return self._call.session is None or isinstance(error, TaskGone)
 
     def _modern(self, result: Raw) -> bytes:
         """A result in its modern form; raises CallLost if it is malformed."""
