@@ -529,11 +529,11 @@ async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_sile
 
 
 async def test_a_call_that_waits_for_its_client_is_not_silent(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(timeouts={"idle_seconds": 0.4})
+    stand = await begin(timeouts={"idle_seconds": 0.2})
     upstream.tool(_ask)
     asked = await stand.client().call()
     waited = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.6, waited.set)  # the time under test
+    asyncio.get_running_loop().call_later(0.5, waited.set)  # the time under test
     await waited.wait()
     assert (await stand.client().answer(asked)).text == "accept"
 
