@@ -13,8 +13,6 @@ from collections.abc import Callable  # noqa: TC003  (one import style; it costs
 from functools import partial
 from typing import Final, Protocol, cast
 
-import httptools
-
 from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply, chunks
@@ -26,7 +24,6 @@ from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
 
 _EVENTS: Final = "text/event-stream"
-_LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 _FEW_LINES: Final = 64
@@ -62,7 +59,6 @@ class Connection(asyncio.Protocol):
         "_is_distrusted",
         "_is_writing_paused",
         "_keeps_alive",
-        "_lesson",
         "_missing",
         "_owner",
         "_parser",
@@ -106,8 +102,6 @@ class Connection(asyncio.Protocol):
         """How much of the body of a familiar reply is still to come."""
         self._has_events = False
         """Whether that body is an event stream."""
-        self._lesson = b""
-        """The beginning of a reply whose form may be learnt."""
         self._requests = 0
         self._pieces: Pieces | None = None
         """While a packet of more than one piece is parsed."""
@@ -312,34 +306,23 @@ class Connection(asyncio.Protocol):
         elif parser is None:
             parser = self._parser = ReplyParser.between_chunks(pending.listener, keeps_alive=self._keeps_alive)
             parser.keep_alive_seconds = self.keep_alive_seconds
-        self._feed(parser, data)
+        try:
+            parser.feed(data)
+        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
+            self._stop(exc)
         if self._pending is not pending:
             return  # it was aborted, or has failed
+        if is_first and parser.is_delimited and parser.will_keep_alive:
+            self._familiar.learn(data)
         if parser.is_complete:
-            keeps_alive = parser.keeps_alive and not parser.has_extra
-            lesson, self._lesson = data if is_first else self._lesson, b""
-            if lesson and keeps_alive:
-                self._familiar.learn(lesson)
             self.keep_alive_seconds = parser.keep_alive_seconds
-            self._end(keeps_alive=keeps_alive)
-        elif is_first and parser.is_sized and len(data) <= _LESSON_BYTES:
-            self._lesson = data
+            self._end(keeps_alive=parser.will_keep_alive)
         elif parser.is_oversized:
             self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
         elif pending.awaits_continue and parser.is_continued:
             self._continue(pending)
-        elif parser.is_between_chunks:
-            self._stop_between_chunks(pending, parser, data, is_first=is_first)
-
-    def _stop_between_chunks(
-        self, pending: PendingRequest, parser: ReplyParser, data: bytes, *, is_first: bool
-    ) -> None:
-        """A part of a reply ends behind its head or a chunk."""
-        if is_first and parser.will_keep_alive:
-            self._familiar.learn(data)
-        # Without a line end, the beginning of a size line may have been read.
-        parser.is_between_chunks = data.endswith(b"\n")
-        self._save_memory(pending)
+        else:
+            self._save_memory(pending)
 
     def _save_memory(self, pending: PendingRequest) -> None:
         """Take less memory if the rest of a reply comes seldom: no parser, nor what only an idle connection needs."""
@@ -358,17 +341,6 @@ class Connection(asyncio.Protocol):
         if self._parser is not None:
             self._parser.release()
             self._parser = None
-
-    def _feed(self, parser: ReplyParser, data: bytes) -> None:
-        """Have the parser call the listener; what goes wrong ends the request."""
-        try:
-            parser.feed(data)
-        except httptools.HttpParserCallbackError as exc:
-            self._stop(exc.__context__)
-        except httptools.HttpParserError as exc:
-            parser.has_extra = True
-            if not parser.is_complete:
-                self._fail(MalformedReply(str(exc)))
 
     def _hear_familiar(self, pending: PendingRequest, reply: FamiliarReply) -> None:
         """Tell the listener of a reply that takes no parser."""
@@ -457,14 +429,13 @@ class Connection(asyncio.Protocol):
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
 
-    def _stop(self, error: BaseException | None) -> None:
-        """A callback raised."""
+    def _stop(self, error: BaseException) -> None:
+        """The reply is malformed, or its listener raised."""
         if isinstance(error, MalformedReply):
             self._fail(error)
             return
         if not isinstance(error, Exception):
             self.abort()
-            assert error is not None
             raise error
         failure = ListenerFailed()
         failure.__cause__ = error

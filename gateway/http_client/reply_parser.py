@@ -35,21 +35,21 @@ class ReplyParser:
 
     __slots__ = (
         "_fields",
+        "_has_extra",
         "_interim",
         "_is_head",
         "_is_interim",
         "_is_lenient",
+        "_keeps_alive",
         "_listener",
         "_llhttp",
         "_other_bytes",
         "_reason",
-        "has_extra",
         "is_between_chunks",
         "is_complete",
         "is_continued",
-        "is_sized",
+        "is_delimited",
         "keep_alive_seconds",
-        "keeps_alive",
         "until_close",
     )
 
@@ -76,14 +76,14 @@ class ReplyParser:
         """How much was read since the last byte of a body."""
         self.until_close = False
         """Whether the body ends with the connection."""
-        self.is_sized = False
-        """Whether the head is here, and gives the length of the body."""
+        self.is_delimited = False
+        """Whether the head is here, of a reply whose body has an end of its own."""
         self.is_complete = False
         self.is_between_chunks = False
-        """Whether the last thing that the parser reported was the end of a chunk, or of the head before the first."""
-        self.has_extra = False
+        """Whether the last thing that was read was the end of a chunk, or of the head before the first."""
+        self._has_extra = False
         """Whether the upstream sent something behind the complete reply."""
-        self.keeps_alive = False
+        self._keeps_alive = False
         """Whether the upstream keeps the connection open behind the complete reply."""
 
     @classmethod
@@ -118,21 +118,32 @@ class ReplyParser:
 
     @property
     def will_keep_alive(self) -> bool:
-        """Whether the upstream will keep the connection open, as far as the head says."""
+        """Whether the connection can be used again behind the reply, as far as is known."""
+        if self.is_complete:
+            return self._keeps_alive and not self._has_extra
         return self._llhttp is not None and self._llhttp.should_keep_alive()
 
     def feed(self, data: bytes) -> None:
-        """Parse what was read; the parser calls the methods of the listener. Raises what httptools raises."""
+        """Parse what was read; raises MalformedReply, or what a method of the listener raises."""
         self._other_bytes += len(data)
-        if self._llhttp is not None:
-            self._llhttp.feed_data(data)
+        try:
+            if self._llhttp is not None:
+                self._llhttp.feed_data(data)
+        except httptools.HttpParserCallbackError as exc:
+            raise exc.__context__ or exc from None
+        except httptools.HttpParserError as exc:
+            self._has_extra = True
+            if not self.is_complete:
+                raise MalformedReply(str(exc)) from None
+        # Without a line end, the beginning of a size line may have been read.
+        self.is_between_chunks = self.is_between_chunks and data.endswith(b"\n")
 
     # -- from llhttp --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A reply begins."""
         if self.is_complete:
-            self.has_extra = True
+            self._has_extra = True
 
     def on_status(self, text: bytes) -> None:
         """A part of the reason phrase."""
@@ -161,7 +172,7 @@ class ReplyParser:
         head = ReplyHead(status, llhttp.get_http_version(), fields, self._reason)
         self.until_close = _is_delimited_by_close(head)
         self.is_between_chunks = head.get(b"transfer-encoding") is not None
-        self.is_sized = not (self.until_close or self.is_between_chunks)
+        self.is_delimited = not (self.until_close or self._is_head)
         self._fields = None
         self._other_bytes = 0
         self.keep_alive_seconds = head.keep_alive_seconds
@@ -188,8 +199,8 @@ class ReplyParser:
         if self._is_interim:
             self._is_interim = False
         elif not self.is_complete:
+            self._keeps_alive = self.will_keep_alive
             self.is_complete = True
-            self.keeps_alive = self.will_keep_alive
 
     def _skip_interim(self, status: int) -> None:
         """Leave out a reply like 100 or 103. Raises MalformedReply."""

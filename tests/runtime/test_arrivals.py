@@ -1,25 +1,19 @@
 """Messages that arrive at the same time, and the bytes that they hold together."""
 
+import pytest
+
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 
-KIB64 = SMALL_BYTES
+LIMIT = 100
+"""All sizes here are multiples of that below which messages are not counted."""
 
 
 class Reader:
-    """A reader that notes whether it may read."""
+    """A reader that notes whether it may read, and how often it was told to read on."""
 
-    def __init__(self, arrivals: Arrivals) -> None:
-        self._arrivals = arrivals
+    def __init__(self) -> None:
         self.is_paused = False
         self.resumed = 0
-
-    def hold(self, size: int) -> bool:
-        """Whether it may read on."""
-        _ = self._arrivals.hold(self, size)
-        return not self.is_paused
-
-    def release(self) -> None:
-        self._arrivals.release(self)
 
     def pause_reading(self) -> None:
         self.is_paused = True
@@ -29,88 +23,55 @@ class Reader:
         self.resumed += 1
 
 
-def test_messages_below_the_limit_do_not_wait() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    one, two = Reader(arrivals), Reader(arrivals)
-    assert one.hold(50 * KIB64)
-    assert two.hold(50 * KIB64)
-    assert arrivals.used == 100 * KIB64
+Step = tuple[str, int | None, bool]
+"""A reader, the size of its message (None: it is complete), and whether it reads on."""
+CASES: dict[str, tuple[list[Step], str, int]] = {
+    # (what happens, the readers that were told to read on, what is counted at the end)
+    "messages below the limit do not wait": ([("a", 50, True), ("b", 50, True)], "", 100),
+    "past the limit only the oldest reads on": ([("a", 60, True), ("b", 60, False), ("a", 5000, True)], "", 5060),
+    "the next one reads on when the oldest is complete": (
+        [("a", 90, True), ("b", 80, False), ("c", 80, False), ("a", None, True), ("b", 200, True), ("c", 80, False)],
+        "b",
+        280,
+    ),
+    "each one has its turn": (
+        [("a", 90, True), ("b", 80, False), ("c", 80, False), ("a", None, True), ("b", None, True), ("c", None, True)],
+        "bc",
+        0,
+    ),
+    "a reader that waits reads on if its message ends in what it had read": (
+        [("a", 90, True), ("b", 80, False), ("b", 81, False), ("b", 0, True)],
+        "b",
+        90,
+    ),
+    "all read on when there is room again": (
+        [("a", 90, True), ("b", 20, False), ("c", 20, False), ("a", None, True)],
+        "bc",
+        40,
+    ),
+    "a message that does not wait is not told to go on": (
+        [("a", 10, True), ("b", 10, True), ("a", None, True)],
+        "",
+        10,
+    ),
+    "a second release does nothing": ([("a", 10, True), ("a", None, True), ("a", None, True)], "", 0),
+    "a message that shrinks makes room for itself, once": (
+        [("a", 50, True), ("b", 60, False), ("b", 10, True), ("b", 11, True)],
+        "b",
+        61,
+    ),
+    "small messages are not counted": ([("a", 1, True), ("b", 1, True)], "", 0),
+}
 
 
-def test_past_the_limit_only_the_oldest_reads_on() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    one, two = Reader(arrivals), Reader(arrivals)
-    assert one.hold(60 * KIB64)
-    assert not two.hold(60 * KIB64)
-    assert one.hold(5000 * KIB64)
-
-
-def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    one, two, three = Reader(arrivals), Reader(arrivals), Reader(arrivals)
-    assert one.hold(90 * KIB64)
-    assert not two.hold(80 * KIB64)
-    assert not three.hold(80 * KIB64)
-    one.release()
-    assert (two.resumed, three.resumed) == (1, 0)
-    assert two.hold(200 * KIB64)
-    two.release()
-    assert three.resumed == 1
-    three.release()
-    assert arrivals.used == 0
-
-
-def test_a_reader_that_waits_reads_on_if_its_message_ends_in_what_it_had_read() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    one, two = Reader(arrivals), Reader(arrivals)
-    assert one.hold(90 * KIB64)
-    assert not two.hold(80 * KIB64)
-    assert not two.hold(81 * KIB64)
-    assert two.resumed == 0
-    assert two.hold(10)
-    assert (one.resumed, two.resumed, arrivals.used) == (0, 1, 90 * KIB64)
-
-
-def test_all_read_on_when_there_is_room_again() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    readers = [Reader(arrivals) for _ in range(3)]
-    assert readers[0].hold(90 * KIB64)
-    for reader in readers[1:]:
-        assert not reader.hold(20 * KIB64)
-    readers[0].release()
-    assert [reader.resumed for reader in readers] == [0, 1, 1]
-
-
-def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    one, two = Reader(arrivals), Reader(arrivals)
-    assert one.hold(10 * KIB64)
-    assert two.hold(10 * KIB64)
-    one.release()
-    assert two.resumed == 0
-
-
-def test_a_second_release_does_nothing() -> None:
-    arrivals = Arrivals(100 * KIB64)
-    one = Reader(arrivals)
-    assert one.hold(10 * KIB64)
-    one.release()
-    one.release()
-    assert arrivals.used == 0
-
-
-def test_a_message_that_shrinks_makes_room_for_itself() -> None:
-    """A stream holds only its unfinished event."""
-    arrivals = Arrivals(100 * KIB64)
-    one, two = Reader(arrivals), Reader(arrivals)
-    assert one.hold(50 * KIB64)
-    assert not two.hold(60 * KIB64)
-    assert two.hold(10 * KIB64)
-
-
-def test_small_messages_are_not_counted() -> None:
-    arrivals = Arrivals(1)
-    one, two = Reader(arrivals), Reader(arrivals)
-    assert one.hold(KIB64)
-    assert two.hold(KIB64)
-    assert arrivals.used == 0
+@pytest.mark.parametrize(("steps", "resumed", "used"), CASES.values(), ids=CASES)
+def test_only_the_oldest_message_grows_past_the_limit(steps: list[Step], resumed: str, used: int) -> None:
+    arrivals, readers = Arrivals(LIMIT * SMALL_BYTES), {name: Reader() for name in "abc"}
+    for name, size, reads_on in steps:
+        if size is None:
+            arrivals.release(readers[name])
+        else:
+            assert arrivals.hold(readers[name], size * SMALL_BYTES) is (size > 1)
+        assert readers[name].is_paused is not reads_on
+    assert "".join(name * reader.resumed for name, reader in readers.items()) == resumed
+    assert arrivals.used == used * SMALL_BYTES
