@@ -85,10 +85,7 @@ class UpstreamCall(ABC):
     @property
     def message_bytes(self) -> int:
         """The size of the call as it goes upstream, as long as it may have to be sent again."""
-        call = self._call
-        if call is None:
-            return self._context.body_bytes
-        return len(call.message)
+        return self._context.body_bytes if self._call is None else len(self._call.message)
 
     @property
     def is_started(self) -> bool:

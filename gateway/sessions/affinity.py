@@ -10,10 +10,11 @@ waits for its user in a session whose questions named their calls so far. Rule 3
 may still ask on the side stream, so there it counts as one more call in flight.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from gateway.protocol.jsonrpc import Message
 from gateway.sessions.call import Watcher
 
 
@@ -37,6 +38,9 @@ class Member(Protocol):
     @property
     def can_be_joined(self) -> bool:
         """Whether the upstream session is open and has an id."""
+
+    def is_answered_by(self, message: Message) -> bool:
+        """Whether a message answers its call."""
 
 
 S = TypeVar("S", bound=Member)
@@ -75,13 +79,10 @@ class SharedSession(Generic[S]):
         is_clear = owner.resting and (self.names_calls or not owner.pending)
         return is_clear and self.can_begin and owner.can_be_joined
 
-    def speaker(self, is_answer: Callable[[S], bool]) -> tuple[S, bool]:
-        """Whose call a message of the side stream is about, and whether another call may own it just as well.
-
-        `is_answer` tells whether the message answers the call of a session object.
-        """
+    def speaker(self, message: Message) -> tuple[S, bool]:
+        """Whose call a message of the side stream is about, and whether another call may own it just as well."""
         speaking = [each for each in (self.owner, *self.joiners) if each.pending]
-        speaking = [each for each in speaking if is_answer(each)] or speaking
+        speaking = [each for each in speaking if each.is_answered_by(message)] or speaking
         return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) + self.has_stray > 1
 
     def join(self, joiner: S) -> None:

@@ -244,8 +244,8 @@ class Session(SideListener, Hearer):
         Not a coroutine itself: while a call is held, each one that waits for another takes memory.
         """
         self._show(Direction.TO_UPSTREAM, call.message, call)
-        reading = self.channel.request(call.message, headers, self, is_repeatable=call.is_own)
-        return self._follow(call, headers, reading)
+        self._sent(call, headers)
+        return self._read(call, self.channel.request(call.message, headers, self, is_repeatable=call.is_own))
 
     def begin(self, call: Call, headers: Headers, runner: Runner) -> bool:
         """Send a call for whose reply no coroutine waits; returns False if the transport cannot.
@@ -288,19 +288,12 @@ class Session(SideListener, Hearer):
         Raises what `Channel.resume` raises.
         """
         call.runner = runner
+        self._sent(call, headers)
         try:
-            reading = self.channel.resume(cursor, headers, self, is_shared=self._is_shared)
-            await self._follow(call, headers, reading)
+            await self._read(call, self.channel.resume(cursor, headers, self, is_shared=self._is_shared))
         except Refused:
             self.lose()  # for this process; the call still runs there
             raise
-
-    def _follow(
-        self, call: Call, headers: Headers, reading: Awaitable[jsonrpc.Error | Raw | None]
-    ) -> Coroutine[Any, Any, None]:
-        """Track a call while its stream is read."""
-        self._sent(call, headers)
-        return self._read(call, reading)
 
     def _sent(self, call: Call, headers: Headers) -> None:
         """The call is in flight from now on."""
@@ -431,8 +424,12 @@ class Session(SideListener, Hearer):
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failures[self._route, "malformed"].inc()
             return
-        speaker, is_ambiguous = self.shared.speaker(lambda each: inbound.answers(message, each.in_flight))
+        speaker, is_ambiguous = self.shared.speaker(message)
         speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
+
+    def is_answered_by(self, message: jsonrpc.Message) -> bool:
+        """Whether a message answers the call in flight."""
+        return inbound.answers(message, self.in_flight)
 
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> None:
         """Take one message of the side stream; several calls may own it if it `is_ambiguous`."""
