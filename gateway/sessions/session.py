@@ -17,6 +17,7 @@ from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import handshake, input_requests
 from gateway.exchange.handshake import Handshake
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost, bug
 from gateway.runtime.own_ids import new_id
@@ -411,8 +412,9 @@ class Session(SideListener, Hearer):
         """The reply of a begun call is over without the answer."""
         call = self.in_flight
         if call is None or call.reply is not reply or call.reply is None:
-            assert failure is not None, "the call was answered, and whoever heard that raised"
-            raise failure
+            if failure is None or isinstance(failure, RequestFailed):
+                return  # its call was given up, or was answered on the side stream
+            raise failure  # the call was answered, and whoever heard that raised
         assert call.runner is not None, "it has begun the call"
         call.runner.broke(call)
 

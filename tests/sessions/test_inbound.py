@@ -8,6 +8,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.exchange import events as on
+from gateway.http_client.errors import ReplyCut
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CannotAsk
 from gateway.runtime.tasks import Tasks
@@ -240,3 +241,10 @@ def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
 def test_an_answer_of_the_usual_form_that_is_not_json_is_refused(data: bytes) -> None:
     with pytest.raises((ValueError, msgspec.MsgspecError)):
         _ = inbound.plain_answer(data, CALL) or jsonrpc.message(data)
+
+
+@pytest.mark.parametrize("failure", [None, ReplyCut()])
+def test_the_end_of_a_reply_whose_call_was_given_up_is_no_bug(failure: Exception | None) -> None:
+    session = object.__new__(Session)
+    session.in_flight = None
+    session.over(Mock(), failure)
