@@ -5,12 +5,12 @@ A call is told from the others by its question, and its answer by the name in it
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.parts.launch import OldServer, PartError
+from tests.parts.launch import OldServer
 from tests.support.cluster import Cluster
 from tests.support.gateway_process import Gateway
 from tests.support.workbench import Client, Json, Reply
@@ -99,23 +99,14 @@ class Call:
         kinds = {"finished", "failed", "cancelled"}
         return [e["event"] for e in self.server.ledger() if e["event"] in kinds and e["session"] in sessions]
 
-    async def wait(self, condition: Callable[["Call"], bool], what: str, seconds: float = 5.0) -> None:
-        """Wait until the ledger has a given entry of this call."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not condition(self):
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            raise PartError(f"{self.name} not {what} in {seconds} s; the ledger: {self.server.ledger()}") from None
-
     async def began(self, times: int = 1) -> None:
-        await self.wait(lambda call: call.runs >= times, f"run {times} times")
+        await self.server.until(lambda: self.runs >= times, f"{self.name} run {times} times")
 
     async def answered(self, times: int = 1) -> None:
-        await self.wait(lambda call: call.answers >= times, f"answered {times} times")
+        await self.server.until(lambda: self.answers >= times, f"{self.name} answered {times} times")
 
     async def ended(self, how: str, times: int = 1) -> None:
-        await self.wait(lambda call: call.ends.count(how) >= times, f"{how} {times} times")
+        await self.server.until(lambda: self.ends.count(how) >= times, f"{self.name} {how} {times} times")
 
 
 async def steps(replicas: Iterable[Gateway]) -> Counter[str]:

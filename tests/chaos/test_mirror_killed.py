@@ -20,7 +20,6 @@ from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
 
 PROGRAM: Final = PARTS / "py130" / "bin" / "python"
-DEADLINE_SECONDS: Final = 40.0
 MIRRORED: Final = "mcp_gateway_mirrored_calls"
 ANN: Final = 'accept:{"name":"Ann"}'
 
@@ -46,34 +45,29 @@ async def stage() -> AsyncIterator[Stage]:
 class Legacy:
     """The Python SDK 1.30 with one call; it answers questions when the gate is open."""
 
-    def __init__(self, directory: Path) -> None:
-        self.gate = directory / "gate"
+    def __init__(self, c: Cluster, directory: Path) -> None:
+        self.c, self.gate = c, directory / "gate"
 
-    def call(self, url: str, tool: str, **arguments: Any) -> "asyncio.Task[str]":
+    def call(self, tool: str, **arguments: Any) -> "asyncio.Task[str]":
         calls = json.dumps([[tool, arguments]])
-        program = output_of(PROGRAM, HERE / "scenario.py", "--gate", self.gate, "--calls", calls, "http", url)
+        program = output_of(PROGRAM, HERE / "scenario.py", "--gate", self.gate, "--calls", calls, "http", self.c.url)
         return asyncio.get_running_loop().create_task(program)
 
     async def has(self, what: str) -> None:
         """Wait until it is asked, or has heard of progress."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not self.gate.with_name(f"gate.{what}").exists():
-                await asyncio.sleep(0.02)
+        await self.c.until(self.gate.with_name(f"gate.{what}").exists, what)
 
 
 async def owner(c: Cluster) -> Gateway:
     """The replica that holds the one mirrored call."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while True:
-            for replica in c.replicas:
-                if await replica.metric(MIRRORED) == 1:
-                    return replica
-            await asyncio.sleep(0.02)
+    await c.until_metric(MIRRORED, lambda held: held == 1)
+    (holder,) = [replica for replica in c.replicas if await replica.metric(MIRRORED)]
+    return holder
 
 
 async def test_a_client_gets_its_result_if_the_replica_dies_with_a_question_open(stage: Stage, tmp_path: Path) -> None:
-    client = Legacy(tmp_path)
-    call = client.call(stage.c.url, "ask", question="Who?")
+    client = Legacy(stage.c, tmp_path)
+    call = client.call("ask", question="Who?")
     await client.has("asked")
     await (await owner(stage.c)).kill()
     client.gate.touch()
@@ -84,8 +78,8 @@ async def test_a_client_gets_its_result_if_the_replica_dies_with_a_question_open
 
 
 async def test_a_call_that_was_running_is_lost_with_its_replica(stage: Stage, tmp_path: Path) -> None:
-    client = Legacy(tmp_path)
-    call = client.call(stage.c.url, "progress", steps=3, delay_seconds=1)
+    client = Legacy(stage.c, tmp_path)
+    call = client.call("progress", steps=3, delay_seconds=1)
     await client.has("progressed")
     await (await owner(stage.c)).kill()
     assert "may have had effects" in await call

@@ -170,7 +170,7 @@ async def judge(stage: Stage, state: str, tool: str, path: Path) -> None:
     assert call.runs == (2 if step == "replayed" else 1)
     assert call.answers == {"broken": 0, "lost": int(given), "resumed": 1, "replayed": 1 + given}[step]
     if step == "lost" and state not in {"answered", "parked, drained"}:  # a drain declines the question first
-        await call.wait(lambda _: any(e["event"] == "cancelled" for e in server.ledger()[start:]), "cancelled")
+        await server.until(lambda: any(e["event"] == "cancelled" for e in server.ledger()[start:]), "cancelled")
     scene.before.open()
     scene.after.open()
     await c.settled()

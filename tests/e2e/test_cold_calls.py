@@ -103,7 +103,7 @@ async def test_a_question_that_the_server_withdraws_from_a_cold_call_is_heard_wh
     async with store(name) as server, gateway(server) as stand:
         asked = await client(stand).call("give_up", {"seconds": 0.5})
         await all_cold(stand, 1)
-        _ = await server.wait_for("finished", "give_up")
+        await server.wait_for("finished", "give_up")
         answers: dict[str, Any] = {key: {"action": "accept", "content": {"name": "x"}} for key in asked.questions}
         reply = await client(stand).call("give_up", {"seconds": 0.5}, state=asked.state, answers=answers)
         assert reply.text == "gave up"

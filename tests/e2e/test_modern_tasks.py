@@ -49,9 +49,9 @@ async def test_a_legacy_client_that_cancels_its_call_cancels_the_task(server: Ol
         legacy = LegacyClient(client.http, gw.url)
         _ = await legacy.initialize()
         async with legacy.request("tools/call", {"name": "hang", "arguments": {}}, id_="c1"):
-            _ = await server.wait_for("run", "hang", seconds=30)
+            await server.wait_for("run", "hang")
             assert await legacy.notify("notifications/cancelled", {"requestId": "c1"}) == 202
-            _ = await server.wait_for("cancelled", "hang", seconds=30)
+            await server.wait_for("cancelled", "hang")
 
 
 async def test_the_tasks_of_a_modern_server_pass_through(server: OldServer) -> None:

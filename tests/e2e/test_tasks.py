@@ -166,7 +166,7 @@ async def test_the_end_of_a_cancelled_task_of_the_python_sdk_ends_no_other_sessi
     other = await bob.task("must_confirm", {"filename": "b"})
     asked = await other.until("input_required")
     _ = await cancelled.cancel()
-    _ = await stage.server.wait_for("finished", "must_confirm")  # the cancelled one, which got no true answer
+    await stage.server.wait_for("finished", "must_confirm")  # the cancelled one, which got no true answer
     _ = await other.answer(asked, CONFIRM)
     assert (await other.until("completed"))["result"]["content"][0]["text"] == "deleted b"
     assert "unhandled" not in stage.server.stderr

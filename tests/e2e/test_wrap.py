@@ -23,9 +23,9 @@ async def test_one_child_counts_on_after_a_cancelled_call_and_beside_a_subscript
             running.write(modern("subscriptions/listen", 2, notifications={"toolsListChanged": True}))
             _ = await running.until(method="notifications/subscriptions/acknowledged")
             running.write(call("hang", 3))
-            _ = await server.wait_for("run", "hang")
+            await server.wait_for("run", "hang")
             running.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 3}})
-            _ = await server.wait_for("cancelled", "hang")
+            await server.wait_for("cancelled", "hang")
             assert await running.text(call("counter", 4)) == "2"
             assert reapers(running.process.pid) == 1
 
@@ -60,6 +60,6 @@ async def test_a_legacy_host_of_a_server_behind_a_url_ends_its_session_with_it()
         _ = await running.ask(initialize())
         running.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
         running.write(legacy("tools/call", 1, name="hang", arguments={}))
-        _ = await server.wait_for("run", "hang")
+        await server.wait_for("run", "hang")
         running.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
-        _ = await server.wait_for("cancelled", "hang")
+        await server.wait_for("cancelled", "hang")

@@ -230,21 +230,18 @@ class OldServer:
         entries = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
         return [e for e in entries if event in (None, e["event"]) and tool in (None, e["tool"])]
 
-    async def wait_for(
-        self, event: str, tool: str | None = None, count: int = 1, seconds: float = 30.0
-    ) -> list[dict[str, Any]]:
-        """Wait until the ledger has `count` such entries."""
-        with suppress(TimeoutError):
+    async def until(self, holds: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+        """Poll until a condition holds, mostly of the ledger."""
+        try:
             async with asyncio.timeout(seconds):
-                while len(self.ledger(event, tool)) < count:
+                while not holds():
                     await asyncio.sleep(0.01)
-        found = self.ledger(event, tool)
-        if len(found) < count:
-            raise PartError(
-                f"{self.name}: {len(found)} of {count} {event!r} of {tool or 'any tool'} after {seconds} s; "
-                f"the ledger: {self.ledger()}"
-            )
-        return found
+        except TimeoutError:
+            raise PartError(f"{self.name}: not in {seconds} s: {what}; the ledger: {self.ledger()}") from None
+
+    async def wait_for(self, event: str, tool: str) -> None:
+        """Wait until the ledger has such an entry."""
+        await self.until(lambda: self.ledger(event, tool), f"{event!r} of {tool}")
 
     async def start(self) -> None:
         """Start the process, and return when it accepts."""
