@@ -169,7 +169,8 @@ class Outbox:
         if self._waiter is not None or self._pending() is None:
             await self._wait()
         taken = self._next()
-        self._count()
+        if self._share is not None and (self._share.used or self._messages):
+            self._count()
         return taken
 
     async def _wait(self) -> None:

@@ -110,7 +110,8 @@ class Wire:
                     await self.drained()
         finally:
             self._unsent = 0
-            self._count()
+            if self._unread.used:
+                self._count()
 
     def say_continue(self) -> None:
         """Tell the client to send the body, unless it has left."""
