@@ -82,16 +82,19 @@ def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, met
         metrics.rejections[error.rejection,].inc()
         if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
             metrics.state_rejections[error.__cause__.reason,].inc()
-    elif isinstance(error, UpstreamError | OwnerStalled):
+    elif isinstance(error, UpstreamError):
+        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, **_about(error, incoming, live))
+    elif isinstance(error, OwnerStalled):
         if isinstance(error, StateFromFuture):
             metrics.state_rejections["future",].inc()
-        reason = {"reason": error.reason} if isinstance(error, UpstreamError) else {}
-        log.warning(
-            Event.UPSTREAM_FAILED if reason else Event.PEER_FAILED,
-            route=incoming.path[:80],
-            upstream=live.route.upstream.name if live is not None else None,
-            **reason,
-            cause=error.message,
-            fix=error.fix,
-            request_id=incoming.request_id,
-        )
+        log.warning(Event.PEER_FAILED, **_about(error, incoming, live))
+
+
+def _about(error: GatewayError, incoming: Incoming, live: LiveRoute | None) -> dict[str, str | None]:
+    return {
+        "route": incoming.path[:80],
+        "upstream": live.route.upstream.name if live is not None else None,
+        "cause": error.message,
+        "fix": error.fix,
+        "request_id": incoming.request_id,
+    }

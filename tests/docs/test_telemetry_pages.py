@@ -34,7 +34,7 @@ def written() -> dict[str, set[str]]:
             first = call.args[0]
             fields = {keyword.arg for keyword in call.keywords if keyword.arg}
             for unpacked in (keyword.value for keyword in call.keywords if keyword.arg is None):
-                fields |= about if ast.unparse(unpacked) == "self._about" else _keys(unpacked)
+                fields |= about if "_about" in ast.unparse(unpacked) else _keys(unpacked)
             if isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and first.value.id == "Event":
                 found[first.attr] |= fields
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "_log":
