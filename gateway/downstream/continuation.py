@@ -127,6 +127,7 @@ class Continuation:
         request = incoming.request()
         envelope = self._process.states.open(request.request_state or "")
         check(envelope, incoming.bearer(caller), request)
+        incoming.state = envelope
         return envelope
 
     def _opened(self, round_: Round) -> Envelope:
@@ -136,6 +137,8 @@ class Continuation:
         what forwarding costs here. Before such a round is served here, `_check_arguments` does it. Params in the very
         spelling of the call that is held here need no digest either.
         """
+        if round_.incoming.state is not None:
+            return round_.incoming.state
         try:
             envelope = self._process.states.open(round_.request.request_state or "")
         except InvalidState as exc:
@@ -154,7 +157,7 @@ class Continuation:
 
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
         """Check what `_opened` has left to the call's owner, if it did."""
-        if self._leaves(round_, envelope):
+        if round_.incoming.state is None and self._leaves(round_, envelope):
             check(envelope, round_.incoming.bearer(round_.caller), round_.request)
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:

@@ -227,11 +227,11 @@ class RequestHandler:
                 response = await self.legs.write_plain(round_, begun)
             else:
                 found = await placed(round_) if round_.live.route.dialects else round_
-                if isinstance(found, Response):
-                    response = found
-                else:
+                if isinstance(found, Round):
                     round_ = found
                     response = await self._dispatcher.serve(round_)
+                else:
+                    response = found
             ending = response.ending
         except asyncio.CancelledError:
             ending = LEFT

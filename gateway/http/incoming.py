@@ -22,6 +22,7 @@ from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.claims import Bearer
 from gateway.seal.peer_messages import PeerRequest
+from gateway.seal.request_state import Envelope
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
@@ -69,6 +70,8 @@ class Incoming(msgspec.Struct, eq=False):
     """Why `parsed` has failed; never raised itself, because its traceback would lead back here and keep the body."""
     checked: Request | None = None
     """The outcome of `request`."""
+    state: Envelope | None = None
+    """What the state in the body says, if all of it was checked before the round began."""
     in_session: bool = False
     """Whether it is a message in a valid session of a legacy client, which an error of this one message must not end
     (`GatewayError.status_in_session`). Set once the session is found."""

@@ -2,23 +2,22 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.config import InForce
 from gateway.runtime.fair_shares import Holdings
 from gateway.telemetry.metrics.registry import BudgetStatus
 
 
-class Share:
+class Share(msgspec.Struct, eq=False):
     """The bytes of one holder in a budget."""
 
-    __slots__ = ("_budget", "give_way", "is_over", "owner", "used")
-
-    def __init__(self, budget: "Budget", owner: bytes, give_way: Callable[[], None]) -> None:
-        self._budget = budget
-        self.owner = owner
-        self.give_way = give_way
-        self.used = 0
-        self.is_over = False
-        """Whether it was released, or has given way: it holds nothing any more."""
+    budget: "Budget"
+    owner: bytes
+    give_way: Callable[[], None]
+    used: int = 0
+    is_over: bool = False
+    """Whether it was released, or has given way: it holds nothing any more."""
 
     def hold(self, count: int) -> None:
         """Hold `count` bytes from now on. Old holders give way if the budget is full; this one may be among them.
@@ -26,11 +25,12 @@ class Share:
         Its age counts from the first byte after none. Does nothing once it is over.
         """
         if not self.is_over and count != self.used:
-            self._budget.hold(self, count)
+            self.budget.hold(self, count)
 
     def release(self) -> None:
         """Hold nothing any more; a second call does nothing."""
-        self.hold(0)
+        if self.used:
+            self.budget.hold(self, 0)
         self.is_over = True
 
 

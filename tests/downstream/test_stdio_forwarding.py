@@ -204,7 +204,7 @@ async def test_mcp_name_of_a_request_about_a_task_is_compared(
     assert (status, answer["error"]["code"]) == (400, mcp.HEADER_MISMATCH)
 
 
-async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
+async def test_a_fault_of_the_gateway_ends_the_request_that_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = Tasks(Metrics("test"))
     live: Any = SimpleNamespace(
         deadlines=SimpleNamespace(silence=CoarseTimer(60, tasks, "silence")),
@@ -214,7 +214,9 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
     )
     incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r")
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
-    passage = StdioPassage(Arrival(incoming, Discarded(), live, Caller(b"", None)), parsed, ToolCatalog())
+    reply = Discarded()
+    monkeypatch.setattr(Discarded, "share_unread", Mock())
+    passage = StdioPassage(Arrival(incoming, reply, live, Caller(b"", None)), parsed, ToolCatalog())
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
             await passage.run()
