@@ -17,7 +17,7 @@ import uvloop
 from gateway.config import load
 from gateway.parking.cold_calls import ColdCall, Remains, packed
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.server.process import Gateway
 from gateway.server.serve import _raise_open_files, _tune_garbage_collection
 from gateway.telemetry import configure_logging
@@ -25,7 +25,7 @@ from gateway.telemetry import configure_logging
 
 def record(live: LiveRoute, number: int, principal: bytes) -> ColdCall:
     session, call = secrets.token_hex(16), b'"gw-%b-%x"' % (secrets.token_hex(6).encode(), number)
-    upstream = Upstream(session, "2025-11-25", call, b"", f"0~{call.decode()}~m{number}")
+    upstream = Whereabouts(session, "2025-11-25", call, b"", f"0~{call.decode()}~m{number}")
     texts = packed(Remains(upstream, ((b"0", "elicitation/create"),)), {})
     due = int(time.monotonic()) + 86_400 + number % 600
     return ColdCall(secrets.token_urlsafe(16), 1, due, live, principal, False, *texts)

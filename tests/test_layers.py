@@ -87,7 +87,7 @@ LIBRARIES: dict[str, set[str]] = {
     "http_client": {"aiohappyeyeballs", "httptools", "msgspec", "yarl"},
     "http": {"msgspec", "multidict", "yarl"},
     "http/server": {"httptools", "msgspec", "multidict", "yarl"},
-    "runtime": {"uvloop"},
+    "runtime": {"msgspec", "uvloop"},
     "seal": {"cryptography", "msgspec"},
     "telemetry": {"msgspec", "opentelemetry", "structlog"},
     "telemetry/metrics": {"msgspec", "prometheus_client"},

@@ -16,11 +16,11 @@ from gateway.telemetry.process_status import (
     MOST_ROUTES,
     ErrorStatus,
     Failure,
-    Notice,
     PeerState,
     ProcessStatus,
     RouteStatus,
     Status,
+    StatusNotice,
     UpstreamHealth,
 )
 
@@ -87,7 +87,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
     fix = "Check whether it runs, and read its log"
     missing = [
-        Notice(f"No status from {name}: the calls that it holds are not counted here", fix, each.why)
+        StatusNotice(f"No status from {name}: the calls that it holds are not counted here", fix, each.why)
         for name, each in heard.items()
         if each.status is None
     ]
@@ -118,7 +118,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     )
 
 
-def _differences(parts: Mapping[str, Status]) -> Iterator[Notice]:
+def _differences(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
     """Report what differs, as some things do during an update or a reload."""
     for what, values in (
         ("versions", {name: part.version for name, part in parts.items()}),
@@ -131,12 +131,12 @@ def _differences(parts: Mapping[str, Status]) -> Iterator[Notice]:
         if len(groups) > 1:
             shown = "; ".join(f"{value} ({_names(names)})" for value, names in groups.items())
             fix = "Expected during an update. If it stays, look for `config.rejected` in the logs"
-            yield Notice(f"The {what} differ: {shown}", fix, is_bad=False)
+            yield StatusNotice(f"The {what} differ: {shown}", fix, is_bad=False)
 
 
-def _notices(parts: Mapping[str, Status]) -> Iterator[Notice]:
+def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
     """Yield what the parts report, with their names unless all of them report it."""
-    reported: dict[Notice, list[str]] = {}
+    reported: dict[StatusNotice, list[str]] = {}
     for name, part in parts.items():
         for notice in part.notices:
             reported.setdefault(notice, []).append(name)

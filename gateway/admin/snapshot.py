@@ -33,11 +33,11 @@ from gateway.telemetry.process_status import (
     MOST_PEERS,
     HeldStatus,
     KeyStatus,
-    Notice,
     PeerStatus,
     ProcessStatus,
     RouteStatus,
     Status,
+    StatusNotice,
 )
 from gateway.telemetry.recent_errors import RecentErrors, presentable
 
@@ -227,18 +227,18 @@ def _key_phase(source: SnapshotSource) -> str:
     )
 
 
-def _notices(source: SnapshotSource) -> Iterator[Notice]:
+def _notices(source: SnapshotSource) -> Iterator[StatusNotice]:
     if bugs := source.tasks.failures:
-        yield Notice(
+        yield StatusNotice(
             f"{bugs} unexpected errors inside the gateway since its start",
             "Each is a bug: please report it with the traceback in the log (`task.failed`)",
         )
     if (rejected := source.reload.rejected) is not None:
         more = f"; and {len(rejected) - _REJECTIONS} more" if len(rejected) > _REJECTIONS else ""
         text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
-        yield Notice(
+        yield StatusNotice(
             f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
             "Correct the file (`mrtr-gateway check --config FILE`) and send SIGHUP",
         )
     for sentence in cautions(source.config):
-        yield Notice(sentence, is_bad=False)
+        yield StatusNotice(sentence, is_bad=False)

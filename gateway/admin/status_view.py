@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.telemetry.process_status import HeldStatus, Notice, RouteStatus, Status
+from gateway.telemetry.process_status import HeldStatus, RouteStatus, Status, StatusNotice
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
@@ -38,7 +38,7 @@ class PageView(NamedTuple):
     level: str
     """The colour of the whole: good, warn or bad."""
     verdict: str
-    notices: Sequence[Notice]
+    notices: Sequence[StatusNotice]
     """The bad ones first."""
     figures: Sequence[Figure]
 
@@ -70,13 +70,13 @@ def view(status: Status) -> PageView:
     )
 
 
-def _warnings(status: Status) -> Iterator[Notice]:
+def _warnings(status: Status) -> Iterator[StatusNotice]:
     """Yield the upstreams that are failing, and what is nearly used up."""
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
             since = "" if ok is None else f"; it last answered {ago(ok)}"
-            yield Notice(f"The upstream of {route.path} is failing{since}", failure.fix, failure.cause)
+            yield StatusNotice(f"The upstream of {route.path} is failing{since}", failure.fix, failure.cause)
     limits: list[tuple[str, int, int, str]] = []
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
@@ -84,7 +84,7 @@ def _warnings(status: Status) -> Iterator[Notice]:
             limits.append((f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key))
         for name, budget in each.budgets.items():
             if budget.used >= NEAR * budget.limit:
-                yield Notice(
+                yield StatusNotice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
                     "When the limit is reached, the oldest gives way, or new ones are refused",
                 )
@@ -95,7 +95,7 @@ def _warnings(status: Status) -> Iterator[Notice]:
         limits.append((f"Sessions in use on {route.path}", busy, route.sessions_limit, key))
     for label, number, limit, key in limits:
         if limit and number >= NEAR * limit:
-            yield Notice(
+            yield StatusNotice(
                 f"{label}: {number:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused"
             )
 

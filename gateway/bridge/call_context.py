@@ -19,7 +19,7 @@ from gateway.protocol.request import Request
 from gateway.routes.deadlines import wait_seconds
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
-from gateway.seal.request_state import Envelope, Upstream
+from gateway.seal.request_state import Envelope, Whereabouts
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
@@ -154,7 +154,7 @@ class Context(ClientCall, eq=False, kw_only=True):
         self.key = session.group.key
         self.server_info = session.shaken.server_info
 
-    def left_by_another(self, exchange_id: str, upstream: Upstream | None, *, is_repeatable: bool = False) -> None:
+    def left_by_another(self, exchange_id: str, upstream: Whereabouts | None, *, is_repeatable: bool = False) -> None:
         """Another process began the call, and left it there."""
         self.exchange_id, self.was_repeatable = exchange_id, is_repeatable
         if upstream is not None:

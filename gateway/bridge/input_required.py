@@ -14,12 +14,12 @@ from gateway.protocol.errors import CallLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.claims import Bearer
-from gateway.seal.request_state import Envelope, Upstream, bind, pack_record
+from gateway.seal.request_state import Envelope, Whereabouts, bind, pack_record
 
 _SERVER_INFO: Final = mcp.META_SERVER_INFO.encode()
 
 
-def input_required(context: Context, ask: Ask, upstream: Upstream | None, left: Envelope | None = None) -> bytes:
+def input_required(context: Context, ask: Ask, upstream: Whereabouts | None, left: Envelope | None = None) -> bytes:
     """The InputRequiredResult of a round; one without questions only hands the state to the client.
 
     `upstream` is where another replica would find the call. `left` is the state of a call that another process left,

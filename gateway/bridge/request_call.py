@@ -9,7 +9,7 @@ from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.http.outbox import ending_of
 from gateway.protocol.errors import GatewayError, SessionLost, bug
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.telemetry import Ending, Outcome, bodies
@@ -123,7 +123,7 @@ class RequestCall(UpstreamCall):
 
     # -- the call of another replica --------------------------------------------------------------------------------
 
-    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
+    async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
         session = await self._adopted_session(upstream, is_shared=is_shared)
         call = Call(upstream.call, b"", self._listener, upstream.call)

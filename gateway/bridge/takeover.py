@@ -14,7 +14,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
-from gateway.seal.request_state import Envelope, Upstream
+from gateway.seal.request_state import Envelope, Whereabouts
 
 
 class Takeover:
@@ -52,7 +52,7 @@ class Takeover:
         if self.cold is not None:
             self.cold = replace(self.cold, due=math.ceil(world.monotonic() + wait_seconds(config)))
 
-    def upstream(self, *, is_recorded: bool) -> Upstream:
+    def upstream(self, *, is_recorded: bool) -> Whereabouts:
         """Where to resume the call; raises CallLost. `is_recorded` if its state had room for the answers so far."""
         upstream = self.envelope.upstream
         if upstream is None or not upstream.is_resumable:
@@ -70,7 +70,7 @@ class Takeover:
         context.live.process.tasks.spawn(ending, "send upstream")
 
 
-def cooled(context: Context, upstream: Upstream | None, due: float, *, is_taken_over: bool) -> ColdCall | None:
+def cooled(context: Context, upstream: Whereabouts | None, due: float, *, is_taken_over: bool) -> ColdCall | None:
     """The record of a parked call that is due at a monotonic time; None if the call must stay held.
 
     A call without open questions still works, and its client comes back at once. A state that was shortened, or that
@@ -85,7 +85,7 @@ def cooled(context: Context, upstream: Upstream | None, due: float, *, is_taken_
     questions = [(each.upstream_id, each.method) for each in exchange.questions.values() if each.upstream_id]
     headers = {name: value for name, value in context.headers.items() if name not in mcp.TRACE_KEYS}
     # The server's own description of itself is in the state.
-    upstream = Upstream(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)
+    upstream = Whereabouts(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)
     texts = packed(Remains(upstream, tuple(questions)), headers)
     return ColdCall(
         context.exchange_id,

@@ -17,7 +17,7 @@ from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError, bug
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
@@ -70,7 +70,7 @@ class UpstreamCall(ABC):
         """For a call of another replica: True when its stream is open here, False if it will not be opened."""
         self._is_let_go = False
         """Whether another replica continues the call."""
-        self._left: Upstream | None = None
+        self._left: Whereabouts | None = None
         """Where another process left the call, until this one has a session for it, or sends the call itself."""
         self.newest: asyncio.Task[UpstreamError | None] | None = None
         """Sends the newest message beside the call, if the upstream has not accepted it yet."""
@@ -132,7 +132,7 @@ class UpstreamCall(ABC):
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:
         return self._can_be_found_in(session) and self._context.live.process.witness.is_needed
 
-    def whereabouts(self) -> Upstream | None:
+    def whereabouts(self) -> Whereabouts | None:
         """Where another replica would find the call."""
         session, call = self._session, self._call
         if session is None or call is None:
@@ -140,7 +140,7 @@ class UpstreamCall(ABC):
         if (session_id := session.channel.session_id) is None:
             return None
         shaken = session.shaken
-        return Upstream(
+        return Whereabouts(
             session_id,
             shaken.version,
             call.id,
@@ -177,7 +177,7 @@ class UpstreamCall(ABC):
 
     # -- running the call ---------------------------------------------------------------------------------------
 
-    def left_at(self, upstream: Upstream | None) -> None:
+    def left_at(self, upstream: Whereabouts | None) -> None:
         """Another process began the call, and left it there."""
         self._left = upstream
 
@@ -238,7 +238,7 @@ class UpstreamCall(ABC):
         self._task.add_done_callback(over)  # a task may be cancelled before its first step
 
     @abstractmethod
-    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
+    async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
 
     def attached(self) -> None:
@@ -248,7 +248,7 @@ class UpstreamCall(ABC):
             self._context.step(Step.RESUMED)
             self.opened.set_result(True)
 
-    async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session:
+    async def _adopted_session(self, upstream: Whereabouts, *, is_shared: bool) -> Session:
         """The session of that call. Whatever ends the exchange meanwhile cancels the task that waits here."""
         key, headers, pool = self._context.key, self._context.headers, self._context.live.upstream.pool
         session = self._session = await pool.adopt(key, upstream, headers, is_shared=is_shared)

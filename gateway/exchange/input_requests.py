@@ -58,7 +58,7 @@ def question_digest(question: Question) -> bytes:
     return hashlib.sha256(named).digest()[:16]
 
 
-class Malformed(ValueError):
+class MalformedQuestion(ValueError):
     """A nested request that a client could not render; the upstream gets -32602."""
 
 
@@ -66,10 +66,10 @@ class _Elicit(msgspec.Struct):
     message: str
     mode: Literal["form", "url"] = "form"
     url: str | UnsetType = UNSET
-    requestedSchema: "_Schema | UnsetType" = UNSET  # noqa: N815  (the wire's spelling)
+    requestedSchema: "_FormSchema | UnsetType" = UNSET  # noqa: N815  (the wire's spelling)
 
 
-class _Schema(msgspec.Struct):
+class _FormSchema(msgspec.Struct):
     type: Literal["object"]
     properties: dict[str, Raw]
     title: str | None = None
@@ -138,7 +138,7 @@ def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Readab
         meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened and not jsonrpc.is_null(opened["_meta"]) else {}
         required, allowed, title = _requirement(method, params, declared)
     except (ValueError, RecursionError) as exc:
-        raise Malformed(f"{method}: {exc}") from exc
+        raise MalformedQuestion(f"{method}: {exc}") from exc
     hint = jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title
     return Readable(required, allowed, hint, _modern_params(opened, meta, nulls=_has_null(params)))
 
@@ -154,7 +154,7 @@ def _requirement(
     if method == mcp.ROOTS:
         return {"roots": {}}, declared.roots, None
     if params is UNSET:
-        raise Malformed(f"{method}: params are missing")
+        raise MalformedQuestion(f"{method}: params are missing")
     if method == mcp.SAMPLE:
         sample = jsonrpc.inspect(_decode_sample, params)
         chosen = sample.toolChoice is not UNSET and not jsonrpc.is_null(sample.toolChoice)
@@ -164,10 +164,10 @@ def _requirement(
     elicit = jsonrpc.inspect(_decode_elicit, params)
     if elicit.mode == "url":
         if elicit.url is UNSET:
-            raise Malformed(f"{method}: url is missing")
+            raise MalformedQuestion(f"{method}: url is missing")
         return {"elicitation": {"url": {}}}, declared.url, None
     if elicit.requestedSchema is UNSET:
-        raise Malformed(f"{method}: requestedSchema is missing")
+        raise MalformedQuestion(f"{method}: requestedSchema is missing")
     return {"elicitation": {"form": {}}}, declared.form, elicit.requestedSchema.title
 
 

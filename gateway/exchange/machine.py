@@ -442,7 +442,7 @@ class Exchange:
             return self._cannot_refer("error -32042 as the end of a task", error)
         try:
             questions = url_elicitation.questions_of(error.data, self._nested_requests.keys)
-        except input_requests.Malformed as exc:
+        except input_requests.MalformedQuestion as exc:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")

@@ -102,7 +102,7 @@ class NestedRequests:
         """The digest of the question that a request asks; None if it asks none."""
         try:
             params = inputs.read(event.method, event.params, self._declared).params
-        except inputs.Malformed:
+        except inputs.MalformedQuestion:
             return None
         return inputs.question_digest(Question("", event.method, None, params=params))
 
@@ -116,7 +116,7 @@ class NestedRequests:
             raise refusal
         try:
             asked = inputs.read(event.method, event.params, self._declared)
-        except inputs.Malformed as exc:
+        except inputs.MalformedQuestion as exc:
             raise Refusal("malformed", mcp.INVALID_PARAMS, str(exc)) from exc
         if not asked.allowed:
             names = " and ".join(sorted(asked.required))

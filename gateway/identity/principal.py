@@ -21,7 +21,7 @@ import msgspec
 ANONYMOUS: Final = hashlib.sha256(b"anonymous").digest()
 
 
-class _Claims(msgspec.Struct):
+class _TokenClaims(msgspec.Struct):
     iss: str = ""
     sub: str = ""
     client_id: str = ""
@@ -99,13 +99,15 @@ def _bytes(value: str) -> bytes:
     return value.strip().encode(errors="surrogateescape")
 
 
-def _claims(token: str) -> _Claims | None:
+def _claims(token: str) -> _TokenClaims | None:
     """The unverified claims of a JWT; None for another token, or if issuer or subject is missing."""
     parts = token.split(".")
     if len(parts) != 3:
         return None
     try:
-        claims = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims)
+        claims = msgspec.json.decode(
+            base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_TokenClaims
+        )
     except (binascii.Error, ValueError, RecursionError):
         return None
     return claims if claims.iss and claims.sub else None

@@ -8,7 +8,7 @@ from gateway.bridge.call_context import Spoken
 from gateway.exchange import commands as do
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.client_requests import Request
+from gateway.mirror.client_requests import LegacyRequest
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
@@ -23,7 +23,7 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 class CallReport:
     """Collects how one call goes."""
 
-    def __init__(self, live: LiveRoute, request: Request, version: str, incoming: Incoming | None) -> None:
+    def __init__(self, live: LiveRoute, request: LegacyRequest, version: str, incoming: Incoming | None) -> None:
         """`incoming` is the request of the client; None if something else reports the call, or nothing does."""
         self._live = live
         self._request, self._version = request, version

@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
-from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed, Question
+from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, MalformedQuestion, Question
 from gateway.mirror.call_report import with_trace
-from gateway.mirror.client_requests import Profile, Request
+from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
@@ -77,7 +77,7 @@ class Rounds:
     """The rounds of one request; they are sent by `MirroredCall`."""
 
     def __init__(
-        self, upstream: CallServer, exchange: str, request: Request, profile: Profile, progress: Progress
+        self, upstream: CallServer, exchange: str, request: LegacyRequest, profile: Profile, progress: Progress
     ) -> None:
         """`exchange` names the call."""
         self.request, self.profile, self.progress = request, profile, progress
@@ -289,7 +289,7 @@ class Rounds:
             raise _Unserved(f"The server asked {method[:80]!r}, which the gateway cannot put to a legacy client")
         try:
             read = input_requests.read(method, opened.get("params", msgspec.UNSET), self.profile.declared)
-        except Malformed as exc:
+        except MalformedQuestion as exc:
             raise _Unserved(f"The server asked a malformed question: {exc}") from exc
         if not read.allowed:
             needed = ", ".join(read.required)

@@ -60,7 +60,7 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
         return self.version == mcp.LEGACY
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class LegacyRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request of a legacy client; `id` and `params` are JSON."""
 
     id: bytes
@@ -141,7 +141,7 @@ def answer_of(message: jsonrpc.Message) -> Raw | jsonrpc.Error:
     return message.result if isinstance(message.result, Raw) else Raw(b"null")
 
 
-def request_of(id_: bytes, message: jsonrpc.Message) -> Request:
+def request_of(id_: bytes, message: jsonrpc.Message) -> LegacyRequest:
     """A request that goes upstream; raises MethodNotFound or InvalidParams."""
     method = message.method or ""
     if method in _UNSERVED or method.startswith("tasks/"):
@@ -150,7 +150,7 @@ def request_of(id_: bytes, message: jsonrpc.Message) -> Request:
     field = mcp.TARGET_FIELD.get(method)
     if field is not None and jsonrpc.text(params.get(field)) is None:
         raise InvalidParams(f'{method} needs "params.{field}", a string')
-    return Request(id_, method, jsonrpc.merge(params.items()))
+    return LegacyRequest(id_, method, jsonrpc.merge(params.items()))
 
 
 def level_of(params: jsonrpc.Fields) -> str:

@@ -18,8 +18,8 @@ from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import (
     DEFAULT_LEVEL,
+    LegacyRequest,
     Profile,
-    Request,
     answer_of,
     level_of,
     of_initialize,
@@ -150,7 +150,7 @@ class MirrorBackend:
 class _LinkedCall(MirroredCall, Leg):
     """One call of the session, which is the leg that waits for it, too: it ends with the link."""
 
-    def __init__(self, backend: MirrorBackend, request: Request, profile: Profile, headers: Headers) -> None:
+    def __init__(self, backend: MirrorBackend, request: LegacyRequest, profile: Profile, headers: Headers) -> None:
         self._backend = backend
         Leg.__init__(self, Raw(request.id))
         level = backend.level

@@ -19,7 +19,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_report import CallReport
 from gateway.mirror.call_rounds import AT_ONCE, NO_TOOL, CallServer, Progress, Rounds
-from gateway.mirror.client_requests import Profile, Request
+from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.server_client import ModernRequest, ask
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
@@ -44,7 +44,7 @@ class MirroredCall(Engine, Hearer):
         self,
         upstream: CallServer,
         exchange: str,
-        request: Request,
+        request: LegacyRequest,
         profile: Profile,
         headers: Headers,
         log_level: str | None,

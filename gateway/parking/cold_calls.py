@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.protocol import jsonrpc
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.upstream.channel import Headers
 
@@ -24,7 +24,7 @@ _RECORD_BYTES: Final = 448
 class Remains(msgspec.Struct, frozen=True, array_like=True):
     """Where a call is, with its open questions (JSON of the id, method): what it takes to give it up upstream."""
 
-    upstream: Upstream
+    upstream: Whereabouts
     questions: tuple[tuple[bytes, str], ...]
 
 

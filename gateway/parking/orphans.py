@@ -14,7 +14,7 @@ from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.own_ids import new_id
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Channel, Headers, Hearer
 
@@ -73,7 +73,7 @@ async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers)
         await channel.close(end_session=has_ended)
 
 
-async def _until_answered(channel: Channel, whereabouts: Upstream, headers: Headers) -> None:
+async def _until_answered(channel: Channel, whereabouts: Whereabouts, headers: Headers) -> None:
     """Read the stream of a call until its answer. Raises what `Channel.resume` raises."""
     await channel.resume(whereabouts.cursor or "", headers, _AnswerTo(whereabouts.call), is_shared=False)
 

@@ -46,7 +46,7 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 _REPEATED: Final = ("route", "method", "target", "arguments", "principal")
 
 
-class Upstream(msgspec.Struct, frozen=True, array_like=True):
+class Whereabouts(msgspec.Struct, frozen=True, array_like=True):
     """What another replica needs to resume the call: the upstream's session, the call's id, the last event id.
 
     `call` and `server_info` are JSON, `version` is the negotiated one. `task` is the upstream's id of the task that
@@ -88,7 +88,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     state: str
     sheds: int = 0
     open: tuple[Question, ...] = ()
-    upstream: Upstream | None = None
+    upstream: Whereabouts | None = None
     record: bytes | None = None
     trace: bytes | None = None
     repeatable: bool = False

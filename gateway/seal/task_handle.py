@@ -14,7 +14,7 @@ from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer, Claims
 from gateway.seal.keyring import Keys
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 
 PURPOSE: Final = "task"
 MAX_HANDLE_BYTES: Final = 1024
@@ -39,7 +39,7 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     owner: str
     epoch: str
     ttl_ms: int
-    upstream: Upstream | None = None
+    upstream: Whereabouts | None = None
 
 
 class QuestionKey(msgspec.Struct, frozen=True, array_like=True):

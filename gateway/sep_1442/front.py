@@ -15,11 +15,11 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.client_requests import Profile, Request, of_initialize, params_of, request_of
+from gateway.mirror.client_requests import LegacyRequest, Profile, of_initialize, params_of, request_of
 from gateway.mirror.server_client import ServerClient, initialize, is_modern, server_of
 from gateway.mirror.streamable import call_continuation
 from gateway.mirror.streamable.streamed_call import Shared
-from gateway.mirror.streamable.tokens import NoSession, Session
+from gateway.mirror.streamable.tokens import MirroredSession, NoSession
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
@@ -119,7 +119,9 @@ class Stateless:
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
-    async def _call(self, at: Arrival, request: Request, declared: Declared, session: Session | None) -> Response:
+    async def _call(
+        self, at: Arrival, request: LegacyRequest, declared: Declared, session: MirroredSession | None
+    ) -> Response:
         if at.live.process.draining.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
@@ -132,7 +134,7 @@ class Stateless:
 
     # -- sessions, servers --------------------------------------------------------------------------------------
 
-    def _session(self, at: Arrival) -> Session | None:
+    def _session(self, at: Arrival) -> MirroredSession | None:
         """The session that a request names in its header; raises InvalidSession."""
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
@@ -150,10 +152,10 @@ class Stateless:
         return OwnServer(self._own_side, incoming, at.reply, live), incoming.headers
 
 
-def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
+def _stateless(at: Arrival, profile: Profile = _NOBODY) -> MirroredSession:
     """Return the binding of the ids of nested requests: not a session, but the route with the caller."""
     bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
-    return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
+    return MirroredSession(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 
 
 async def _result(at: Arrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> Response:

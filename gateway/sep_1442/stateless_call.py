@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.exchange.input_requests import Question
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.client_requests import Request
+from gateway.mirror.client_requests import LegacyRequest
 from gateway.mirror.server_client import ServerClient
 from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall
-from gateway.mirror.streamable.tokens import CallPlace, Session
+from gateway.mirror.streamable.tokens import CallPlace, MirroredSession
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.sep_1442.own_server import OwnServer
@@ -35,11 +35,11 @@ class StatelessCall(StreamedCall):
         self,
         shared: Shared,
         at: Arrival,
-        binding: Session,
-        request: Request,
+        binding: MirroredSession,
+        request: LegacyRequest,
         declared: Declared,
         server: ServerClient,
-        session: Session | None,
+        session: MirroredSession | None,
     ) -> None:
         """`binding` is what the ids of nested requests are bound to, and `session` that of the client."""
         self._bridge = server if isinstance(server, OwnServer) else None

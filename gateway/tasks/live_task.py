@@ -42,7 +42,7 @@ from gateway.protocol.errors import (
 )
 from gateway.runtime.budget import Share
 from gateway.runtime.call_bytes import Weight
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.seal.task_handle import QuestionKey, TaskHandle, TaskSealer
 from gateway.tasks import legacy_tasks, modern_tasks, sep_2322_form
 from gateway.tasks.follower import TaskGone
@@ -133,7 +133,7 @@ class LiveTask(Driver):
             owner=live.process.owner,
             epoch=live.process.epoch,
             ttl_ms=int(ttl * 1000),
-            upstream=Upstream(session_id, shaken.version, became.task_id.encode(), shaken.server_info, None)
+            upstream=Whereabouts(session_id, shaken.version, became.task_id.encode(), shaken.server_info, None)
             if session_id is not None
             else None,
         )

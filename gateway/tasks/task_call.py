@@ -19,7 +19,7 @@ from gateway.exchange.machine import FINISHED, OWNED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError, bug
 from gateway.runtime.tasks import telling
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
@@ -46,14 +46,14 @@ class TaskCall(UpstreamCall):
         is_named = self._follower is not None and session.channel.session_id is not None
         return super()._can_be_found_in(session) or (self._is_held and is_named)
 
-    def whereabouts(self) -> Upstream | None:
+    def whereabouts(self) -> Whereabouts | None:
         """Where another replica would find the task."""
         found = super().whereabouts()
         if found is None or found is self._left:
             return found
         return replace(found, task=self._follower.task_id if self._follower is not None else "")
 
-    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
+    async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """Go on with the task of another replica; `is_shared` if that replica may still follow it.
 
         The task may have been made after the state was sealed: then its id is on the stream of the call.
@@ -80,7 +80,7 @@ class TaskCall(UpstreamCall):
         reading = session.resume(call, upstream.cursor or "", self._call_headers(call), self)
         await self._follow_from_creation(session, call, reading, past)
 
-    async def go_on(self, upstream: Upstream, *, is_shared: bool) -> None:
+    async def go_on(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """As `resume`, for the holder of the handle; `upstream` is that of the handle."""
         self._is_given = True
         with telling(lambda exc: self._listener.hear(on.Broke(exc))):

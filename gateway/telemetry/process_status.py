@@ -116,7 +116,7 @@ class ErrorStatus(Struct, frozen=True, kw_only=True):
     last_seconds_ago: float
 
 
-class Notice(Struct, frozen=True):
+class StatusNotice(Struct, frozen=True):
     """Something that needs the operator's attention, and how to fix it."""
 
     text: str
@@ -163,7 +163,7 @@ class Status(Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     configuration: str
     """12 digits of a digest that leaves secrets out."""
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[StatusNotice, ...] = ()
     processes: tuple[ProcessStatus, ...] = ()
     routes: tuple[RouteStatus, ...] = ()
     routes_total: int = 0

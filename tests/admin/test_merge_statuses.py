@@ -8,11 +8,11 @@ from gateway.telemetry.process_status import (
     ErrorStatus,
     Failure,
     KeyStatus,
-    Notice,
     PeerStatus,
     ProcessStatus,
     RouteStatus,
     Status,
+    StatusNotice,
 )
 from tests.support.status import held, process, route, status_of
 
@@ -126,7 +126,7 @@ def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -
 
 
 def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:
-    common, alone = Notice("The same everywhere"), Notice("Only there")
+    common, alone = StatusNotice("The same everywhere"), StatusNotice("Only there")
     replicas = [of(f"gw-{number}", notices=notices) for number, notices in enumerate([(), (alone,), (alone,)])]
     found = whole(*(replace(each, notices=(common, *each.notices)) for each in replicas)).notices
     assert [each.text for each in found] == ["The same everywhere", "gw-1, gw-2: Only there"]

@@ -18,10 +18,10 @@ from gateway.telemetry.process_status import (
     ErrorStatus,
     Failure,
     KeyStatus,
-    Notice,
     PeerStatus,
     ProcessStatus,
     Status,
+    StatusNotice,
 )
 from tests.support.status import held, process, route, status_of
 
@@ -76,7 +76,7 @@ def test_what_the_page_of_a_cluster_shows() -> None:
         replace(process(0), pid=7, budgets=budgets, **limits),
         ProcessStatus(id="gw-3", state="silent"),
         covers="cluster",
-        notices=(Notice("A caution", is_bad=False),),
+        notices=(StatusNotice("A caution", is_bad=False),),
         routes=tuple(failing_first(routes)),
         routes_total=2,
         held=(parked, replace(held(1.0), expires_in_seconds=None, round=2)),
@@ -152,7 +152,7 @@ def hostile(evil: Evil) -> Status:
     return Status(
         **{field: evil[field] for field in ("version", "replica", "state", "time", "configuration", "key_phase")},
         uptime_seconds=1,
-        notices=(Notice(evil["notice-text"], evil["notice-fix"], evil["notice-detail"]),),
+        notices=(StatusNotice(evil["notice-text"], evil["notice-fix"], evil["notice-detail"]),),
         processes=(ProcessStatus(id=evil["process-id"], state="ready", configuration=evil["process-configuration"]),),
         routes=(failing,),
         held=(replace(held(1), **texts, asked=(evil["held-asked"],)),),

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gateway.admin.status_view import ago, duration, mode, only, sessions_note, streams, view, waits_for
 from gateway.telemetry.metrics.registry import BudgetStatus
-from gateway.telemetry.process_status import ErrorStatus, Failure, Notice, ProcessStatus, Status
+from gateway.telemetry.process_status import ErrorStatus, Failure, ProcessStatus, Status, StatusNotice
 from tests.support.status import held, process, route, status_of
 
 
@@ -22,7 +22,7 @@ def test_a_draining_process_is_a_warning() -> None:
 
 
 def test_problems_are_counted_and_come_first() -> None:
-    caution, problem = Notice("caution", is_bad=False), Notice("problem")
+    caution, problem = StatusNotice("caution", is_bad=False), StatusNotice("problem")
     shown = view(status_of(process(0), notices=(caution, problem)))
     assert (shown.level, shown.verdict, shown.notices) == ("bad", "ready, 1 problem", [problem, caution])
 

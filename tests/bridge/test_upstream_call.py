@@ -12,7 +12,7 @@ from gateway.bridge import upstream_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, text
@@ -327,7 +327,7 @@ class _Call(UpstreamCall):
     async def _run(self) -> None:
         pass
 
-    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
+    async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         pass
 
 

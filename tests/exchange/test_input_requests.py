@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.exchange import input_requests as inputs
-from gateway.exchange.input_requests import Malformed, Question
+from gateway.exchange.input_requests import MalformedQuestion, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities
@@ -110,12 +110,12 @@ MALFORMED: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("method", "params"), MALFORMED, ids=range(len(MALFORMED)))
 def test_what_no_client_could_render_is_malformed(method: str, params: Any) -> None:
-    with pytest.raises(Malformed, match=method):
+    with pytest.raises(MalformedQuestion, match=method):
         inputs.read(method, params if params is UNSET else raw(params), ALL)
 
 
 def test_nesting_that_exhausts_the_decoder_is_malformed() -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedQuestion):
         inputs.read(mcp.ROOTS, Raw(b'{"a":' + b"[" * 100_000), ALL)
 
 

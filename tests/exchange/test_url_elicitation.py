@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.exchange import input_requests as inputs
-from gateway.exchange.input_requests import MAX_QUESTIONS, Malformed
+from gateway.exchange.input_requests import MAX_QUESTIONS, MalformedQuestion
 from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import mcp
 from tests.support.playbook import FORM, raw, url
@@ -38,12 +38,12 @@ def test_the_urls_of_an_error_become_questions_without_an_upstream_id() -> None:
     ids=range(8),
 )
 def test_an_error_without_proper_urls_is_malformed(data: Any) -> None:
-    with pytest.raises(Malformed, match="-32042"):
+    with pytest.raises(MalformedQuestion, match="-32042"):
         questions_of(data, set())
 
 
 def test_an_error_with_more_urls_than_a_user_can_visit_is_refused() -> None:
     data = raw({"elicitations": [url() for _ in range(MAX_QUESTIONS)]})
     assert len(questions_of(data, ())) == MAX_QUESTIONS
-    with pytest.raises(Malformed, match="65 elicitations, more than 64"):
+    with pytest.raises(MalformedQuestion, match="65 elicitations, more than 64"):
         questions_of(raw({"elicitations": [url() for _ in range(MAX_QUESTIONS + 1)]}), ())

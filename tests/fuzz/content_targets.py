@@ -9,7 +9,7 @@ from msgspec import Raw
 from gateway.config import ConfigError, parse
 from gateway.config.load import digest
 from gateway.exchange import input_requests, results
-from gateway.exchange.input_requests import Malformed, Question
+from gateway.exchange.input_requests import MalformedQuestion, Question
 from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
@@ -80,7 +80,7 @@ def question(data: bytes) -> None:
         return
     try:
         asked = questions_of(raw, ())
-    except Malformed:
+    except MalformedQuestion:
         return
     assert set(read_again(input_requests.input_requests(asked))) == set(asked)
 
@@ -88,7 +88,7 @@ def question(data: bytes) -> None:
 def _ask(method: str, params: Raw) -> None:
     try:
         asked = input_requests.read(method, params, ALL)
-    except Malformed:
+    except MalformedQuestion:
         return
     key = input_requests.assign_key(method, asked.hint, ())
     made = Question(key, method, b"1", params=asked.params)

@@ -18,9 +18,9 @@ from gateway.exchange.input_requests import Question
 from gateway.identity import principal
 from gateway.identity.jwt_verification import BadToken, read_keys, verify
 from gateway.mirror.call_rounds import Progress
-from gateway.mirror.client_requests import Profile, Request
+from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.streamable import tokens
-from gateway.mirror.streamable.tokens import CallPlace, NoSession, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, MirroredSession, NoSession, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.claims import Bearer
@@ -49,8 +49,8 @@ STATE_KEYS = InForce(Keys((KEY,)))
 STATES = Keyring([KEY], "state")
 PEERS = Keyring([KEY], "peer")
 TOKENS = Tokens(STATE_KEYS)
-SESSION = Session("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
-CALL = Request(b"1", "tools/call", b'{"name":"t"}')
+SESSION = MirroredSession("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
+CALL = LegacyRequest(b"1", "tools/call", b'{"name":"t"}')
 ROUND = Progress(1, b'"state"')
 ASKING = (Question("k", "roots/list", None, params=b"{}"),)
 PLACE = CallPlace(

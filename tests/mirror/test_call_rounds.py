@@ -7,7 +7,7 @@ import pytest
 
 from gateway.exchange import events as on
 from gateway.mirror.call_rounds import MAX_ROUNDS, CallServer, Progress, Rounds
-from gateway.mirror.client_requests import Profile, Request, answer_of
+from gateway.mirror.client_requests import LegacyRequest, Profile, answer_of
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
@@ -20,7 +20,7 @@ ACCEPT = {"action": "accept", "content": {}}
 
 
 def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange") -> Rounds:
-    request = Request(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
+    request = LegacyRequest(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
     upstream = CallServer(fake_live(Tasks(Metrics("0"))), FakeServer(), ToolCatalog(), ("/mcp", b"ada"))
     return Rounds(upstream, exchange, request, profile, Progress())

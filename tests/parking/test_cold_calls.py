@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.parking.cold_calls import ColdCall, ColdCalls, Counts, Remains, packed
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.telemetry import Metrics
 
 LIVE = SimpleNamespace(
@@ -21,7 +21,7 @@ QUESTIONS = ((b"0", "elicitation/create"),)
 def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
     session, call = TOKENS.randbytes(16).hex(), b'"gw-%b-1"' % TOKENS.randbytes(6).hex().encode()
     texts = packed(
-        Remains(Upstream(session, "2025-11-25", call, b"", TOKENS.randbytes(16).hex()), QUESTIONS), {"A": "b"}
+        Remains(Whereabouts(session, "2025-11-25", call, b"", TOKENS.randbytes(16).hex()), QUESTIONS), {"A": "b"}
     )
     fields = {
         "round": 1,
@@ -49,7 +49,7 @@ def test_records_of_one_caller_share_the_text_of_their_headers_which_is_freed_af
     first, second = record(), record()
     assert first.headers is second.headers
     for number in range(2000):
-        _ = packed(Remains(Upstream("", "", b"", b"", None), ()), {"A": str(number)})
+        _ = packed(Remains(Whereabouts("", "", b"", b"", None), ()), {"A": str(number)})
     assert record().headers is not first.headers
 
 

@@ -291,7 +291,7 @@ class World:
             return True
         try:
             params = inputs.read(event.method, event.params, self.declared).params
-        except inputs.Malformed:
+        except inputs.MalformedQuestion:
             return False
         return self.theirs[id_] == inputs.question_digest(Question("", event.method, None, params=bytes(params)))
 

@@ -27,7 +27,7 @@ from gateway.seal.request_state import (
     SKEW_SECONDS,
     Binding,
     Envelope,
-    Upstream,
+    Whereabouts,
     bind,
     check,
     digest_answers,
@@ -73,7 +73,7 @@ def opened(by: Claims[Envelope], state: str, now: float = NOW, given: Request | 
 
 BINDING = bound("/mcp", request(), PRINCIPAL)
 QUESTION = Question("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
-WHERE = Upstream("s", "2025-11-25", b'"c"', b'{"name":"old"}', "9")
+WHERE = Whereabouts("s", "2025-11-25", b'"c"', b'{"name":"old"}', "9")
 RECORD = (Recorded("k", b"d" * 16, 0, b'{"action":"accept"}'), Recorded("l", b"e" * 16, 1, b"{}"))
 ENVELOPE = Envelope(
     issued=NOW,

@@ -7,13 +7,13 @@ from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keyring, Keys
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.seal.task_handle import MAX_HANDLE_BYTES, QuestionKey, TaskHandle, TaskSealer
 
 KEY = bytes(range(32))
 NOW = 1_000_000.0
 SEALER = TaskSealer(InForce(Keys((KEY,))))
-WHERE = Upstream("5" * 36, "2025-11-25", b"6" * 69, b'{"name":"server","version":"1.0.0"}', None)
+WHERE = Whereabouts("5" * 36, "2025-11-25", b"6" * 69, b'{"name":"server","version":"1.0.0"}', None)
 HANDLE = TaskHandle(
     issued=NOW,
     expires=NOW + 60,

@@ -14,7 +14,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import Call, PoolKey
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
@@ -92,7 +92,7 @@ class UpstreamSide:
         is_shared: bool = False,
     ) -> Session:
         session = await self.pool.adopt(
-            KEY, Upstream(session_id, version, CALL, INFO, None), headers, is_shared=is_shared
+            KEY, Whereabouts(session_id, version, CALL, INFO, None), headers, is_shared=is_shared
         )
         self.ear.cursor = lambda: session.channel.cursor
         return session

@@ -56,7 +56,7 @@ def read_tree(text: str) -> Document:
     try:
         if problems := list(_unsupported(text)):
             return Document(UNREAD, problems, {})
-        node = yaml.compose(text, _Plain)
+        node = yaml.compose(text, _TextLoader)
     except yaml.YAMLError as exc:
         return Document(UNREAD, [_syntax_problem(exc)], {})
     tree = _Tree()
@@ -70,7 +70,7 @@ def number(text: str) -> int | float | None:
     return float(text) if _FLOAT.fullmatch(text) else None
 
 
-class _Plain(yaml.SafeLoader):
+class _TextLoader(yaml.SafeLoader):
     """Takes every plain scalar for a text."""
 
     def __init__(self, text: str) -> None:
@@ -81,7 +81,7 @@ class _Plain(yaml.SafeLoader):
 def _unsupported(text: str) -> Iterator[Problem]:
     """Yield a problem for each alias, and for nesting that is too deep to follow."""
     depth = 0
-    for event in yaml.parse(text, _Plain):
+    for event in yaml.parse(text, _TextLoader):
         if isinstance(event, yaml.AliasEvent):
             assert event.start_mark is not None
             text = f"alias {shown(event.anchor)} is not allowed; write the value out"

@@ -17,13 +17,13 @@ from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
-from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, Session
+from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, MirroredSession
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerStalled, not_served
 from gateway.telemetry import Step
 
 
-async def cancel(shared: Shared, at: Arrival, session: Session, message: jsonrpc.Message) -> None:
+async def cancel(shared: Shared, at: Arrival, session: MirroredSession, message: jsonrpc.Message) -> None:
     """Cancel the call of a session that a notification names."""
     held = shared.running.get((session.key, cancelled(message) or b""))
     if held is not None:
@@ -43,7 +43,7 @@ async def _route(at: Arrival, place: CallPlace) -> Response | TakeOver:
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-async def answer(shared: Shared, at: Arrival, session: Session, message: jsonrpc.Message) -> Response:
+async def answer(shared: Shared, at: Arrival, session: MirroredSession, message: jsonrpc.Message) -> Response:
     """Take the response to a nested request, or have the replica take it that holds the call."""
     token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
     try:
@@ -72,7 +72,7 @@ async def answer(shared: Shared, at: Arrival, session: Session, message: jsonrpc
 
 
 def _restored(
-    shared: Shared, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool
+    shared: Shared, at: Arrival, session: MirroredSession, left: CallPlace, *, is_proven: bool
 ) -> StreamedCall | None:
     """The call of a replica that has died, as far as a token tells; None if it cannot go on.
 
@@ -91,7 +91,7 @@ def _restored(
 # -- clients that come back -------------------------------------------------------------------------------------------
 
 
-async def resume(shared: Shared, at: Arrival, session: Session, token: str) -> Response:
+async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: str) -> Response:
     """Go on with a stream that broke."""
     try:
         left = shared.tokens.place(EVENT, token, session.key)
@@ -128,7 +128,9 @@ async def resume(shared: Shared, at: Arrival, session: Session, token: str) -> R
     return await held.write(at, left.number if is_own else 0)
 
 
-async def _may_go_on(shared: Shared, at: Arrival, session: Session, left: CallPlace, *, is_proven: bool) -> bool:
+async def _may_go_on(
+    shared: Shared, at: Arrival, session: MirroredSession, left: CallPlace, *, is_proven: bool
+) -> bool:
     """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
 
     A task has one driver, because the second one would cancel it when its client stays away.

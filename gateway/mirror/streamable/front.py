@@ -25,7 +25,7 @@ from gateway.mirror.client_requests import level_of, of_initialize, params_of, r
 from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import call_continuation, sep_1655_item
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
-from gateway.mirror.streamable.tokens import Session
+from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.passthrough.header_rules import on_behalf
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown, not_served
@@ -84,7 +84,7 @@ async def _post(shared: Shared, at: Arrival) -> Response:
     return await serving
 
 
-def _session(shared: Shared, at: Arrival) -> Session:
+def _session(shared: Shared, at: Arrival) -> MirroredSession:
     token = at.incoming.headers.get(mcp.SESSION_ID)
     if token is None:
         raise InvalidRequest("The header Mcp-Session-Id is missing; send initialize first, and then its session id")
@@ -97,7 +97,9 @@ def _session(shared: Shared, at: Arrival) -> Session:
     return session
 
 
-async def _request(shared: Shared, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
+async def _request(
+    shared: Shared, at: Arrival, session: MirroredSession, id_: bytes, message: jsonrpc.Message
+) -> Response:
     if (session.key, id_) in shared.running:
         raise IdInUse
     response = jsonrpc.result(id_, b"{}")

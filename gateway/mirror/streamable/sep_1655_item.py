@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import params_of
-from gateway.mirror.streamable.tokens import Session
+from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import LiveRoute
@@ -22,12 +22,12 @@ from gateway.seal.sep_1655_items import Item
 NAME: Final = "mrtr-gateway/log-level"
 
 
-def is_kept(live: LiveRoute, session: Session) -> bool:
+def is_kept(live: LiveRoute, session: MirroredSession) -> bool:
     """Whether the client of a session keeps the level."""
     return session.profile.keeps_state and sep_1655_items.DIALECT in live.route.dialects
 
 
-def taken(message: jsonrpc.Message, at: Arrival, session: Session) -> tuple[jsonrpc.Message, Item | None]:
+def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession) -> tuple[jsonrpc.Message, Item | None]:
     """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
     params = params_of(message)
     try:
@@ -40,7 +40,7 @@ def taken(message: jsonrpc.Message, at: Arrival, session: Session) -> tuple[json
     return replace(message, params=kept), _opened(sealed, at, session)
 
 
-def _opened(sealed: Raw, at: Arrival, session: Session) -> Item | None:
+def _opened(sealed: Raw, at: Arrival, session: MirroredSession) -> Item | None:
     seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
     try:
         item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
@@ -50,7 +50,7 @@ def _opened(sealed: Raw, at: Arrival, session: Session) -> Item | None:
     return item if item.place == session.key else None  # state ends with its session
 
 
-def new(level: str, session: Session) -> Item:
+def new(level: str, session: MirroredSession) -> Item:
     """A level that the client of a session has set now."""
     return Item(NAME, session.route, session.principal, world.wall(), session.key, level)
 

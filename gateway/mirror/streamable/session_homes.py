@@ -16,7 +16,7 @@ from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.server_client import server_of
-from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
+from gateway.mirror.streamable.tokens import MirroredSession, NoSession, Tokens
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, InvalidState, NotAllowed
 from gateway.routes.live_route import LiveRoute
@@ -42,12 +42,12 @@ class Homes:
         self._levels: FairTable[str, Item] = FairTable(_MAX_LEVELS)
         self._ended: FairTable[str, None] = FairTable(_MAX_ENDED)
 
-    def check(self, session: Session) -> None:
+    def check(self, session: MirroredSession) -> None:
         """Raise NoSession if the client has ended the session, as far as this replica heard."""
         if session.key in self._ended:
             raise NoSession from InvalidState("ended")
 
-    def of(self, session: Session, live: LiveRoute) -> "Home":
+    def of(self, session: MirroredSession, live: LiveRoute) -> "Home":
         """The home of a session; one of the caller that has the most makes room for a new one."""
         home = self._homes.get(session.key)
         if home is not None and home.live.upstream is not live.upstream:
@@ -60,13 +60,13 @@ class Homes:
             oldest.close()
         return home
 
-    def end(self, session: Session) -> None:
+    def end(self, session: MirroredSession) -> None:
         """The client has ended the session."""
         self._ended.keep(session.principal, session.key, None)
         _ = self._levels.pop(session.key)
         self._forget(session.key)
 
-    def new_share(self, session: Session) -> Share:
+    def new_share(self, session: MirroredSession) -> Share:
         """A share for the subscriptions of a session."""
         return self._budget.share(partial(self._forget, session.key), session.principal)
 
@@ -75,17 +75,17 @@ class Homes:
         if home is not None:
             home.close()
 
-    def learn_level(self, session: Session, level: Item | None) -> None:
+    def learn_level(self, session: MirroredSession, level: Item | None) -> None:
         """Remember a log level that the client kept, if it kept one, unless a newer one is known."""
         known = self._levels.get(session.key)
         if level is not None and (known is None or known.issued < level.issued):
             self.set_level(session, level)
 
-    def set_level(self, session: Session, level: Item) -> None:
+    def set_level(self, session: MirroredSession, level: Item) -> None:
         """Remember the log level of a session."""
         _ = self._levels.keep(session.principal, session.key, level)
 
-    def level(self, session: Session) -> str:
+    def level(self, session: MirroredSession) -> str:
         """The log level of a session."""
         level = self._levels.get(session.key)
         return DEFAULT_LEVEL if level is None else level.value
@@ -94,7 +94,7 @@ class Homes:
 class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
-    def __init__(self, homes: Homes, session: Session, live: LiveRoute) -> None:
+    def __init__(self, homes: Homes, session: MirroredSession, live: LiveRoute) -> None:
         self.live = live
         self._homes, self._session = homes, session
         self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell, self._end_stream)

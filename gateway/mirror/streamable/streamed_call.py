@@ -26,12 +26,12 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer, Progress
-from gateway.mirror.client_requests import Request, answer_of
+from gateway.mirror.client_requests import LegacyRequest, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import ServerClient, server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.session_homes import Homes
-from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, Session, Tokens
+from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, MirroredSession, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
@@ -84,9 +84,9 @@ class StreamedCall(MirroredCall):
         self,
         shared: Shared,
         at: Arrival,
-        session: Session,
+        session: MirroredSession,
         exchange: str,
-        request: Request,
+        request: LegacyRequest,
         log_level: str | None,
         progress: Progress | None = None,
         server: ServerClient | None = None,

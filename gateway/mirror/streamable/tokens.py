@@ -18,7 +18,7 @@ from gateway import world
 from gateway.config import InForce
 from gateway.exchange.input_requests import Question
 from gateway.mirror.call_rounds import Progress
-from gateway.mirror.client_requests import Profile, Request
+from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.seal.claims import Bearer, Claims
 from gateway.seal.keyring import Keys
@@ -38,7 +38,7 @@ _URI_BYTES: Final = 3
 """What a URI takes besides its characters."""
 
 
-class Session(msgspec.Struct, frozen=True, array_like=True):
+class MirroredSession(msgspec.Struct, frozen=True, array_like=True):
     """The content of an `Mcp-Session-Id`; `key` is random and names the session."""
 
     key: str
@@ -70,7 +70,7 @@ class CallPlace(msgspec.Struct, frozen=True, array_like=True):
     is_final: bool = False
     key: str = ""
     has_state: bool = False
-    request: Request | None = None
+    request: LegacyRequest | None = None
     progress: Progress = Progress()
     asking: tuple[Question, ...] = ()
     answered: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Tokens:
 
     def __init__(self, keys: InForce[Keys], of: str = "") -> None:
         """`of` names a dialect that has tokens of its own."""
-        self.sessions = Claims(keys, of + SESSION, Session, _MAX_TOKEN, opens_former=True)
+        self.sessions = Claims(keys, of + SESSION, MirroredSession, _MAX_TOKEN, opens_former=True)
         self._standalone = Claims(keys, of + SESSION, Subscribed, _MAX_TOKEN, opens_former=True)
         self._places = {
             NESTED: Claims(keys, of + NESTED, CallPlace, _MAX_TOKEN, InForce(_MAX_NESTED)),
@@ -119,9 +119,9 @@ class Tokens:
     def new_session(self, bearer: Bearer, profile: Profile) -> str:
         """The id of a new session."""
         key = world.token_urlsafe(12)
-        return self.sessions.seal(Session(key, bearer.route, bearer.principal, bearer.now, profile))
+        return self.sessions.seal(MirroredSession(key, bearer.route, bearer.principal, bearer.now, profile))
 
-    def session(self, token: str, bearer: Bearer, ttl_seconds: float) -> Session:
+    def session(self, token: str, bearer: Bearer, ttl_seconds: float) -> MirroredSession:
         """The session of a request; raises NoSession."""
         try:
             session = self.sessions.open(token)
@@ -131,7 +131,7 @@ class Tokens:
             raise NoSession from exc
         return session
 
-    def standalone_id(self, session: Session, uris: Iterable[str]) -> str:
+    def standalone_id(self, session: MirroredSession, uris: Iterable[str]) -> str:
         """The id of an event on the standalone stream; it is valid for as long as the session's own."""
         kept, room = [], _MAX_URIS_BYTES
         for uri in uris:
@@ -141,7 +141,7 @@ class Tokens:
                 room -= len(written) + _URI_BYTES
         return self._standalone.seal(Subscribed(session.key, tuple(kept)))
 
-    def subscribed(self, token: str, session: Session) -> tuple[str, ...] | None:
+    def subscribed(self, token: str, session: MirroredSession) -> tuple[str, ...] | None:
         """The resources that an id of the session's standalone stream names; None if it is not such an id."""
         try:
             found = self._standalone.open(token)

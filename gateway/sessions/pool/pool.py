@@ -24,7 +24,7 @@ from gateway.protocol.tool_list import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
 from gateway.runtime.token_bucket import Rate, TokenBucket
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity
 from gateway.sessions.call import PoolKey, Watcher
@@ -180,7 +180,7 @@ class Pool:
         key: PoolKey,
         headers: Headers,
         own: Session | None = None,
-        elsewhere: Upstream | None = None,
+        elsewhere: Whereabouts | None = None,
         *,
         is_exempt: bool = True,
     ) -> None:
@@ -246,7 +246,7 @@ class Pool:
         return await self._open(await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt), headers)
 
     async def adopt(
-        self, key: PoolKey, whereabouts: Upstream, headers: Headers, *, is_shared: bool = False
+        self, key: PoolKey, whereabouts: Whereabouts, headers: Headers, *, is_shared: bool = False
     ) -> Session:
         """A session that another process opened, to pick up its call; it counts as one opened here.
 
@@ -259,7 +259,7 @@ class Pool:
         await self._begin(session, session.adopt(whereabouts.session, shaken, headers, is_shared=is_shared))
         return session
 
-    def adopted_channel(self, whereabouts: Upstream) -> Channel:
+    def adopted_channel(self, whereabouts: Whereabouts) -> Channel:
         """Make a channel of a session that another process opened."""
         channel = self.connect()
         channel.adopt(whereabouts.session, whereabouts.version)

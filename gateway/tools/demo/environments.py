@@ -46,7 +46,7 @@ def interpreters(cache: Path) -> tuple[str, str]:
             say(f"mcp {release}: building {home} (first run only)")
             missing[release] = variable, home
     _at_once(
-        _Step(
+        _Command(
             [sys.executable, "-m", "venv", "--clear", str(home)],
             f"cannot create the environment {home}",
             "install the venv module (Debian and Ubuntu: apt install python3-venv) and make sure that the folder is "
@@ -55,7 +55,7 @@ def interpreters(cache: Path) -> tuple[str, str]:
         for _, home in missing.values()
     )
     _at_once(
-        _Step(
+        _Command(
             [found[release], "-m", "pip", "install", *_PIP_OPTIONS, f"mcp=={release}"],
             f"cannot install mcp=={release}",
             "make sure that pip can reach a package index (PIP_INDEX_URL, HTTPS_PROXY), or set "
@@ -80,7 +80,7 @@ def _release(python: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-class _Step(NamedTuple):
+class _Command(NamedTuple):
     """A command, what has failed if it fails, and the fix."""
 
     command: list[str]
@@ -88,10 +88,10 @@ class _Step(NamedTuple):
     fix: str
 
 
-def _at_once(steps: Iterable[_Step]) -> None:
+def _at_once(steps: Iterable[_Command]) -> None:
     """Run commands beside each other; if one fails, or the demo is stopped, none goes on. Raises PartsError."""
     with contextlib.ExitStack() as stack:
-        running: list[tuple[_Step, subprocess.Popen[str]]] = []
+        running: list[tuple[_Command, subprocess.Popen[str]]] = []
         for step in steps:
             process = subprocess.Popen(step.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             _ = stack.callback(process.kill)

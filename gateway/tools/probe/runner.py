@@ -1,4 +1,4 @@
-"""Examines one server, step by step; the result is one `Upstream`."""
+"""Examines one server, step by step; the result is one `ProbedServer`."""
 
 import asyncio
 from typing import Final

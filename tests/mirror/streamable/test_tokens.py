@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from gateway.config import InForce
 from gateway.exchange.input_requests import Question
 from gateway.mirror.call_rounds import Progress
-from gateway.mirror.client_requests import Profile, Request
-from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, NoSession, Session, Tokens
+from gateway.mirror.client_requests import LegacyRequest, Profile
+from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, MirroredSession, NoSession, Tokens
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keys
@@ -31,11 +31,11 @@ def bearer(route: str = "/mcp", principal: bytes = b"ada", now: float = NOW) -> 
     return Bearer(route, principal, now, lambda _: b"")
 
 
-def opened(token: str, by: Tokens, **changes: Any) -> Session:
+def opened(token: str, by: Tokens, **changes: Any) -> MirroredSession:
     return by.session(token, bearer(**changes), 7 * DAY)
 
 
-def session_of(by: Tokens, key: str) -> Session:
+def session_of(by: Tokens, key: str) -> MirroredSession:
     return replace(opened(by.new_session(bearer(), PROFILE), by), key=key)
 
 
@@ -74,7 +74,7 @@ def test_no_kind_of_token_opens_as_another_or_in_another_session() -> None:
 @pytest.mark.parametrize("size", [0, 500, 1_500, 1_900, 2_500, 10_000])
 def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits(size: int) -> None:
     by = tokens()
-    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
+    request = LegacyRequest(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
     asking = (Question("name", "elicitation/create", None),)
     whole = replace(PLACE, request=request, progress=Progress(1, b'"state"'), asking=asking)
     id_ = by.of_place(NESTED, whole)
@@ -85,7 +85,7 @@ def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits
 def test_what_cannot_fit_is_not_even_encoded() -> None:
     # Each event of a stream has an id: to encode megabytes for each would be work for a hostile server to ask for.
     by, size = tokens(), 4_000_000
-    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
+    request = LegacyRequest(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
     keys = tuple([Question("k" * 900, "roots/list", None)] * 4_000)
     params = (Question("name", "elicitation/create", None, params=request.params),)
     tracemalloc.start()
@@ -100,7 +100,7 @@ def test_what_cannot_fit_is_not_even_encoded() -> None:
 
 def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
     by = tokens()
-    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{}}')
+    request = LegacyRequest(b"7", "tools/call", b'{"name":"t","arguments":{}}')
     small = replace(PLACE, request=request, asking=(Question("name", "elicitation/create", None, params=b"{}"),))
     assert by.place(EVENT, by.of_place(EVENT, small), "s") == small
     question = Question("name", "elicitation/create", None, params=b'{"message":"%b"}' % (b"x" * 7_000))

@@ -12,7 +12,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.protocol.tool_list import Tool
 from gateway.runtime.tasks import Tasks
-from gateway.seal.request_state import Upstream
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions.assignment import Quota
 from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import MAX_FOLLOWED, Group
@@ -306,7 +306,7 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     begun: dict[str, Any] = {
         "acquire": lambda: pool.acquire(key("a"), NO_HEADERS),
         "open": lambda: pool.open(key("a"), NO_HEADERS),
-        "adopt": lambda: pool.adopt(key("a"), Upstream("s1", "2025-11-25", b"1", b"{}", None), NO_HEADERS),
+        "adopt": lambda: pool.adopt(key("a"), Whereabouts("s1", "2025-11-25", b"1", b"{}", None), NO_HEADERS),
     }
     held = await bench.acquire(key("other"))
     waiting: asyncio.Task[Session] = later(begun[how]())
