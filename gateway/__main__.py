@@ -30,6 +30,7 @@ from gateway.config import (
     notes,
     with_log_level,
 )
+from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.config.schema import json_schema
 from gateway.runtime import event_loop
 from gateway.server.serve import serve
@@ -43,7 +44,6 @@ log = get_logger()
 
 _KEY_BYTES = 32
 _USAGE = 2
-_FILE_VARIABLE = "GATEWAY_CONFIG"
 _DEFAULTS = Config(routes=())
 
 
@@ -83,9 +83,9 @@ def _run(arguments: list[str]) -> int:
         given = [each for each in (options.file, options.config, is_stdio, getattr(options, "upstream", None)) if each]
         if len(given) > 1:
             parser.error("give one of FILE, --config FILE, --upstream URL and --stdio")
-        if not given and _FILE_VARIABLE not in os.environ:
-            parser.error(f"no configuration; write {arguments[0]} FILE, or set {_FILE_VARIABLE}")
-        options.config = options.config or options.file or (None if given else Path(os.environ[_FILE_VARIABLE]))
+        if not given and FILE_VARIABLE not in os.environ:
+            parser.error(f"no configuration; write {arguments[0]} FILE, or set {FILE_VARIABLE}")
+        options.config = options.config or options.file or (None if given else Path(os.environ[FILE_VARIABLE]))
     if options.run is not _wrap and command and not is_stdio:
         parser.error("a command after `--` needs --stdio; add it, or remove the command")
     if is_stdio and not command:
@@ -97,12 +97,14 @@ def _carried_out(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
     except ConfigError as exc:
-        if getattr(options, "json", False):
+        if options.run is _check and options.json:
             print(json.dumps({"valid": False, "problems": exc.located}, indent=2))
             return 1
         # What a host prints of the programs that it starts says neither which program this is nor what it read.
-        program = "mrtr-gateway: " if options.run is _wrap else ""
-        print(*(f"{program}{problem}" for problem in exc.located), sep="\n", file=sys.stderr)
+        for problem in exc.found:
+            source = "" if problem.place else f"{exc.source}, "
+            program = f"mrtr-gateway: {source}" if options.run is _wrap else ""
+            print(f"{program}{problem.located(exc.source)}", file=sys.stderr)
         return 1
     except TracesUnavailable as exc:
         print(exc.message, file=sys.stderr)
@@ -176,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_file(command: argparse.ArgumentParser) -> None:
-    what = f"YAML configuration file (default: ${_FILE_VARIABLE})"
+    what = f"YAML configuration file (default: ${FILE_VARIABLE})"
     command.add_argument("file", nargs="?", type=Path, metavar="FILE", help=what)
     command.add_argument("-c", "--config", type=Path, metavar="FILE", help="the same")
 
@@ -282,8 +284,9 @@ def _missing_programs(config: Config) -> tuple[list[Problem], list[Problem]]:
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             key, text = missing
-            where = f" ({searched_path(route.upstream)})" if text.endswith(" in PATH") else ""
-            found = here if Path(route.upstream.name).is_absolute() else elsewhere
+            is_program, name = key == "command", route.upstream.name
+            where = f" ({searched_path(route.upstream)})" if is_program and os.sep not in name else ""
+            found = here if is_program and Path(name).is_absolute() else elsewhere
             found.append(Problem(f"routes[{route.path}].upstream.{key}", f"{text}{where} on this machine"))
     return here, elsewhere
 

@@ -374,6 +374,10 @@ async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: p
     for route, note in (
         ({"command": ["no-such"]}, "caution: routes[/mcp].upstream.command: there is no program no-such in PATH (/"),
         ({"command": ["sh"], "cwd": "/no/such"}, "caution: routes[/mcp].upstream.cwd: there is no folder /no/such"),
+        (
+            {"command": ["/bin/sh"], "cwd": "/no/such"},
+            "caution: routes[/mcp].upstream.cwd: there is no folder /no/such",
+        ),
         ({"command": ["./sh"], "cwd": "/bin"}, None),
     ):
         path.write_text(json.dumps({"routes": [{"upstream": route}]}))

@@ -64,6 +64,14 @@ def test_every_command_names_the_line_of_a_mistake(
     assert capsys.readouterr().err.startswith(f"{program}{path}:3:3: routes[0].path: ")
 
 
+def test_a_host_is_told_what_was_read_of_an_error_without_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "missing.yaml"
+    assert command.main(["wrap", "--config", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"mrtr-gateway: {path}, {path}: cannot be read (")
+
+
 def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, ConfigFile | None]]) -> None:
     assert command.main(["serve", "--upstream", UPSTREAM, "--log-level", "error"]) == 0
     assert levels == ["error"]

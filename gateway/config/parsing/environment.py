@@ -9,8 +9,8 @@ from gateway.config.parsing.problems import Given, Problem, nearest
 from gateway.config.parsing.retired_keys import retired
 
 _PREFIX = "GATEWAY_"
-_FILE_VARIABLE = "GATEWAY_CONFIG"
-"""Names the file itself."""
+FILE_VARIABLE = "GATEWAY_CONFIG"
+"""Names the file itself, so it is no setting."""
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
 # Kubernetes sets such variables in every pod for a Service called "gateway"; they are not settings.
 _SERVICE_LINK = re.compile(r"GATEWAY_(?:[A-Z0-9_]+_)?(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT(?:_\d+_[A-Z]+.*)?)")
@@ -53,7 +53,7 @@ def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> 
             _place(tree, places[name], Given(value, name))
         elif (
             name.startswith(_PREFIX)
-            and name != _FILE_VARIABLE
+            and name != FILE_VARIABLE
             and not (
                 _SERVICE_LINK.fullmatch(name) and (not name.endswith("_PORT") or "://" in value or "SERVICE" in name)
             )
