@@ -17,6 +17,7 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
+from gateway.cluster.witness import ASK_AGAIN_SECONDS
 from gateway.config import Config
 from gateway.config.parsing.yaml_tree import Document
 from gateway.server.process import Gateway
@@ -294,6 +295,10 @@ class History:
                 runs = [self.ledger.of(each.call.tag) for each in records if each.ended is None]
                 if any(len(each) > 1 for each in runs):  # its tool may hang in each of them
                     self.kernel.run(self.now + REST_SECONDS)
+                if any(fault.kind == "jump" for fault in plan.faults):
+                    # A replica whose clock was ahead refuses what others ask it about an expired call until their
+                    # clocks have come as far.
+                    self.kernel.run(self.now + sum(ASK_AGAIN_SECONDS))
                 last = max((each.ended or 0.0 for each in (*records, *tasks, *listened)), default=0.0)
                 self.kernel.run(last + _REMAINS_SECONDS)
                 left = _differences(at_first, self._held())

@@ -65,9 +65,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"attacker: {each}" for each in outcome.learnt)
     yield from (f"failure: {each}" for each in outcome.failures)
     yield from (f"end: {each}" for each in outcome.ended_badly)
-    # A task that was made while a clock was ahead is kept for longer than the rest lasts.
-    is_kept_for_long = bool(outcome.tasks) and any(fault.kind == "jump" for fault in outcome.faults)
-    for each in () if is_kept_for_long else outcome.left:
+    for each in outcome.left:
         if not _may_be_left(outcome, each):
             yield f"left: {each}"
     for at, tag in () if _lost_a_replica(outcome) else outcome.ledger.deleted:  # what it had begun is known to nobody

@@ -199,6 +199,16 @@ STATES: Final = {
         f"gw-2 {_ASKED}(; gw-1 503 owner_stalled){{4}}; gw-2 {_INVALID}",
         {"kind": NO_EVENTS, "ttl_seconds": 120.0},
     ),
+    # A clock that was ahead by 400 s keeps its replica from being asked for as long, although it was set right again.
+    "an owner asks about an expired call until the replica whose clock was set back can be asked": Told(
+        (
+            call(2, 2, 3, 1, think=8.0, questions=1),
+            Fault("jump", 7.0, 15.0, target=2, amount=90.0),
+            Fault("jump", 15.5, 15.0, target=3, amount=400.0),
+        ),
+        f"gw-2 {_ASKED}; gw-2 {_INVALID}",
+        {"ttl_seconds": 10.0},
+    ),
     # The replica that got the copy stands still while another one serves the request, and parks the call again.
     **{
         f"a copy of a request is refused only if its call went cold meanwhile, after {cold} s": Told(
