@@ -31,7 +31,7 @@ quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 
 # Three workers, because many of these tests wait for a time to pass.
 unit: $(VENV)/stamp ## quick, and every other test that starts no program, in about 90 seconds
-	$(PYTEST) -n $(or $(WORKERS),3) --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
+	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
 smoke: $(VENV)/stamp parts ## ten pairs of a published client and a published server, in three minutes
 	$(PYTEST) -n 2 --dist worksteal -q -m smoke tests/e2e/test_table.py

@@ -167,16 +167,16 @@ def imports(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
 
 
 def loaded_by_name(tree: ast.AST) -> Iterator[str]:
-    """Modules of this package that `importlib` loads: every string that is the dotted name of one."""
+    """Modules that `importlib` loads: every string that is the dotted name of one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and source(node.value) is not None:
             yield node.value
 
 
 def source(dotted: str) -> Path | None:
-    """The file of the module that `dotted` is, or is in; None for a name that is not of this package."""
+    """The file of the module that `dotted` is, or is in; None unless the package or the tests have it."""
     parts = dotted.split(".")
-    if parts[0] != "gateway" or len(parts) < 2:
+    if parts[0] not in {"gateway", "tests"} or len(parts) < 2:
         return None
     for length in range(len(parts), 0, -1):
         path = REPOSITORY.joinpath(*parts[:length])
@@ -189,7 +189,7 @@ def source(dotted: str) -> Path | None:
 
 @cache
 def needed(file: Path) -> set[Path]:
-    """The files of this package that `file` imports, for types or at run time, or loads by name."""
+    """The files of the package and the tests that `file` imports, for types or at run time, or loads by name."""
     names = {name for _, name in imports_of(file)} | set(loaded_by_name(parsed(file)))
     return {found for name in names if (found := source(name)) is not None and found != file}
 

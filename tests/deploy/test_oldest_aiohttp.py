@@ -1,14 +1,21 @@
-"""The unit tier with the oldest aiohttp that the package allows. The rest of the suite runs with the newest."""
+"""The unit tier of what depends on aiohttp, with the oldest one that the package allows. The suite has the newest.
+
+Few files of the gateway import aiohttp, and what the package promises about versions concerns them alone. So these are
+the tests that start no program and import such a file, however indirectly. In all others another aiohttp would only
+make another client or fake of the tests, at a cost of six minutes.
+"""
 
 import os
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.parts.launch import PARTS, REPOSITORY
+from tests.test_layers import FILES, imports_of, needed
 
 pytestmark = pytest.mark.real
 
@@ -31,9 +38,21 @@ def test_it_is_the_oldest_that_the_package_allows(environment: dict[str, str]) -
     assert version == requirement.removeprefix("aiohttp>=").partition(",")[0] + ".0"
 
 
-@pytest.mark.timeout(1200)  # nine thousand tests, in one process beside those of this run
-def test_the_unit_tier_passes(environment: dict[str, str]) -> None:
-    # What is installed stays as it is, even if pyproject.toml is newer.
-    command = ["make", "--silent", "--assume-old=.venv/stamp", "unit", "WORKERS=1"]
+def reached(file: Path) -> set[Path]:
+    """The files of the package and the tests that a file imports, itself included."""
+    found, new = {file}, [file]
+    while new:
+        more = needed(new.pop()) - found
+        found |= more
+        new += more
+    return found
+
+
+def test_the_tests_that_depend_on_aiohttp_pass(environment: dict[str, str]) -> None:
+    users = {file for file in FILES if any(name.split(".")[0] == "aiohttp" for _, name in imports_of(file))}
+    reach = {file: reached(file) & users for file in sorted((REPOSITORY / "tests").rglob("test_*.py"))}
+    assert set().union(*reach.values()) == users, "each has a test"
+    files = [file for file, found in reach.items() if found]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not processes and not real", *files]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
