@@ -4,8 +4,6 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP), 2024-11-05 
 session lives in one process, which its sealed id names. Every other replica forwards the session's requests there.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from gateway.http.incoming import Incoming
@@ -20,7 +18,6 @@ from gateway.legacy_front.stream import ENDED
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.telemetry import Passed, TrafficEra
 
 _METHODS: Final = "GET, POST, DELETE"
 
@@ -54,7 +51,7 @@ async def begin(sessions: SessionTable, front: Front, at: Arrival, connect: Conn
     session = sessions.open(at.live, front, sessions.ids.seal(id_), at.caller, connect)
     goes_on = False
     try:
-        with _serving(session):
+        with session.serving():
             if front == "sse":  # the stream is the session
                 reply = at.http_reply()
                 await reply.start()
@@ -89,7 +86,7 @@ async def continued(sessions: SessionTable, at: Arrival) -> Response | None:
     session = sessions.find(given)
     if session is None:
         raise session_gone()
-    with _serving(session):
+    with session.serving():
         match at.incoming.method:
             case "POST":
                 return await _post(session, at)
@@ -100,20 +97,6 @@ async def continued(sessions: SessionTable, at: Arrival) -> Response | None:
                 return await at.reply.only(ENDED)
         allowed = _METHODS if session.front == "http" else "POST"
         raise NotAllowed(f"HTTP {at.incoming.method[:20]} is not served in a session", allowed=allowed)
-
-
-@contextmanager
-def _serving(session: FrontSession) -> Iterator[None]:
-    """Count a request of a session, and keep the session from being idle.
-
-    A drain waits for the requests of clients that are open in it instead.
-    """
-    process = session.live.process
-    try:
-        with process.draining.leaving_out(), session.in_use():
-            yield
-    finally:
-        process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
 
 
 async def _post(session: FrontSession, at: Arrival) -> Response:
@@ -135,7 +118,7 @@ async def _post(session: FrontSession, at: Arrival) -> Response:
         finally:
             session.left(stream)
     if is_greeting:
-        await session.initialized()  # the upstream may refuse the credential, which only a status can tell
+        _ = await session.greeted.wait()  # the upstream may refuse the credential, which only a status can tell
         if session.refusal is not None:
             raise session.refusal
     return await at.accept()

@@ -25,6 +25,7 @@ from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import Weight
+from gateway.telemetry import Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
 
 STANDALONE: Final = 0
@@ -61,9 +62,9 @@ class FrontSession:
         self.caller = caller
         self._is_over = False
         self.is_initialized = False
-        self.used = self.began = world.monotonic()
+        self.used = self._began = world.monotonic()
         """When a request of the client last began or ended."""
-        self.readers = 0
+        self._readers = 0
         """HTTP requests whose replies are being written."""
         self._budget = budget
         self._ended = ended
@@ -75,7 +76,8 @@ class FrontSession:
         self.streams: dict[int, Stream] = {}
         self.standalone = self._new_stream()
         self._open: dict[RequestId, _OpenRequest] = {}
-        self._answered = asyncio.Event()
+        self.greeted = asyncio.Event()
+        """Set once `initialize` is answered, or the session is over."""
         self.backend = connect(self)
 
     @property
@@ -88,10 +90,18 @@ class FrontSession:
         """Whether nothing but the client keeps the session: no server has accepted it, or is being asked to."""
         return not (self.is_initialized or self._open)
 
-    @property
-    def awaits_initialize(self) -> bool:
-        """Whether the client has sent nothing yet. One whose credential was refused may need time to sign in."""
-        return self._initialize is None and self.refusal is None
+    def end_at(self, now: float) -> tuple[float, str]:
+        """When the session has to end, as far as is known now, and why.
+
+        A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
+        """
+        config, is_in_use = self.live.config, self._readers and not self.is_unproven
+        idle_since = now if is_in_use else self.used
+        end = idle_since + config.sessions.client_idle_seconds, "The session was idle for sessions.client_idle_seconds"
+        if self._initialize is None and self.refusal is None:  # a client whose credential was refused may sign in
+            why = "`initialize` did not arrive within limits.receive_seconds"
+            end = min(end, (self._began + config.limits.receive_seconds, why))
+        return end
 
     # -- from the client ----------------------------------------------------------------------------------------
 
@@ -107,18 +117,28 @@ class FrontSession:
                 if is_initialize
                 else "The first message of a session must be `initialize`"
             )
-        stream = None if request is None else self._begin(request, len(message.data))
-        if is_initialize and request is not None:
+        if request is None:
+            self.backend.receive(message)
+            return None
+        if request in self._open:
+            raise IdInUse
+        if len(self._open) >= _MAX_OPEN:
+            raise InvalidRequest(
+                f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
+            )
+        weight = self.live.process.calls.take(self.caller.principal, 2 * len(message.data))
+        stream = self.standalone if self.front == "sse" else self._new_stream(request)
+        self._open[request] = _OpenRequest(stream, weight)
+        if is_initialize:
             self._initialize, self.refusal = request, None
-            self._answered.clear()
+            self.greeted.clear()
         try:
             self.backend.receive(message)
         except BaseException:
-            if request is not None and stream is not None:
-                if request in self._open:
-                    self._open.pop(request).weight.release()
-                if stream is not self.standalone:
-                    self.drop(stream)
+            if request in self._open:
+                self._open.pop(request).weight.release()
+            if stream is not self.standalone:
+                self._drop(stream)
             raise
         return stream
 
@@ -135,19 +155,6 @@ class FrontSession:
         self.standalone.ask(error_response(request, error))
         return True
 
-    def _begin(self, request: RequestId, size: int) -> Stream:
-        """Open a request of so many bytes; return the stream of its reply. Raises InvalidRequest or Busy."""
-        if request in self._open:
-            raise IdInUse
-        if len(self._open) >= _MAX_OPEN:
-            raise InvalidRequest(
-                f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
-            )
-        weight = self.live.process.calls.take(self.caller.principal, 2 * size)
-        stream = self.standalone if self.front == "sse" else self._new_stream(request)
-        self._open[request] = _OpenRequest(stream, weight)
-        return stream
-
     def _new_stream(self, request: RequestId | None = None) -> Stream:
         principal, silence = self.caller.principal, self.live.deadlines.silence
         stream = Stream(self._numbers, request, self._budget, principal, silence, self.end)
@@ -156,15 +163,15 @@ class FrontSession:
         self._numbers += 1
         return stream
 
-    def drop(self, stream: Stream) -> None:
+    def _drop(self, stream: Stream) -> None:
         """Forget a stream whose messages nobody will ask for."""
         self.live.deadlines.shared[Timer.LINGER].disarm(stream)
         stream.clear()
         self.streams.pop(stream.name, None)
 
-    def linger(self, stream: Stream) -> None:
+    def _linger(self, stream: Stream) -> None:
         """Keep a stream that is complete for a while: its end may not have reached the client."""
-        self.live.deadlines.shared[Timer.LINGER].arm(stream, partial(self.drop, stream))
+        self.live.deadlines.shared[Timer.LINGER].arm(stream, partial(self._drop, stream))
 
     def left(self, stream: Stream) -> None:
         """The reply to a request is complete, or the client has disconnected from it.
@@ -174,18 +181,14 @@ class FrontSession:
         """
         if stream.is_resumable and stream.began:
             if stream.final is not None and stream.name in self.streams:
-                self.linger(stream)
+                self._linger(stream)
             return
         for request, each in self._open.items():
             if each.stream is stream:
                 self._open[request] = each._replace(stream=None)
         if stream.final is None:
             stream.move_to(self.standalone)
-        self.drop(stream)
-
-    async def initialized(self) -> None:
-        """Wait until `initialize` is answered, or the session is over."""
-        _ = await self._answered.wait()
+        self._drop(stream)
 
     # -- from the backend ---------------------------------------------------------------------------------------
 
@@ -196,7 +199,13 @@ class FrontSession:
         opened = jsonrpc.message(message)
         if opened.method is None:
             if isinstance(opened.id, Raw):
-                self._answer(request_id(opened.id), opened, message)
+                request, given = request_id(opened.id), NO_HEADERS
+                if request in self._open and request == self._initialize and isinstance(opened.result, Raw):
+                    self.is_initialized = True
+                    self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
+                    self.standalone.is_resumable = self._is_resumable
+                    given = {mcp.SESSION_ID: self.id}
+                self._respond(request, FinalMessage(message, headers=given))
             return
         stream = self.standalone
         if self.is_initialized:  # the reply to `initialize` is one JSON body
@@ -212,55 +221,42 @@ class FrontSession:
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """See `backend.ClientLink`."""
-        if request not in self._open:
-            return
-        stream = self._open[request].stream
-        if self.front == "sse" and request == self._initialize and error.status in (401, 403):
+        is_greeting = request in self._open and request == self._initialize
+        if is_greeting and self.front == "sse" and error.status in (401, 403):
             # Only a status makes the client sign in; then it sends `initialize` again.
             self.refusal = error
-            self._close_request(request)
+            self._respond(request, ENDED)
             self._initialize = None
-            return
-        self._close_request(request)
-        self._finish(stream, FinalMessage(error_response(request, error), cause=error))
+        else:
+            self._respond(request, FinalMessage(error_response(request, error), cause=error))
 
     def forget(self, request: RequestId) -> None:
         """See `backend.ClientLink`."""
-        if request in self._open:
-            stream = self._open[request].stream
-            self._close_request(request)
-            self._finish(stream, ENDED)
+        self._respond(request, ENDED)
 
     def ended(self) -> None:
         """See `backend.ClientLink`."""
         self.end(CallLost("The server ended the session; its open requests may have had effects"))
 
-    def _finish(self, stream: Stream | None, final: FinalMessage) -> None:
-        """The response to a request ends its stream; the client of an error sees its status if nothing came before."""
+    def _respond(self, request: RequestId, final: FinalMessage) -> None:
+        """Close a request, if it is open, with its response.
+
+        That ends its stream; the client of an error sees the error's status if nothing came before.
+        """
+        found = self._open.pop(request, None)
+        if found is None:
+            return
+        found.weight.release()
+        if request == self._initialize:
+            self.greeted.set()
+        stream = found.stream
         if stream is self.standalone:
             if final.body:
                 stream.ask(final.body)
         elif stream is not None:
             stream.finish(final)
             if stream.is_resumable and stream.reader is None:
-                self.linger(stream)
-
-    def _answer(self, request: RequestId, opened: jsonrpc.Message, message: bytes) -> None:
-        if request not in self._open:
-            return
-        stream, given = self._open[request].stream, NO_HEADERS
-        if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized = True
-            self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
-            self.standalone.is_resumable = self._is_resumable
-            given = {mcp.SESSION_ID: self.id}
-        self._close_request(request)
-        self._finish(stream, FinalMessage(message, headers=given))
-
-    def _close_request(self, request: RequestId) -> None:
-        self._open.pop(request).weight.release()
-        if request == self._initialize:
-            self._answered.set()
+                self._linger(stream)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -271,7 +267,7 @@ class FrontSession:
         self._is_over = True
         for request in tuple(self._open):
             self.refuse(request, error)
-        self._answered.set()
+        self.greeted.set()
         for stream in self.streams.values():
             if stream.final is None:
                 stream.finish(ENDED)
@@ -281,20 +277,26 @@ class FrontSession:
 
     def _free(self) -> None:
         """Free the messages of a session that is over once nobody writes them any more."""
-        if self._is_over and not self.readers:
+        if self._is_over and not self._readers:
             for stream in tuple(self.streams.values()):
-                self.drop(stream)
+                self._drop(stream)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep the session from being idle."""
-        self.readers += 1
+    def serving(self) -> Iterator[None]:
+        """Count a request of the client, and keep the session from being idle.
+
+        A drain waits for the requests of clients that are open in the session instead.
+        """
+        process = self.live.process
+        self._readers += 1
         try:
-            yield
+            with process.draining.leaving_out():
+                yield
         finally:
-            self.readers -= 1
+            self._readers -= 1
             self.used = world.monotonic()
             self._free()
+            process.metrics.passed(self.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
 
 
 def negotiated(result: Raw) -> str | None:

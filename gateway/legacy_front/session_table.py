@@ -78,7 +78,7 @@ class SessionTable:
         session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
         self._sessions[id_] = session
         self._count(session, 1)
-        self._alarm.set(_end_of(session, session.used)[0])
+        self._alarm.set(session.end_at(session.used)[0])
         return session
 
     def _count(self, session: FrontSession, change: int) -> None:
@@ -97,7 +97,7 @@ class SessionTable:
         """End the sessions whose time is over."""
         dues = []
         for session in tuple(self._sessions.values()):
-            due, why = _end_of(session, now)
+            due, why = session.end_at(now)
             if now >= due:
                 session.end(InvalidRequest(why))
             else:
@@ -115,17 +115,3 @@ class SessionTable:
         """End every session."""
         self.keep_only((), error)
         self._alarm.stop()
-
-
-def _end_of(session: FrontSession, now: float) -> tuple[float, str]:
-    """When a session has to end, as far as is known now, and why.
-
-    A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
-    """
-    config, is_in_use = session.live.config, session.readers and not session.is_unproven
-    idle_since = now if is_in_use else session.used
-    end = idle_since + config.sessions.client_idle_seconds, "The session was idle for sessions.client_idle_seconds"
-    if session.awaits_initialize:
-        why = "`initialize` did not arrive within limits.receive_seconds"
-        end = min(end, (session.began + config.limits.receive_seconds, why))
-    return end
