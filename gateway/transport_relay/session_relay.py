@@ -49,10 +49,9 @@ class SessionRelay(SideListener):
 
     def __init__(self, live: LiveRoute, link: ClientLink, mirror_of: CallServer | None = None) -> None:
         """`mirror_of` is the server as a modern one, if it may turn out to be that."""
-        self._live = live
+        self.live = live
         self._mirror_of = mirror_of
         self._link = link
-        self._tasks = live.process.tasks
         self._server: Channel | MirrorBackend | None = None
         """Once the server has answered `initialize`, or has refused it and proved to be modern."""
         self._waiting: deque[ClientMessage] = deque()
@@ -81,10 +80,10 @@ class SessionRelay(SideListener):
         self._waiting.append(message)
         self._waiting_bytes += size + _MESSAGE_BYTES
         if self._sender is None:
-            self._sender = self._tasks.start(self._send_all(), "relay to upstream")
+            self._sender = self.live.process.tasks.start(self._send_all(), "relay to upstream")
 
     def _has_room(self, size: int) -> bool:
-        return self._waiting_bytes + size <= self._live.config.limits.body_bytes
+        return self._waiting_bytes + size <= self.live.config.limits.body_bytes
 
     async def room(self, size: int) -> None:
         """Wait until a message of this size can be taken."""
@@ -98,28 +97,41 @@ class SessionRelay(SideListener):
             while self._waiting:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message.data) + _MESSAGE_BYTES
-                if self._server is None or isinstance(self._server, MirrorBackend):
-                    await self._send_early(message)
-                else:
-                    await self._send(self._server, message)
+                await self._send(message)
                 del message  # the next one may come much later
                 await turn.give_way()
         finally:
             self._sender = None
 
-    async def _send_early(self, message: ClientMessage) -> None:
-        """Send `initialize`, or a message to the mirror."""
-        request = message.request_id
+    async def _send(self, message: ClientMessage) -> None:
+        """Send `initialize`, or what follows it: to the server, or to the mirror."""
+        server, request = self._server, message.request_id
         try:
-            if isinstance(self._server, MirrorBackend):
-                self._server.receive(message)
-            elif request is not None:
-                if message.opened.method != mcp.INITIALIZE:
-                    raise InvalidRequest("The first message of a session must be `initialize`")
-                await self._initialize(request, message)
+            if isinstance(server, MirrorBackend):
+                server.receive(message)
+            elif server is None:
+                if request is not None:
+                    await self._initialize(request, message)
+            elif request is None:
+                await server.send(message.data, message.headers)
+                given_up = self._open.get(cancelled(message.opened) or b"")
+                if given_up is not None:
+                    given_up.cancelled()
+            else:
+                meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
+                token = meta.get(mcp.META_PROGRESS_TOKEN)
+                opened = _RelayedRequest(self, request, None if token is None else request_id(token))
+                self._open[request] = opened
+                if server.answers_apart:
+                    opened.call = self.live.process.tasks.start(self._call(server, opened, message), "relayed call")
+                else:
+                    await server.send(message.data, message.headers)
         except GatewayError as exc:
             if request is not None:
-                self._refuse(request, exc)
+                self._fail(request, exc)
+            is_needed = message.opened.method in (None, mcp.INITIALIZED)  # without it, the server waits for ever
+            if isinstance(exc, SessionLost) or (is_needed and isinstance(exc, UpstreamError)):
+                self._lost(exc)
 
     async def _initialize(self, request: RequestId, message: ClientMessage) -> None:
         """Open the upstream session, and the stream for its messages, before the client gets the answer.
@@ -127,56 +139,35 @@ class SessionRelay(SideListener):
         If that is refused, go on with the mirror if the server is modern; else the session is over, unless the client
         may sign in.
         """
-        seconds, stdio = self._live.config.timeouts.handshake_seconds, self._live.upstream.stdio
+        if message.opened.method != mcp.INITIALIZE:
+            raise InvalidRequest("The first message of a session must be `initialize`")
+        seconds, stdio = self.live.config.timeouts.handshake_seconds, self.live.upstream.stdio
         # A process of its own, also where the sessions of modern requests share one.
-        channel = self._live.upstream.pool.connect() if stdio is None else StdioChannel(stdio.launcher)
+        channel = self.live.upstream.pool.connect() if stdio is None else StdioChannel(stdio.launcher)
         try:
             async with asyncio.timeout(seconds):
                 channel, result = await channel.open(message.data, message.headers)
                 await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self)
         except BaseException as exc:
-            self._tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
-            failure = pool_errors.handshake_failed(exc, self._live.route, seconds)
+            self.live.process.tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
+            failure = pool_errors.handshake_failed(exc, self.live.route, seconds)
             if not isinstance(failure, GatewayError):
                 raise
             error = failure
         else:
             self._server = channel
-            self._live.upstream.health.ok()
+            self.live.upstream.health.ok()
             self._link.send(jsonrpc.result(request, result), request)
             return
 
         may_sign_in, server = isinstance(error, Refused), self._mirror_of
-        if server is not None and not may_sign_in and await is_modern(self._live, message.headers):
+        if server is not None and not may_sign_in and await is_modern(self.live, message.headers):
             self._server = mirror = MirrorBackend(server, self._link)
             await mirror.greet(request, message)  # until then, it serves no other request
             return
         self._refuse(request, error)
         if not may_sign_in:
             self._link.ended()
-
-    async def _send(self, channel: Channel, message: ClientMessage) -> None:
-        request = message.request_id
-        try:
-            if request is None:
-                await channel.send(message.data, message.headers)
-                given_up = self._open.get(cancelled(message.opened) or b"")
-                if given_up is not None:
-                    given_up.cancelled()
-                return
-            meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
-            token = meta.get(mcp.META_PROGRESS_TOKEN)
-            opened = self._open[request] = _RelayedRequest(self, request, None if token is None else request_id(token))
-            if channel.answers_apart:
-                opened.call = self._tasks.start(self._call(channel, opened, message), "relayed call")
-            else:
-                await channel.send(message.data, message.headers)
-        except UpstreamError as exc:
-            if request is not None:
-                self._fail(request, exc)
-            is_needed = message.opened.method in (None, mcp.INITIALIZED)  # without it, the server waits for ever
-            if is_needed or isinstance(exc, SessionLost):
-                self._lost(exc)
 
     async def _call(self, channel: Channel, opened: "_RelayedRequest", message: ClientMessage) -> None:
         """Send a request whose reply is a stream of its own, and hand over what comes on it."""
@@ -194,13 +185,6 @@ class SessionRelay(SideListener):
                 self.pass_on(jsonrpc.failure(request, refused), request)
             elif refused is not None:
                 self.pass_on(jsonrpc.result(request, refused), request)
-
-    def give_up_later(self, request: RequestId) -> asyncio.TimerHandle:
-        """Answer a request that the client has cancelled after a while, as many servers do not."""
-        answer = jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled"))
-        # Not as if it came on the reply, which would be read on.
-        give_up = self._tasks.guard(partial(self.pass_on, answer, None), "cancelled request")
-        return asyncio.get_running_loop().call_later(self._live.config.timeouts.cancel_seconds, give_up)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
@@ -225,10 +209,14 @@ class SessionRelay(SideListener):
                 if isinstance(opened.id, Raw):
                     answered = request_id(opened.id)
                     self._forget(answered, reads_on=answered == request)
-            elif request is None:
-                request = self._related(opened)
+            elif request is None and opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):
+                token = jsonrpc.fields(opened.params).get(mcp.META_PROGRESS_TOKEN)
+                wanted = b"" if token is None else request_id(token)
+                request = next((id_ for id_, each in self._open.items() if each.token == wanted), None)
+            elif request is None and len(self._open) == 1:
+                request = next(iter(self._open))
         except ValueError:
-            self._live.process.metrics.upstream_failures[self._live.route.path, "malformed"].inc()
+            self.live.process.metrics.upstream_failures[self.live.route.path, "malformed"].inc()
             return
         self._link.send(data, request)
 
@@ -238,30 +226,22 @@ class SessionRelay(SideListener):
         if found is not None:
             found.end(reads_on=reads_on)
 
-    def _related(self, opened: jsonrpc.Message) -> RequestId | None:
-        """The request to which a message belongs that came on a stream for everything."""
-        if opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):
-            token = jsonrpc.fields(opened.params).get(mcp.META_PROGRESS_TOKEN)
-            wanted = None if token is None else request_id(token)
-            return next((id_ for id_, each in self._open.items() if wanted is not None and each.token == wanted), None)
-        return next(iter(self._open)) if len(self._open) == 1 else None
-
     def _fail(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error; it has ended at the server too, or never reached it."""
         self._forget(request)
         self._refuse(request, error)
 
     def _refuse(self, request: RequestId, error: GatewayError) -> None:
-        self._live.upstream.health.note(error)
+        self.live.upstream.health.note(error)
         if isinstance(error, UpstreamError):
-            self._live.process.metrics.upstream_failures[self._live.route.path, error.reason].inc()
+            self.live.process.metrics.upstream_failures[self.live.route.path, error.reason].inc()
         self._link.refuse(request, error)
 
     def _lost(self, error: UpstreamError) -> None:
         """The upstream session has ended, so the client's ends too."""
         if self._is_closed:
             return
-        log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
+        log.warning(Event.RELAY_LOST, route=self.live.route.path, cause=error.message, fix=error.fix)
         requests = [*self._open, *(message.request_id for message in self._waiting)]
         self._waiting.clear()
         if isinstance(error, SessionLost):  # a server that does not know the session runs nothing in it
@@ -290,7 +270,7 @@ class SessionRelay(SideListener):
             try:
                 # Cancel the calls that may still run, as far as the server accepts that in time.
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
+                    async with asyncio.timeout(self.live.config.timeouts.cancel_seconds):
                         for request in running:
                             params = {"requestId": Raw(request), "reason": "The client has left"}
                             with suppress(UpstreamError):
@@ -320,7 +300,11 @@ class _RelayedRequest(Hearer):
     def cancelled(self) -> None:
         """The client has cancelled it."""
         if self._deadline is None:
-            self._deadline = self._relay.give_up_later(self.id)
+            live, answer = self._relay.live, jsonrpc.failure(self.id, jsonrpc.Error(0, "Request cancelled"))
+            # Many servers do not answer a cancelled request. As if it came on the reply, this would have that read on.
+            give_up = live.process.tasks.guard(partial(self._relay.pass_on, answer, None), "cancelled request")
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(live.config.timeouts.cancel_seconds, give_up)
 
     def end(self, *, reads_on: bool = False) -> None:
         """It is answered, or given up; the reply may have to be read on."""
