@@ -14,7 +14,7 @@ from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import Profile
-from gateway.mirror.server_client import HttpServerClient, ModernRequest, is_modern
+from gateway.mirror.server_client import ModernRequest, RouteServer, is_modern
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
@@ -98,7 +98,7 @@ class StdioPassage(Passage, Hearer):
 
     async def _send_over_http(self) -> None:
         parsed, live = self._parsed, self.live
-        server, headers, repeated = HttpServerClient(live), own_headers(live.route), dict[str, str]()
+        server, headers, repeated = RouteServer(live), own_headers(live.route), dict[str, str]()
         target = parsed.target or ""
         if parsed.method == mcp.TOOLS_CALL:
             tool = await self._catalog.tool(self._caller, server, _profile(parsed), headers, target)

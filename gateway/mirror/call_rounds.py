@@ -27,7 +27,7 @@ from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, MalformedQuest
 from gateway.mirror.call_report import with_trace
 from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient
-from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
+from gateway.mirror.tool_catalog import UNKNOWN_TOOL, CallerKey, ToolCatalog
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, InvalidParams
@@ -43,7 +43,6 @@ AT_ONCE: Final = 0.0
 _POLL_SECONDS: Final = 1.0
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 """The bounds of the pause that a server may ask for between two polls."""
-NO_TOOL: Final = Tool()
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +108,7 @@ class Rounds:
     # -- to the upstream ----------------------------------------------------------------------------------------
 
     def outgoing(
-        self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS, tool: Tool = NO_TOOL
+        self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS, tool: Tool = UNKNOWN_TOOL
     ) -> ModernRequest:
         """The request of the present round, with a trace context in place of the client's; raises InvalidParams."""
         (method, target), is_task = self.aim, self.progress.task is not None
@@ -215,7 +214,16 @@ class Rounds:
 
     def _refused(self, error: jsonrpc.Error) -> Ending | float:
         if self.progress.task is not None:
-            return self._task_refused(error)
+            said = error.message[:200]
+            if error.code == mcp.INTERNAL_ERROR:  # another try may succeed
+                raise CallLost(f"The server answered with an error when asked about the task of this call: {said}")
+            if error.code == mcp.INVALID_PARAMS and not self.answers:
+                self.live_task = None
+                raise _Unserved(
+                    f"The server does not know the task of this call any more ({said}): its time was over, or the "
+                    "server was restarted. The task may have had effects"
+                )
+            raise _Unserved(f"The server refused {self.aim[0]} for the task of this call: {said}")
         if self.request.method == mcp.TOOLS_CALL:
             # The server has not run the call.
             if error.code == mcp.HEADER_MISMATCH and not self._is_relisted:
@@ -267,20 +275,6 @@ class Rounds:
                 raise ValueError(f"a task with the status {status} needs its result or error")
             case status:
                 raise ValueError(f"a task cannot have the status {(status or '')[:80]!r}")
-
-    def _task_refused(self, error: jsonrpc.Error) -> Ending:
-        """Take an error about the task; it ends the call unless another try may succeed."""
-        if error.code == mcp.INTERNAL_ERROR:
-            raise CallLost(
-                f"The server answered with an error when asked about the task of this call: {error.message[:200]}"
-            )
-        if error.code == mcp.INVALID_PARAMS and not self.answers:
-            self.live_task = None
-            raise _Unserved(
-                f"The server does not know the task of this call any more ({error.message[:200]}): its time was over, "
-                "or the server was restarted. The task may have had effects"
-            )
-        raise _Unserved(f"The server refused {self.aim[0]} for the task of this call: {error.message[:200]}")
 
     def _question(self, key: str, raw: Raw) -> Question:
         opened = jsonrpc.fields(raw)

@@ -9,9 +9,8 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from msgspec import Raw
 
 from gateway import world
@@ -30,17 +29,6 @@ _EARLY_SECONDS: Final = 10.0
 """A stream that is lost within this time after its beginning counts as a failed attempt."""
 _MAX_URIS: Final = 1_000
 _MAX_URI_BYTES: Final = 65_536
-
-
-class _Honoured(Filter):
-    taskIds: Any = None  # noqa: N815  (legacy clients hear of no tasks, so it may be anything)
-
-
-class _Acknowledged(msgspec.Struct):
-    notifications: _Honoured = msgspec.field(default_factory=_Honoured)
-
-
-_decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode
 
 
 def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> ModernRequest:
@@ -242,8 +230,10 @@ class _ChangeStream(Hearer):
         message, acknowledged = jsonrpc.message(data), self.acknowledged
         if message.method == mcp.ACKNOWLEDGED:
             if not acknowledged.done():
-                raw = message.params if isinstance(message.params, Raw) else jsonrpc.EMPTY
-                acknowledged.set_result(jsonrpc.inspect(_decode_acknowledged, raw).notifications)
+                params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
+                honoured = jsonrpc.fields(params.get("notifications", jsonrpc.EMPTY))
+                _ = honoured.pop("taskIds", None)  # legacy clients hear of no tasks, so it may be anything
+                acknowledged.set_result(jsonrpc.decode(jsonrpc.merge(honoured.items()), type=Filter))
         elif message.method is not None:
             notification = legacy_notification(message, data)
             if notification is not None and acknowledged.done():

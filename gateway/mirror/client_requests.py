@@ -87,19 +87,16 @@ def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profi
     keeps_state = keeps_state and sep_1655_items.declares(declared)
     capabilities = _capabilities(declared, (*_OTHER, "state") if keeps_state else _OTHER)
     echoes_state = sep_1655_items.declares(declared, "request")
-    return Profile(version, _info(params), capabilities, echoes_state, keeps_state)
-
-
-def _info(params: jsonrpc.Fields) -> bytes:
     raw = params.get("clientInfo", jsonrpc.EMPTY)
     try:
         opened = jsonrpc.fields(raw)
     except ValueError as exc:
         raise InvalidParams(f'"params.clientInfo" must be an object: {exc}') from exc
-    name, version = jsonrpc.text(opened.get("name")) or "unknown", jsonrpc.text(opened.get("version")) or "0"
-    if "name" in opened and "version" in opened and len(bytes(raw)) <= _MAX_INFO_BYTES:
-        return bytes(raw)
-    return jsonrpc.encode({"name": name[:_NAME_CHARACTERS], "version": version[:_NAME_CHARACTERS]})
+    info = bytes(raw)
+    if not {"name", "version"} <= opened.keys() or len(info) > _MAX_INFO_BYTES:
+        name, release = jsonrpc.text(opened.get("name")) or "unknown", jsonrpc.text(opened.get("version")) or "0"
+        info = jsonrpc.encode({"name": name[:_NAME_CHARACTERS], "version": release[:_NAME_CHARACTERS]})
+    return Profile(version, info, capabilities, echoes_state, keeps_state)
 
 
 def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:

@@ -5,6 +5,7 @@ The connection holds all state, so nothing is sealed: nested requests have numbe
 
 import itertools
 from collections.abc import Coroutine
+from functools import partial
 
 from msgspec import Raw
 
@@ -127,11 +128,9 @@ class MirrorBackend:
         except GatewayError:
             self._is_greeted = False
             raise
-        self._changes = Changes(self.upstream.server, self.upstream.live.process.tasks, profile, self._tell)
+        tell = partial(self.link.send, related_to=None)
+        self._changes = Changes(self.upstream.server, self.upstream.live.process.tasks, profile, tell)
         return result
-
-    def _tell(self, message: bytes) -> None:
-        self.link.send(message, None)
 
     # -- calls --------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,10 @@ from gateway.exchange.machine import Exchange, Policy
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import AT_ONCE, NO_TOOL, CallServer, Progress, Rounds
+from gateway.mirror.call_rounds import AT_ONCE, CallServer, Progress, Rounds
 from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.server_client import ModernRequest, ask
+from gateway.mirror.tool_catalog import UNKNOWN_TOOL
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.runtime.tasks import telling
@@ -147,30 +148,31 @@ class MirroredCall(Engine, Hearer):
             self._work = self.live.process.tasks.start(self._run(), "mirrored call")
 
     async def _run(self) -> None:
+        """Send the requests that are due, one after another."""
+        rounds, upstream = self._rounds, self._upstream
         with telling(self._broke):
             while (pause := self._pause) is not None:
                 self._pause = None
                 if pause:
                     await asyncio.sleep(pause)
-                await self._round()
-
-    async def _round(self) -> None:
-        """Send the request that is due; raises GatewayError."""
-        rounds, upstream = self._rounds, self._upstream
-        (method, target), tool = rounds.aim, NO_TOOL
-        if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
-            tool = await upstream.catalog.tool(upstream.caller, upstream.server, rounds.profile, self.headers, target)
-        limit = self.live.config.tasks.ttl_seconds
-        if rounds.live_task is not None and world.monotonic() > rounds.began + limit:
-            raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
-        trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
-        sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), self)
-        try:
-            await sending
-        except ValueError as exc:
-            raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
-        except GatewayError as exc:
-            self._try_again(exc)
+                (method, target), tool = rounds.aim, UNKNOWN_TOOL
+                if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
+                    tool = await upstream.catalog.tool(
+                        upstream.caller, upstream.server, rounds.profile, self.headers, target
+                    )
+                limit = self.live.config.tasks.ttl_seconds
+                if rounds.live_task is not None and world.monotonic() > rounds.began + limit:
+                    raise CallLost(
+                        "The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects"
+                    )
+                trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
+                sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), self)
+                try:
+                    await sending
+                except ValueError as exc:
+                    raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+                except GatewayError as exc:
+                    self._try_again(exc)
 
     def _sending(self) -> Headers:
         """The server may run the call from here on; returns the trace context."""

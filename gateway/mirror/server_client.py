@@ -1,8 +1,8 @@
 """A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import ClassVar, Final, Protocol, Self, TypeVar
+from collections.abc import Awaitable, Coroutine, Mapping
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -21,7 +21,6 @@ from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import NO_HEADERS, Answer, Headers, Hearer
-from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.http.http_errors import mapped, refused
 from gateway.upstream.http.reply_reader import ReplyReader
 
@@ -86,10 +85,11 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
 class ServerClient(Protocol):
     """Sends requests of 2026-07-28 to one server."""
 
-    reads_headers: ClassVar[bool]
-    """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
+    @property
+    def reads_headers(self) -> bool:
+        """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
-    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
+    def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
         """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
 
         `hearer` raises ValueError for a malformed message. Raises GatewayError if the response will not come, and
@@ -123,22 +123,6 @@ async def initialize(server: ServerClient, profile: Profile, headers: Headers) -
         return initialize_result(found, profile)
     except ValueError as exc:
         raise CallLost(f"The server answered server/discover with a malformed result: {exc}") from exc
-
-
-class StdioServerClient(msgspec.Struct, frozen=True, eq=False):
-    """A modern server that is a child process, which all requests share."""
-
-    reads_headers: ClassVar[bool] = False
-    modern: ModernStdio
-
-    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
-        """See `ServerClient`."""
-        sending = self.modern.request(request.body, hearer)
-        del request  # it is sent once, and a call need not keep it
-        try:
-            await sending
-        except ValueError as exc:
-            raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
 
 
 class _ModernReply(ReplyReader, kw_only=True):
@@ -191,19 +175,29 @@ class _ModernReply(ReplyReader, kw_only=True):
             self._end(TimeoutError())
 
 
-class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
-    """A modern server over streamable HTTP."""
+class RouteServer(msgspec.Struct, frozen=True, eq=False):
+    """The modern server of a route: a child process that all requests share, or one over streamable HTTP."""
 
-    reads_headers: ClassVar[bool] = True
     live: LiveRoute
+
+    @property
+    def reads_headers(self) -> bool:
+        """See `ServerClient`."""
+        return self.live.upstream.stdio is None
+
+    def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
+        """See `ServerClient`."""
+        stdio = self.live.upstream.stdio
+        if stdio is None:
+            return self._send_over_http(request, hearer)
+        return _send_to_child(stdio.modern.request(request.body, hearer))
 
     @property
     def _endpoint(self) -> Endpoint:
         assert self.live.upstream.era is not None, "an upstream without a command has a URL"
         return self.live.upstream.era.endpoint
 
-    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
-        """See `ServerClient`."""
+    async def _send_over_http(self, request: ModernRequest, hearer: Hearer) -> None:
         live, hearer = self.live, _ServerResponse(self.live, self._endpoint, request.id, hearer)
         sending = self._sent(request, hearer)
         del request  # a call that waits need not keep it
@@ -269,6 +263,13 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
             raise _lost(self._endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
 
 
+async def _send_to_child(sending: Awaitable[None]) -> None:
+    try:
+        await sending
+    except ValueError as exc:
+        raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
+
+
 class _ServerResponse(Hearer):
     """Hands on what answers one request."""
 
@@ -306,10 +307,3 @@ async def is_modern(live: LiveRoute, headers: Headers) -> bool:
     if live.upstream.stdio is not None:
         return await live.upstream.stdio.is_modern()
     return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
-
-
-def server_of(live: LiveRoute) -> ServerClient:
-    """The modern server of a route."""
-    if live.upstream.stdio is not None:
-        return StdioServerClient(live.upstream.stdio.modern)
-    return HttpServerClient(live)

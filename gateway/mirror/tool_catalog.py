@@ -25,7 +25,7 @@ _MAX_CALLERS: Final = 1_000
 _MAX_TOOLS: Final = 100_000
 """Of all callers together."""
 _MAX_NAME: Final = 256
-_UNKNOWN: Final = Tool()
+UNKNOWN_TOOL: Final = Tool()
 
 CallerKey = tuple[str, bytes]
 """The path of a route with a principal: servers may show each caller other tools."""
@@ -47,9 +47,9 @@ class ToolCatalog:
         if caller not in self._callers:
             await self._read(caller, server, profile, headers)
         if (tools := self._callers.get(caller)) is None:
-            return _UNKNOWN
+            return UNKNOWN_TOOL
         self._callers.move_to_end(caller)
-        return tools.get(name, _UNKNOWN)
+        return tools.get(name, UNKNOWN_TOOL)
 
     def learn(self, caller: CallerKey, params: jsonrpc.Fields, result: Raw) -> None:
         """Take over a tools/list that was complete in one page; `tool` reads the longer ones."""

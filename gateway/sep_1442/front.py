@@ -16,7 +16,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import LegacyRequest, Profile, of_initialize, params_of, request_of
-from gateway.mirror.server_client import ServerClient, initialize, is_modern, server_of
+from gateway.mirror.server_client import RouteServer, ServerClient, initialize, is_modern
 from gateway.mirror.streamable import call_continuation
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import MirroredSession, NoSession
@@ -148,7 +148,7 @@ class Stateless:
         """Return the server for the rounds of a request, with the headers for it."""
         live, incoming = at.live, at.incoming
         if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):
-            return server_of(live), at.headers
+            return RouteServer(live), at.headers
         return OwnServer(self._own_side, incoming, at.reply, live), incoming.headers
 
 

@@ -13,7 +13,7 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
-from gateway.mirror.server_client import initialize, server_of
+from gateway.mirror.server_client import RouteServer, initialize
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -106,7 +106,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             return found
         is_proven = found.proven
     # What follows goes to whoever holds this credential, so the upstream sees it first.
-    _ = await initialize(server_of(at.live), session.profile, at.headers)
+    _ = await initialize(RouteServer(at.live), session.profile, at.headers)
     may_go_on = not is_own and await _may_go_on(shared, at, session, left, is_proven=is_proven)
     held, step = lot.find(left.exchange), Step.HELD
     if held is None and may_go_on:
@@ -142,7 +142,7 @@ async def _may_go_on(
         return is_proven
     if allows_rerun(at.live.route, request.method, request.target):
         return True
-    server, profile = server_of(at.live), session.profile
+    server, profile = RouteServer(at.live), session.profile
     return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
 
 

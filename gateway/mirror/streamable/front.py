@@ -22,7 +22,7 @@ from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.client_requests import level_of, of_initialize, params_of, request_of, uri_of
-from gateway.mirror.server_client import initialize, server_of
+from gateway.mirror.server_client import RouteServer, initialize
 from gateway.mirror.streamable import call_continuation, sep_1655_item
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import MirroredSession
@@ -69,7 +69,7 @@ async def _post(shared: Shared, at: Arrival) -> Response:
             raise ShuttingDown("try again")
         keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
         profile = of_initialize(params_of(message), keeps_state=keeps_state)
-        result = await initialize(server_of(at.live), profile, at.headers)
+        result = await initialize(RouteServer(at.live), profile, at.headers)
         token = shared.tokens.new_session(at.bearer, profile)
         return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
     session = _session(shared, at)
@@ -170,4 +170,4 @@ async def _delete(shared: Shared, at: Arrival) -> Response:
 
 def call_server(shared: Shared, at: Arrival) -> CallServer:
     """The server for a link that holds its own state."""
-    return CallServer(at.live, server_of(at.live), shared.catalog, at.caller_key)
+    return CallServer(at.live, RouteServer(at.live), shared.catalog, at.caller_key)

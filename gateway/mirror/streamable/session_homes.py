@@ -15,7 +15,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
-from gateway.mirror.server_client import server_of
+from gateway.mirror.server_client import RouteServer
 from gateway.mirror.streamable.tokens import MirroredSession, NoSession, Tokens
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, InvalidState, NotAllowed
@@ -97,7 +97,7 @@ class Home:
     def __init__(self, homes: Homes, session: MirroredSession, live: LiveRoute) -> None:
         self.live = live
         self._homes, self._session = homes, session
-        self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell, self._end_stream)
+        self._changes = Changes(RouteServer(live), live.process.tasks, session.profile, self._tell, self._end_stream)
         self._share = homes.new_share(session)
         self._users = 0
         """Requests of the client that need the server's changes."""

@@ -28,7 +28,7 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import CallServer, Progress
 from gateway.mirror.client_requests import LegacyRequest, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
-from gateway.mirror.server_client import ServerClient, server_of
+from gateway.mirror.server_client import RouteServer, ServerClient
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, MirroredSession, Tokens
@@ -112,7 +112,7 @@ class StreamedCall(MirroredCall):
             if may_park:
                 shared.lot.park(self)
             super().__init__(
-                CallServer(at.live, server or server_of(at.live), shared.catalog, at.caller_key),
+                CallServer(at.live, server or RouteServer(at.live), shared.catalog, at.caller_key),
                 exchange,
                 request,
                 session.profile,
