@@ -126,11 +126,11 @@ class LegacyRouting:
     async def _mirrored(self, front: Front | None, at: Arrival) -> Response:
         """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
         if front == "sse":
-            return await begin(self.sessions, front, at, partial(MirrorBackend, mirror.call_server(self.mirrored, at)))
+            return await begin(self.sessions, front, at, partial(MirrorBackend, self.mirrored.server(at)))
         at.live.process.metrics.passed(at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
         return await mirror.serve(self.mirrored, at)
 
     def _connect(self, at: Arrival) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
         is_decided = at.live.route.era == "bridge" or at.live.upstream.stdio is not None
-        return partial(SessionRelay, at.live, mirror_of=None if is_decided else mirror.call_server(self.mirrored, at))
+        return partial(SessionRelay, at.live, mirror_of=None if is_decided else self.mirrored.server(at))

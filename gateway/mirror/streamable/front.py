@@ -20,10 +20,10 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.client_requests import level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.server_client import RouteServer, initialize
 from gateway.mirror.streamable import call_continuation, sep_1655_item
+from gateway.mirror.streamable.session_homes import Home
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.passthrough.header_rules import on_behalf
@@ -51,7 +51,13 @@ async def serve(shared: Shared, came: Arrival) -> Response:
         case "GET":
             return await _get(shared, at)
         case "DELETE":
-            return await _delete(shared, at)
+            # A replica that starts later, or cannot be reached now, still takes the id of the session.
+            session = _session(shared, at)
+            for held in [held for (key, _), held in shared.running.items() if key == session.key]:
+                held.cancel()
+            shared.homes.end(session)
+            await at.live.process.router.to_all(at.incoming)
+            return await at.reply.only(FinalMessage(b""))
         case _:
             raise not_served(at.incoming.method, _METHODS)
 
@@ -117,11 +123,9 @@ async def _request(
             if keeps_level:
                 response = sep_1655_item.given(response, level, at.live)
         case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
-            _check_home(at)
-            found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
-            if found is not None:
-                return found
-            home = shared.homes.of(session, at.live)
+            home = await _home(shared, at, session)
+            if not isinstance(home, Home):
+                return home
             await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
         case _:
             if len(id_) > _MAX_ID_BYTES:
@@ -141,33 +145,17 @@ async def _get(shared: Shared, at: Arrival) -> Response:
     place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
     if place is not None and (subscribed := shared.tokens.subscribed(place, session)) is None:
         return await call_continuation.resume(shared, at, session, place)
-    _check_home(at)
-    if at.live.process.draining.has_begun:
+    if at.live.process.draining.has_begun and at.incoming.peer_request is None:
         raise ShuttingDown("open the stream again")
     with at.live.process.draining.leaving_out():
-        found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
-        if found is not None:
-            return found
-        home = shared.homes.of(session, at.live)
-        return await home.write(at.reply, at.headers, subscribed)
+        home = await _home(shared, at, session)
+        return await home.write(at.reply, at.headers, subscribed) if isinstance(home, Home) else home
 
 
-def _check_home(at: Arrival) -> None:
-    """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
-    if at.live.process.draining.has_begun and at.incoming.peer_request is not None:
-        raise PeerReplaced(at.incoming.peer_request.to)
-
-
-async def _delete(shared: Shared, at: Arrival) -> Response:
-    """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
-    session = _session(shared, at)
-    for held in [held for (key, _), held in shared.running.items() if key == session.key]:
-        held.cancel()
-    shared.homes.end(session)
-    await at.live.process.router.to_all(at.incoming)
-    return await at.reply.only(FinalMessage(b""))
-
-
-def call_server(shared: Shared, at: Arrival) -> CallServer:
-    """The server for a link that holds its own state."""
-    return CallServer(at.live, RouteServer(at.live), shared.catalog, at.caller_key)
+async def _home(shared: Shared, at: Arrival, session: MirroredSession) -> Home | Response:
+    """The home of a session if this replica is that, else the reply of the replica that is."""
+    peer_request = at.incoming.peer_request
+    if peer_request is not None and at.live.process.draining.has_begun:
+        raise PeerReplaced(peer_request.to)  # the replica that forwarded the request goes on to the next home
+    found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
+    return shared.homes.of(session, at.live) if found is None else found

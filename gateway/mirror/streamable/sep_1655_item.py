@@ -36,18 +36,14 @@ def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession) -> tu
         return message, None  # its `_meta` is not an object, which the call reports
     if sealed is None:
         return message, None
-    kept = Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
-    return replace(message, params=kept), _opened(sealed, at, session)
-
-
-def _opened(sealed: Raw, at: Arrival, session: MirroredSession) -> Item | None:
-    seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
+    kept, process = jsonrpc.merge(jsonrpc.with_meta(params, meta).items()), at.live.process
+    message, seconds = replace(message, params=Raw(kept)), at.live.config.state.session_ttl_seconds
     try:
         item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
     except InvalidState as exc:
         process.metrics.state_rejections[exc.reason,].inc()
-        return None
-    return item if item.place == session.key else None  # state ends with its session
+        return message, None
+    return message, item if item.place == session.key else None  # state ends with its session
 
 
 def new(level: str, session: MirroredSession) -> Item:

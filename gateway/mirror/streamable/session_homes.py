@@ -20,7 +20,7 @@ from gateway.mirror.streamable.tokens import MirroredSession, NoSession, Tokens
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, InvalidState, NotAllowed
 from gateway.routes.live_route import LiveRoute
-from gateway.runtime.budget import Budget, Share
+from gateway.runtime.budget import Budget
 from gateway.runtime.fair_shares import FairTable
 from gateway.seal.sep_1655_items import Item
 from gateway.upstream.channel import Headers
@@ -37,7 +37,7 @@ class Homes:
     def __init__(self, tokens: Tokens, budget: Budget) -> None:
         """`budget` limits what subscriptions take."""
         self.tokens = tokens
-        self._budget = budget
+        self.budget = budget
         self._homes: FairTable[str, Home] = FairTable(_MAX_HOMES)
         self._levels: FairTable[str, Item] = FairTable(_MAX_LEVELS)
         self._ended: FairTable[str, None] = FairTable(_MAX_ENDED)
@@ -64,13 +64,10 @@ class Homes:
         """The client has ended the session."""
         self._ended.keep(session.principal, session.key, None)
         _ = self._levels.pop(session.key)
-        self._forget(session.key)
+        self.forget(session.key)
 
-    def new_share(self, session: MirroredSession) -> Share:
-        """A share for the subscriptions of a session."""
-        return self._budget.share(partial(self._forget, session.key), session.principal)
-
-    def _forget(self, key: str) -> None:
+    def forget(self, key: str) -> None:
+        """Close the home of a session, if there is one."""
         home = self._homes.pop(key)
         if home is not None:
             home.close()
@@ -98,7 +95,7 @@ class Home:
         self.live = live
         self._homes, self._session = homes, session
         self._changes = Changes(RouteServer(live), live.process.tasks, session.profile, self._tell, self._end_stream)
-        self._share = homes.new_share(session)
+        self._share = homes.budget.share(partial(homes.forget, session.key), session.principal)
         self._users = 0
         """Requests of the client that need the server's changes."""
         self._queue: Outbox | None = None

@@ -59,6 +59,10 @@ class Shared:
         self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
 
+    def server(self, at: Arrival, server: ServerClient | None = None) -> CallServer:
+        """The server of a call, which is that of the route if it is not given."""
+        return CallServer(at.live, server or RouteServer(at.live), self.catalog, at.caller_key)
+
 
 class CallStream(Outbox, Leg):
     """A reply on which a client waits for its call."""
@@ -112,7 +116,7 @@ class StreamedCall(MirroredCall):
             if may_park:
                 shared.lot.park(self)
             super().__init__(
-                CallServer(at.live, server or RouteServer(at.live), shared.catalog, at.caller_key),
+                shared.server(at, server),
                 exchange,
                 request,
                 session.profile,
