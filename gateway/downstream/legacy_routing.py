@@ -19,7 +19,8 @@ from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.streamable import front as mirror
 from gateway.mirror.streamable.streamed_call import Shared
-from gateway.passthrough.forwarder import finds_modern, pass_legacy
+from gateway.passthrough.forwarder import pass_legacy
+from gateway.passthrough.header_rules import on_behalf
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras
 from gateway.protocol import mcp, reply_messages
@@ -108,8 +109,8 @@ class LegacyRouting:
                 probe.refuses_legacy = False
             return passed
         if is_post and (front == "http" or eras.refuses_legacy(passed.content_type, passed.body)):
-            is_modern = at.live.route.era != "bridge" and await finds_modern(at)
-            if is_modern:
+            may_be_modern = at.live.route.era != "bridge"
+            if may_be_modern and await probe.is_modern(on_behalf(incoming, at.live), waits=True):
                 probe.refuses_legacy = True
                 return await (mirror.serve(self.mirrored, at) if front is None else self._mirrored(front, at))
         if front is None:
