@@ -17,6 +17,7 @@ from multidict import MultiMapping
 
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, request, where
 from gateway.config import Config, InForce
+from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest, media_type
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_client import REDIRECTS
@@ -135,7 +136,8 @@ class OAuthProxy:
         body = b""
         if http.head.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
-            body = await self._routes.process.traffic.bodies.read(http, limit, self._config.limits.receive_seconds)
+            seconds, budget = self._config.limits.receive_seconds, self._routes.process.traffic.receiving
+            body = await read_body(http, limit, seconds, budget)
         if self._at_once >= _AT_ONCE:  # counted after the body, so a slow sender occupies no place
             raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
         self._at_once += 1

@@ -17,7 +17,7 @@ from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
-from gateway.http.server.body import last_id
+from gateway.http.server.body import body_now, last_id, read_body
 from gateway.http.server.response import Response
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
@@ -51,7 +51,7 @@ class Stages:
         self._routes = routes
         self._authenticator = authenticator
         self._legacy = legacy
-        self._bodies = routes.process.traffic.bodies
+        self._receiving = routes.process.traffic.receiving
         self._oauth_proxy = OAuthProxy(in_force, routes)
         self.challenge = self._oauth_proxy.challenge
         self.serve = stacked((self._check_host, self._find_path, self._authenticate, self._receive), serve)
@@ -94,7 +94,7 @@ class Stages:
             if 0 < reply.http.head.length <= _REFUSED_BYTES:  # the error should name the request's id
                 seconds = self._limits(incoming).receive_seconds
                 with suppress(DownstreamError):
-                    incoming.body = await self._bodies.read(reply.http, _REFUSED_BYTES, seconds)
+                    incoming.body = await read_body(reply.http, _REFUSED_BYTES, seconds, self._receiving)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
             await self._keep_session(exc, incoming, reply)
@@ -105,9 +105,10 @@ class Stages:
         """Read the body. No local variable has it: what waits here waits until the call has ended."""
         try:
             limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
-            incoming.body = self._bodies.read_now(reply.http, limits.body_bytes)
+            incoming.body = body_now(reply.http, limits.body_bytes)
             if not incoming.body:
-                incoming.body = await self._bodies.read(reply.http, limits.body_bytes, limits.receive_seconds)
+                limit, seconds = limits.body_bytes, limits.receive_seconds
+                incoming.body = await read_body(reply.http, limit, seconds, self._receiving)
         except GatewayError as exc:
             await self._keep_session(exc, incoming, reply)
             raise

@@ -16,6 +16,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.server.traffic import Traffic
@@ -64,7 +65,7 @@ class PeerListener:
         self._membership = witness.membership
         self._sealer = sealer
         self._handler = handler
-        self._bodies = traffic.bodies
+        self._receiving = traffic.receiving
         self._witness = witness
         self._view = view
         self._metrics = traffic.metrics
@@ -81,7 +82,8 @@ class PeerListener:
         config = self._in_force.value
         limits, timeouts = config.limits, config.timeouts
         try:
-            sealed = await self._bodies.read(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
+            limit = limits.body_bytes + _OVERHEAD_BYTES
+            sealed = await read_body(http, limit, limits.receive_seconds, self._receiving)
             peer_request = self._open(sealed)
         except InvalidState as exc:
             self._metrics.peer_rejections[exc.reason,].inc()

@@ -42,7 +42,7 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         await known(stand, raw, second)
         await gate.catch(stand, raw, first)
         await raw.send(second[:10])
-        budget = stand.gateway.routes.process.traffic.bodies.budget
+        budget = stand.gateway.routes.process.traffic.receiving
         await eventually(lambda: budget.used == 20, "the part of a head is counted")
         for part in (second[10:], first + second):
             await raw.send(part)
@@ -69,7 +69,7 @@ async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(
     stand: Stand, gate: Gate, accepted: list[NotedConnection]
 ) -> None:
     sent, padded = request(stand), request(stand, f"X-Padding: {'x' * 5_000}")
-    budget = stand.gateway.routes.process.traffic.bodies.budget
+    budget = stand.gateway.routes.process.traffic.receiving
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         held = accepted[-1]

@@ -7,9 +7,10 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.config import InForce
-from gateway.http.server.body import _Reading
+from gateway.http.server.body import read_body
 from gateway.runtime.budget import Budget
 from tests.support.fake_upstream import FakeUpstream, waits
 from tests.support.logs import Lines
@@ -156,7 +157,7 @@ async def unfinished(stand: Stand, raw: RawConnection) -> None:
     """Send 9,000 bytes of a body, and wait until the gateway counts them."""
     headers, _ = stand.client().build("tools/call", {"name": "tool"})
     sent, data = headers | {"Transfer-Encoding": "chunked"}, b" " * 9000
-    budget = stand.gateway.routes.process.traffic.bodies.budget
+    budget = stand.gateway.routes.process.traffic.receiving
     before = budget.used + 9000 * budget.given_way
     await raw.send(request_head(stand, sent, None) + b"%x\r\n%b\r\n" % (len(data), data))
     await eventually(lambda: budget.used + 9000 * budget.given_way == before + 9000, "the body is counted")
@@ -177,9 +178,7 @@ async def test_the_oldest_unfinished_body_gives_way(upstream: FakeUpstream, begi
         assert b" 400 " in await third.line()  # the body is whole, and is not JSON
         _ = second
     assert upstream.seen == []
-    await eventually(
-        lambda: not stand.gateway.routes.process.traffic.bodies.budget.used, "nothing is counted any more"
-    )
+    await eventually(lambda: not stand.gateway.routes.process.traffic.receiving.used, "nothing is counted any more")
     name = "limits.receiving_bytes"
     assert stand.gateway.metrics.render()
     assert sample(stand, "mcp_gateway_budget_given_way_total", budget=name) == 1
@@ -192,9 +191,7 @@ async def test_a_body_may_be_as_large_as_the_budget_for_all(stand: Stand, begin:
     headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {"x": "y" * 90_000}})
     async with raw_connection(small) as raw:
         await raw.send(request_head(small, headers | {"Content-Length": str(len(body))}, None) + body[:1])
-        await eventually(
-            lambda: len(small.gateway.routes.process.traffic.bodies.budget) == 1, "the body is being read"
-        )
+        await eventually(lambda: len(small.gateway.routes.process.traffic.receiving) == 1, "the body is being read")
         await raw.send(body[1:])
         assert b" 200 " in await raw.line()
 
@@ -207,9 +204,7 @@ async def test_unfinished_heads_count_too(begin: Start) -> None:
         assert await one.rest() == b""
         await two.send(b"\r\n\r\n")
         assert b" 404 " in await two.line()
-    await eventually(
-        lambda: not stand.gateway.routes.process.traffic.bodies.budget.used, "nothing is counted any more"
-    )
+    await eventually(lambda: not stand.gateway.routes.process.traffic.receiving.used, "nothing is counted any more")
 
 
 async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream: FakeUpstream, begin: Start) -> None:
@@ -223,26 +218,24 @@ async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream:
         await upstream.saw("tools/call")
         await raw.send(request_head(stand, headers | {"Content-Length": "9000"}, None) + b" " * 8000)
         await eventually(
-            lambda: stand.gateway.routes.process.traffic.bodies.budget.used > 16_000, "the next request is counted"
+            lambda: stand.gateway.routes.process.traffic.receiving.used > 16_000, "the next request is counted"
         )
         await raw.send(b" " * 3000)
         assert await raw.rest() == b""
     go.set()
-    await eventually(
-        lambda: not stand.gateway.routes.process.traffic.bodies.budget.used, "nothing is counted any more"
-    )
+    await eventually(lambda: not stand.gateway.routes.process.traffic.receiving.used, "nothing is counted any more")
 
 
 @pytest.mark.usefixtures("busy_clock")
 async def test_a_body_that_grows_lets_others_run() -> None:
     whole = bytes(20 * 65_536)
     parts = [whole[start : start + 65_536] for start in range(0, len(whole), 65_536)]
-    http: Any = Mock(body=Mock(read=AsyncMock(side_effect=[*parts, b""])))
+    head = Mock(headers=CIMultiDict(), length=0)
+    http: Any = Mock(head=head, body=Mock(read=AsyncMock(side_effect=[*parts, b""])))
     got: list[bytes] = []
 
     async def read() -> None:
-        limit = Budget("x", InForce(1 << 30))
-        got.append(await _Reading(http, 1 << 30, limit).run(60))
+        got.append(await read_body(http, 1 << 30, 60, Budget("x", InForce(1 << 30))))
 
     assert await work_gives_way(read())
     assert got == [whole]

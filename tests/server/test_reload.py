@@ -585,7 +585,7 @@ async def test_the_budgets_for_bytes_follow(upstream: FakeUpstream, stand: Stand
     traffic = stand.gateway.routes.process.traffic
     most = {"receiving_bytes": 5_000_000, "sending_bytes": 20_000_000}
     stand.gateway.apply(reconfigured(upstream.url, limits=most))
-    assert (traffic.bodies.budget.limit, traffic.sending.limit) == (5_000_000, 20_000_000)
+    assert (traffic.receiving.limit, traffic.sending.limit) == (5_000_000, 20_000_000)
 
 
 async def test_a_call_that_waits_keeps_its_time_and_a_new_one_has_the_new(

@@ -35,9 +35,6 @@ _UNWANTED_SECONDS: Final = 10.0
 _AHEAD_COST: Final = 2
 """Each header of half a head is kept twice, as it came and as it was parsed."""
 
-_FAILED: Final = "500 Internal Server Error\n"
-_MALFORMED: Final = "400 Bad Request\n"
-
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 """Serves one request; what it raises is a bug, unless it is a ConnectionError."""
 
@@ -56,6 +53,12 @@ Begin = Callable[[HttpRequest, bytes, "Connection"], Begun | None]
 """Begins a request whose body is here, and that `Connection.reply` answers; returns None if a handler has to."""
 _READ: Final = RequestBody(is_complete=True)
 """The body of such a request."""
+_UNKNOWN: Final = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
+"""The head of a malformed request, of which nothing else is known."""
+
+
+async def _refuse(_: HttpRequest) -> Response:
+    return TextResponse("400 Bad Request\n", 400)
 
 
 class Service:
@@ -72,6 +75,16 @@ class Service:
         self.is_closed = False
         """Whether connections are closed as soon as they are made."""
 
+    def send_away(self) -> None:
+        """Close each connection after its next reply, so that its client opens the next one elsewhere."""
+        self.is_leaving = True
+        for connection in self.connections:
+            connection.wire.end_after_reply()
+
+    def close(self) -> None:
+        """Close each connection that is made from now on; `Connection.close` closes those that are open."""
+        self.is_closed = True
+
 
 class Connection(asyncio.Protocol):
     """The protocol of one connection."""
@@ -84,7 +97,6 @@ class Connection(asyncio.Protocol):
         "_idle_timer",
         "_idle_until",
         "_is_finishing",
-        "_is_malformed",
         "_loop",
         "_more",
         "_pieces",
@@ -92,7 +104,6 @@ class Connection(asyncio.Protocol):
         "_requests",
         "_rest",
         "_service",
-        "is_serving",
         "task",
         "wire",
     )
@@ -101,21 +112,17 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._loop = asyncio.get_running_loop()
         self.wire: Wire
-        self._requests: RequestParser | None = RequestParser(self._take_head, service.heads)
+        self._requests = RequestParser(self._take_head, service.heads)
         self._queue: deque[HttpRequest] = deque()
-        """Requests whose heads are here, and that wait for the one before."""
-        self._is_malformed = False
-        """Whether a malformed request comes behind them."""
+        """Requests whose heads are here, and that wait for the one before; a malformed one is the last."""
         self._current: HttpRequest | None = None
         """The request that is served."""
         self._begun: Begun | None = None
         """That request, as long as no coroutine serves it."""
         self.task: asyncio.Task[None] | None = None
-        """What serves the requests, from the first one on."""
-        self.is_serving = False
-        """Whether it has any to serve."""
+        """What serves the requests, from the first one on that was not begun."""
         self._more: asyncio.Future[None]
-        """What it waits for if not."""
+        """What it waits for if it has none to serve."""
         self._ahead: Share | None = None
         """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
         self._rest = b""
@@ -123,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._pieces: Pieces | None = None
         """While a packet is parsed that takes long."""
         self._is_finishing = False
-        """Whether a reply is being written that no handler watches."""
+        """Whether the task writes a reply that no handler watches."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_until = 0.0
@@ -135,12 +142,13 @@ class Connection(asyncio.Protocol):
         out = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio.Transport
         service = self._service
         if service.is_closed or len(service.connections) >= service.traffic.limits.value.connections:
-            self._requests = None
+            del self._requests  # it refers to this
             out.abort()
             return
         service.connections[self] = None
         self.wire = Wire(out, service.traffic.sending, service.traffic.timeouts)
-        self.wire.is_last = service.is_leaving
+        if service.is_leaving:
+            self.wire.end_after_reply()
         # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more. Over
         # TLS, uvloop tells so at once.
         out.set_write_buffer_limits(high=1, low=0)
@@ -148,18 +156,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes, and count those that no handler reads yet."""
-        is_waiting = self.is_serving
-        is_ahead = not is_waiting or self._is_ahead()
+        served = self._current
+        if served is None and self._queue:
+            served = self._queue[0]
+        is_ahead = served is None or self._requests.body is not served.body  # no handler reads it
         if self._pieces is None:
             self._take(data)
         else:
             self._pieces.take(data)
-        is_kept = is_waiting or self.wire.is_behind or not (self._queue or self._begun)
-        if is_ahead and is_kept and self._requests is not None and data:
-            self._ahead = self._ahead or self._service.traffic.bodies.budget.share(self.wire.abort)
+        is_kept = served is not None or self.wire.is_behind or not (self._queue or self._begun)
+        if is_ahead and is_kept and data:
+            self._ahead = self._ahead or self._service.traffic.receiving.share(self.wire.abort)
             self._ahead.hold(self._ahead.used + _AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
-        if not self.is_serving:
+        if self._current is None and not self._queue:
             self._watch_head()
         elif self._head_timer is not None:
             self._head_timer.cancel()
@@ -167,19 +177,20 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _: BaseException | None) -> None:
         """End what the connection still waited for."""
-        if self._requests is None:
+        if self not in self._service.connections:
             return
-        _ = self._service.connections.pop(self, None)
+        del self._service.connections[self]
         for timer in (self._head_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._idle_timer = None
+        del self._requests  # it refers to this
         if self._pieces is not None:
             self._pieces.drop()
         self.wire.lost()
         if self._ahead is not None:
             self._ahead.release()
-        self._ahead = self._requests = self._pieces = None  # the parser refers to this
+        self._ahead = self._pieces = None
         self._rest = b""
         self._queue.clear()
         begun, self._begun = self._begun, None
@@ -199,13 +210,18 @@ class Connection(asyncio.Protocol):
     # -- for the listener ---------------------------------------------------------------------------------------
 
     @property
+    def is_serving(self) -> bool:
+        """Whether there is a request that is not answered."""
+        return self._current is not None or bool(self._queue)
+
+    @property
     def is_writing(self) -> bool:
         """Whether a part of a reply has not reached the kernel yet."""
         return self._is_finishing or self.wire.is_writing
 
     def close(self) -> None:
         """Close the connection once its requests are served; the service is closed."""
-        self.wire.is_last = True
+        self.wire.end_after_reply()
         self.serve_rest()  # the listener waits for tasks
         if not self.is_serving:
             if self.task is not None:
@@ -217,20 +233,17 @@ class Connection(asyncio.Protocol):
     def reply(self, body: bytes) -> bool:
         """Answer the request that was begun with JSON; returns False if that is for the task."""
         wire, http = self.wire, self._current
-        if self._begun is None or http is None or wire.is_last or wire.is_behind or self._is_malformed:
+        if self._begun is None or http is None or wire.is_last or wire.is_behind:
             return False
-        self._begun, self._is_finishing = None, True
+        self._begun = None
         try:
             wire.write(json_response(http, body))
         except ConnectionError:
             self._replied()  # its end will be told soon
             return True
-        if self.wire.is_behind:
-            self._have_served()
-            return True
-        self._replied()
-        self.is_serving = False
-        if self._queue:
+        if not wire.is_behind:
+            self._replied()
+        if self._current is not None or self._queue:
             self._have_served()
         return True
 
@@ -241,18 +254,9 @@ class Connection(asyncio.Protocol):
 
     # -- parsing ------------------------------------------------------------------------------------------------
 
-    def _is_ahead(self) -> bool:
-        """Whether no handler reads what arrives now."""
-        request, parser = self._current, self._requests
-        if parser is None:
-            return False
-        if parser.body is None:
-            return True
-        return len(self._queue) > 1 if request is None else parser.body is not request.body
-
     def _take(self, data: bytes) -> None:
         """Parse bytes as far as there is room for requests."""
-        while data and self._requests is not None and not self._is_malformed:
+        while data:
             if len(self._queue) >= _PIPELINED:
                 if not self._rest:
                     self.wire.pause_reading()
@@ -268,10 +272,9 @@ class Connection(asyncio.Protocol):
                 data = self._requests.feed(data)
             except Malformed as exc:
                 self._service.traffic.malformed(exc.kind, self.wire.remote)
-                if exc.kind is Malformation.BODY:
-                    return  # its request has one reply, that of its handler
-                self._is_malformed = True
-                self._serve_soon()
+                if exc.kind is not Malformation.BODY:  # its request has one reply, that of its handler
+                    self._enqueue(HttpRequest(_UNKNOWN, _READ, self.wire))
+                return
 
     def _read_on(self) -> None:
         self._pieces = None
@@ -280,7 +283,11 @@ class Connection(asyncio.Protocol):
     def _take_head(self, head: ReceivedHead, whole: bytes) -> RequestBody:
         """The head of a request is here, perhaps with its whole body."""
         begin = self._service.begin
-        if whole and begin is not None and not (self.is_serving or self._ahead or self.wire.is_last):
+        if (
+            whole
+            and begin is not None
+            and not (self._current is not None or self._queue or self._ahead or self.wire.is_last)
+        ):
             http = HttpRequest(head, _READ, self.wire)
             try:
                 begun = begin(http, whole, self)
@@ -290,81 +297,74 @@ class Connection(asyncio.Protocol):
                 self.wire.abort()
                 return _READ
             if begun is not None:
-                self._begun, self._current, self.is_serving, self.wire.has_written = begun, http, True, False
+                self._begun, self._current = begun, http
                 return _READ
         body = RequestBody(self.wire, is_complete=True, parts=[whole]) if whole else RequestBody(self.wire)
-        self._queue.append(HttpRequest(head, body, self.wire))
-        self._serve_soon()
+        self._enqueue(HttpRequest(head, body, self.wire))
         return body
 
     # -- requests in the task -----------------------------------------------------------------------------------
 
-    def _serve_soon(self) -> None:
-        if not self.is_serving:
+    def _enqueue(self, http: HttpRequest) -> None:
+        """Have a request served behind those that came before."""
+        is_first = self._current is None and not self._queue
+        self._queue.append(http)
+        if is_first:
             self._have_served()
 
     def _have_served(self) -> None:
         """Have the task serve what there is."""
-        self.is_serving = True
         if self.task is None:
             self.task = self._loop.create_task(self._serve())
         elif not self._more.done():
             self._more.set_result(None)
 
-    async def _serve(self) -> None:  # noqa: C901  (the life of a connection, in one place)
+    async def _serve(self) -> None:
         """Serve requests, one after the other, until the connection ends; a second coroutine for each would cost more.
 
         The names of a request are deleted at its end, because the connection may be idle for long.
         """
         turn: Turn | None = None
-        wire = self.wire
+        wire, writes = self.wire, -1
         try:
-            while (
-                self._begun or self._queue or self._is_finishing or not (self._is_malformed or self._service.is_closed)
-            ):
-                if self._is_finishing:
+            while self.is_serving or not self._service.is_closed:
+                if self._current is not None and self._begun is None:  # its reply was written without the task
                     await wire.drained()
                     self._replied()
                     continue
-                if not (self._begun or self._queue):
-                    self.is_serving, turn = False, None
+                if self._current is None and not self._queue:
+                    turn = None
                     self._more = asyncio.Future(loop=self._loop)  # without the loop, it asks for the process id
                     await self._more
                     continue
+                writes = wire.writes
                 response, http = await self._serve_next(), self._current
                 assert http is not None, "it is being served"
-                if http.body.is_broken:
-                    response.closes = True  # the rest of the body cannot be told from the next request
                 self._is_finishing = True
                 if (finishing := response.finish(http)) is not None:
                     await finishing
-                self._current, self._is_finishing = None, False
+                self._is_finishing = False
                 has_rest = response.closes or http.body.parts or not http.body.is_complete
                 if has_rest and await self._ends_with(response, http.body):
                     return
                 del http, response, finishing
-                self._begin_idle_time()
+                self._replied()
                 if self._queue:  # a client may send many requests at once
                     turn = turn or Turn()
                     await turn.give_way()
-            if self._is_malformed:
-                await self._refuse()
         except ConnectionError:
             pass
         except Exception:  # the outermost edge of a request
             self._service.traffic.metrics.task_failures.inc()
             log.exception(Event.TASK_FAILED, task="serve a request")
-            with suppress(ConnectionError):
-                await self._say_failed()
+            if self._current is not None and wire.writes == writes:  # else a part of another reply is written
+                with suppress(ConnectionError):
+                    await self._say_failed(self._current)
         finally:
-            self.task, self.is_serving, self._current = None, False, None
+            self.task = self._current = None
             self._is_finishing = False
+            self._queue.clear()
             wire.end()
-
-    async def _say_failed(self) -> None:
-        """Tell the client that its request has failed, unless a part of another reply is written."""
-        if self._current is not None and not self.wire.has_written:
-            await self._say(_FAILED, 500, self._current)
 
     def _serve_next(self) -> Awaitable[Response]:
         """Return what serves the request that was begun, or else the oldest."""
@@ -373,7 +373,6 @@ class Connection(asyncio.Protocol):
             self._begun = None
             return begun.rest()
         http = self._current = self._queue.popleft()
-        self.wire.has_written = False
         if self._rest and len(self._queue) < _PIPELINED // 2:
             rest, self._rest = self._rest, b""
             self.wire.resume_reading()
@@ -381,7 +380,7 @@ class Connection(asyncio.Protocol):
         if self._ahead is not None and not self._queue:
             self._ahead.release()  # what was received ahead of this request is its own now
             self._ahead = None
-        return self._service.handler(http)
+        return _refuse(http) if http.head is _UNKNOWN else self._service.handler(http)
 
     async def _ends_with(self, response: Response, body: RequestBody) -> bool:
         """Read the rest of a body that its handler did not want, for a while; returns whether the connection ends.
@@ -395,14 +394,9 @@ class Connection(asyncio.Protocol):
                     await turn.give_way()
         return response.closes or not body.is_complete
 
-    async def _refuse(self) -> None:
-        """Answer a malformed request, of which nothing else is known."""
-        head = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
-        await self._say(_MALFORMED, 400, HttpRequest(head, RequestBody(is_complete=True), self.wire))
-
-    async def _say(self, text: str, status: int, http: HttpRequest) -> None:
-        """Write a short text as the last response."""
-        response = TextResponse(text, status)
+    async def _say_failed(self, http: HttpRequest) -> None:
+        """Tell the client that its request has failed, as the last response."""
+        response = TextResponse("500 Internal Server Error\n", 500)
         response.closes = True
         self._is_finishing = True
         if (finishing := response.finish(http)) is not None:
@@ -411,11 +405,8 @@ class Connection(asyncio.Protocol):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _replied(self) -> None:
-        """The reply that was written without the task is read."""
-        self._current, self._is_finishing = None, False
-        self._begin_idle_time()
-
-    def _begin_idle_time(self) -> None:
+        """The client has read the reply."""
+        self._current = None
         self._idle_until = self._loop.time() + _IDLE_SECONDS
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)
@@ -432,8 +423,4 @@ class Connection(asyncio.Protocol):
     def _watch_head(self) -> None:
         if self._head_timer is None:
             seconds = self._service.traffic.limits.value.receive_seconds
-            self._head_timer = self._loop.call_later(seconds, self._give_up)
-
-    def _give_up(self) -> None:
-        self._head_timer = None
-        self.wire.abort()
+            self._head_timer = self._loop.call_later(seconds, self.wire.abort)

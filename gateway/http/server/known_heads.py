@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.http.server.request import ReceivedHead
-from gateway.protocol.header_mismatch import KnownValues
 from gateway.runtime.newest import Newest
 
 HEAD_END: Final = b"\r\n\r\n"
@@ -12,7 +11,6 @@ _KNOWN: Final = 512
 """How many heads are remembered, of all clients of a listener."""
 _KNOWN_BYTES: Final = 4096
 """Longer heads are not remembered."""
-_ODD: Final = ("Upgrade",)
 
 
 class KnownHeads:
@@ -27,31 +25,27 @@ class KnownHeads:
 
     def forget(self) -> None:
         """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
-        for head in self._heads.values():  # a request with it may still wait behind another one
-            head.values = None
+        for head in self._heads.values():
+            head.forget()
         self._heads.clear()
 
     def learn(self, data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Remember the head of a POST that the parser accepted, if the connection stays open after it."""
         if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.keep_alive:
             return
-        if message.is_chunked or not message.length or message.target[0] != "/":
+        if not message.length or message.target[0] != "/":
             return
         if (digest := hash(data)) not in self._seen:  # some clients send each head only once
             if len(self._seen) >= 8 * _KNOWN:
                 self._seen.clear()
             self._seen.add(digest)
             return
-        headers = message.headers
-        if any(name in headers for name in _ODD) or not _is_head_of(data, message, fields):
-            return
-        message.values = KnownValues(headers)
-        if (oldest := self._heads.keep(data.removesuffix(HEAD_END), message)) is not None:
-            oldest.values = None
-
-
-def _is_head_of(data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a head reads as it was parsed, without any of the leniency of parsers."""
-    line, *lines = data.removesuffix(HEAD_END).split(b"\r\n")
-    read = [(name, value.strip(b" \t")) for name, _, value in (line.partition(b":") for line in lines)]
-    return line == b"POST %b HTTP/1.1" % message.target.encode("utf-8", "surrogateescape") and read == list(fields)
+        head = data.removesuffix(HEAD_END)
+        line, *lines = head.split(b"\r\n")
+        read = [(name, value.strip(b" \t")) for name, _, value in (line.partition(b":") for line in lines)]
+        usual_line = b"POST %b HTTP/1.1" % message.target.encode("utf-8", "surrogateescape")
+        if "Upgrade" in message.headers or line != usual_line or read != list(fields):
+            return  # it was read with some leniency
+        message.learn()
+        if (oldest := self._heads.keep(head, message)) is not None:
+            oldest.forget()

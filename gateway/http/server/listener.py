@@ -61,17 +61,16 @@ class Listener:
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""
-        address = await self._listen()
+        address = self._address
+        if self._path is not None:
+            await self._start_unix(self._path)
+        else:
+            host, port = split_address(address)
+            self._servers = [await self._accept(self._tls, host=host, port=port, reuse_port=self._reuse_port or None)]
+            host, port = self._servers[0].sockets[0].getsockname()[:2]
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._forget_heads()
         return address
-
-    async def _listen(self) -> str:
-        if self._path is not None:
-            return await self._start_unix(self._path)
-        host, port = split_address(self._address)
-        self._servers = [await self._accept(self._tls, host=host, port=port, reuse_port=self._reuse_port or None)]
-        host, port = self._servers[0].sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _accept(self, tls: ssl.SSLContext | None, **place: Any) -> asyncio.Server:
         """Accept connections at an address, or from a socket that already listens."""
@@ -104,9 +103,7 @@ class Listener:
 
     def send_away(self) -> None:
         """Close each connection after its next reply, so that its client opens the next one elsewhere."""
-        self._service.is_leaving = True
-        for connection in self._service.connections:
-            connection.wire.is_last = True
+        self._service.send_away()
 
     async def stop_accepting(self) -> None:
         """Refuse new connections; open ones are served on.
@@ -135,7 +132,7 @@ class Listener:
         self.forget_heads()
         self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
 
-    async def _start_unix(self, path: Path) -> str:
+    async def _start_unix(self, path: Path) -> None:
         # The event loop would remove an existing socket file, even if another process still listens there.
         if await _answers(path):
             raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
@@ -144,13 +141,12 @@ class Listener:
         self._made = path
         # Until now only the mode of the folder kept other users out, as that of a worker's folder does.
         path.chmod(0o600)  # noqa: ASYNC240 - it takes microseconds
-        return self._address
 
     async def close(self) -> None:
         """Close the listener and its connections, the busy ones after two seconds at most."""
         if self._forgetting is not None:
             self._forgetting.cancel()
-        self._service.is_closed = True
+        self._service.close()
         await self.stop_accepting()
         await asyncio.sleep(0)  # what the kernel has accepted is made and closed now
         for connection in list(self._service.connections):

@@ -36,7 +36,6 @@ class ReceivedHead(msgspec.Struct, eq=False):
     """Whether the client may send another request after this one, as none does over HTTP/1.0."""
     length: int = 0
     """The size of the body, if that is said; 0 for one in chunks."""
-    is_chunked: bool = False
     values: KnownValues | None = None
     """The values of the headers, once the same head has come again."""
     path: str = ""
@@ -50,6 +49,14 @@ class ReceivedHead(msgspec.Struct, eq=False):
         self.path = self.url.path
         self.request_id = self.headers.get(HEADER)
         self.is_encoded = "Content-Encoding" in self.headers
+
+    def learn(self) -> None:
+        """The same head has come again."""
+        self.values = KnownValues(self.headers)
+
+    def forget(self) -> None:
+        """Forget what is known of its values, though a request with it may still wait behind another one."""
+        self.values = None
 
 
 class RequestBody(msgspec.Struct, eq=False):
@@ -132,6 +139,11 @@ class HttpRequest(msgspec.Struct, eq=False):
     wire: Wire
     id: str = ""
     """What its reply has as `X-Request-Id`, once that is known."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its connection ends with the reply; the rest of a broken body cannot be told from a next request."""
+        return self.wire.is_last or not self.head.keep_alive or self.body.is_broken
 
 
 def media_type(headers: MultiMapping[str]) -> str:

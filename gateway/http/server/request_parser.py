@@ -46,7 +46,6 @@ class RequestParser:
         "_head",
         "_heads",
         "_is_complete",
-        "_is_over",
         "_keeps_alive",
         "_left",
         "_line",
@@ -64,10 +63,8 @@ class RequestParser:
         """
         self._begun = begun
         self._heads = heads
-        self._is_over = False
-        """Whether nothing is parsed any more: after an error, and behind the last request."""
         self._keeps_alive = True
-        """Whether the client may send a request behind the one under way."""
+        """Whether the client may send a request behind the one under way; if not, nothing is parsed after that."""
         self._llhttp: httptools.HttpRequestParser | None = None
         """While a head or a body in chunks is under way."""
         self._head = bytearray()
@@ -99,9 +96,10 @@ class RequestParser:
 
         Raises Malformed, after which nothing is parsed any more.
         """
-        if self._is_over:
+        body, left = self.body, self._left
+        if body is None and not self._keeps_alive:
             return b""
-        if self.body is None and not self._head:
+        if body is None and not self._head:
             data = data.lstrip(b"\r\n")
             start, end, rest = data.partition(HEAD_END)
             if end and (known := self._heads.find(start)) is not None:
@@ -111,17 +109,18 @@ class RequestParser:
                     return b""
                 self.body, self._left = self._begun(known, b""), known.length
                 return rest
+        if body is not None and left:
+            self._left = max(left - len(data), 0)
+            body.feed(data[:left])
+            if not self._left:
+                self._finish(body)
+            return data[left:]
         try:
-            if self.body is None:
-                return self._feed_head(data)
-            return self._feed_sized(self.body, data) if self._left else self._feed_chunks(self.body, data)
+            return self._feed_head(data) if body is None else self._feed_chunks(body, data)
         except Malformed:
-            self._end()
+            self._keeps_alive, self._llhttp, self.body = False, None, None
+            self._head.clear()
             raise
-
-    def _end(self) -> None:
-        self._is_over, self._llhttp, self.body = True, None, None
-        self._head.clear()
 
     # -- heads --------------------------------------------------------------------------------------------------
 
@@ -138,7 +137,11 @@ class RequestParser:
         is_whole = size >= len(HEAD_END)
         if is_whole:
             del head[size:]
-        self._check_lines(is_whole=is_whole)
+        if len(head) - self._line > MAX_LINE_BYTES:  # a line that is too long is refused before all of it is here
+            *lines, last = head[self._line :].split(b"\r\n")
+            if any(len(line) > MAX_LINE_BYTES for line in (*lines, last)):
+                raise Malformed(Malformation.TOO_LONG)
+            self._line = len(head) - len(last)
         self._parse_head(data[: size - before] if is_whole else data, is_whole=is_whole)
         if not is_whole:
             return b""
@@ -146,17 +149,6 @@ class RequestParser:
         head.clear()
         self._begin(whole, is_in_one=not before)
         return data[size - before :]
-
-    def _check_lines(self, *, is_whole: bool) -> None:
-        """Refuse a line that is too long, before all of it is here."""
-        head = self._head
-        if len(head) - self._line <= MAX_LINE_BYTES:
-            return
-        *lines, last = head[self._line :].split(b"\r\n")
-        if any(len(line) > MAX_LINE_BYTES for line in (*lines, last)):
-            raise Malformed(Malformation.TOO_LONG)
-        if not is_whole:
-            self._line = len(head) - len(last)
 
     def _parse_head(self, data: bytes, *, is_whole: bool) -> None:
         kind: Malformation | None = None
@@ -170,16 +162,17 @@ class RequestParser:
         except httptools.HttpParserInvalidURLError:
             kind = Malformation.TARGET
         except httptools.HttpParserError:
-            kind = Malformation.HEADER if self._has_fine_line() else Malformation.REQUEST_LINE
+            kind = self._wrong_part()
         if kind is None and len(self._fields) > MAX_HEADERS:
             kind = Malformation.HEADER
         if kind is None and self._is_complete is not is_whole:  # it ended where only a lenient parser sees an end
-            kind = Malformation.HEADER if self._has_fine_line() else Malformation.REQUEST_LINE
+            kind = self._wrong_part()
         if kind is not None:
             raise Malformed(kind)
 
-    def _has_fine_line(self) -> bool:
-        return _REQUEST_LINE.fullmatch(self._head[: self._head.find(b"\r\n")]) is not None
+    def _wrong_part(self) -> Malformation:
+        line = self._head[: self._head.find(b"\r\n")]
+        return Malformation.HEADER if _REQUEST_LINE.fullmatch(line) else Malformation.REQUEST_LINE
 
     def _begin(self, whole: bytes, *, is_in_one: bool) -> None:
         """Begin with a request whose head is complete."""
@@ -207,14 +200,13 @@ class RequestParser:
             is_1_1,
             self._keeps_alive,
             int(headers.get("Content-Length", 0)),
-            "Transfer-Encoding" in headers,
         )
         self._fields = []
         if is_in_one:
             self._heads.learn(whole, message, fields)
         body = self.body = self._begun(message, b"")
         self._left = message.length
-        if message.is_chunked:
+        if "Transfer-Encoding" in headers:
             self._is_complete, self._other_bytes = False, 0
             return
         self._llhttp = None
@@ -223,20 +215,9 @@ class RequestParser:
 
     def _finish(self, body: RequestBody) -> None:
         self._llhttp = self.body = None
-        self._is_over = not self._keeps_alive
         body.finish()
 
     # -- bodies -------------------------------------------------------------------------------------------------
-
-    def _feed_sized(self, body: RequestBody, data: bytes) -> bytes:
-        left = self._left
-        part = data if len(data) <= left else data[:left]
-        self._left = left - len(part)
-        body.feed(part)
-        if self._left:
-            return b""
-        self._finish(body)
-        return data[left:]
 
     def _feed_chunks(self, body: RequestBody, data: bytes) -> bytes:
         assert self._llhttp is not None
@@ -252,7 +233,7 @@ class RequestParser:
             body.feed(b"".join(parts))  # chunks of one byte would take forty each
         if self._is_complete:
             self._finish(body)
-            if (is_broken or self._has_extra) and not self._is_over:
+            if (is_broken or self._has_extra) and self._keeps_alive:
                 raise Malformed(Malformation.PIPELINED)
             return b""
         self._other_bytes = 0 if parts else self._other_bytes + len(data)

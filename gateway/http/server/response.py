@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -18,7 +19,6 @@ Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
 BODILESS: Final = frozenset({204, 304})
 """Statuses without a body."""
-_CLOSE: Final = "Connection: close\r\n"
 _JSON_RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
     b"Date: %b\r\n" + HEADER.encode() + b": %b\r\n\r\n%b"
@@ -67,8 +67,8 @@ class Response(ABC):
         return head.encode("utf-8", "surrogateescape")
 
     def _connection_line(self, http: HttpRequest) -> str:
-        self.closes = self.closes or http.wire.is_last or not http.head.keep_alive
-        return _CLOSE if self.closes else ""
+        self.closes = self.closes or http.is_last
+        return "Connection: close\r\n" if self.closes else ""
 
 
 class WholeResponse(Response):
@@ -84,13 +84,10 @@ class WholeResponse(Response):
         """See `Response`."""
         wire = http.wire
         if len(self.body) > PIECE_BYTES and http.head.method != "HEAD":
-            return self._finish_large(http)
+            wire.write(self._head(http, f"Content-Length: {len(self.body)}\r\n"))
+            return wire.send(self.body)
         wire.write(self.encoded(http))
         return wire.drained() if wire.is_behind else None
-
-    async def _finish_large(self, http: HttpRequest) -> None:
-        http.wire.write(self._head(http, f"Content-Length: {len(self.body)}\r\n"))
-        await http.wire.send(self.body)
 
     def encoded(self, http: HttpRequest) -> bytes:
         """The bytes of the whole response."""
@@ -123,14 +120,14 @@ class JsonResponse(WholeResponse):
 
     def encoded(self, http: HttpRequest) -> bytes:
         """See `WholeResponse`."""
-        if self.closes or http.wire.is_last or not http.head.keep_alive:
+        if self.closes or http.is_last:
             return super().encoded(http)
         return json_response(http, self.body)
 
 
 def json_response(http: HttpRequest, body: bytes) -> bytes:
     """The bytes of such a response if the connection stays open after it."""
-    return _JSON_RESPONSE % (len(body), _DATE.now(), http.id.encode(), body)
+    return _JSON_RESPONSE % (len(body), http_date(), http.id.encode(), body)
 
 
 class StreamResponse(Response):
@@ -176,22 +173,14 @@ class StreamResponse(Response):
             await http.wire.drained()
 
 
-class _Date:
-    """The header `Date`, formatted once in a second."""
-
-    def __init__(self) -> None:
-        self.text, self.until = b"", 0.0
-
-    def now(self) -> bytes:
-        """The time of now (RFC 9110, 5.6.7)."""
-        now = world.wall()
-        if not self.until - 1 <= now < self.until:
-            self.text, self.until = formatdate(int(now), usegmt=True).encode(), int(now) + 1
-        return self.text
+def http_date() -> bytes:
+    """The time of now, as the header `Date` has it (RFC 9110, 5.6.7)."""
+    return _formatted(int(world.wall()))
 
 
-_DATE: Final = _Date()
-http_date: Final = _DATE.now
+@lru_cache(1)
+def _formatted(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
 
 
 def phrase(status: int) -> str:

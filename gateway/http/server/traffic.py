@@ -4,7 +4,6 @@ from typing import Final
 
 from gateway import world
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.server.body import BodyReader
 from gateway.http.server.request_parser import MAX_LINE_BYTES
 from gateway.runtime.budget import Budget
 from gateway.telemetry import Event, Malformation, Metrics, get_logger
@@ -23,8 +22,11 @@ class Traffic:
     def __init__(self, limits: InForce[Limits], timeouts: InForce[Timeouts], metrics: Metrics) -> None:
         self.limits = limits
         self.timeouts = timeouts
-        self.bodies = BodyReader(limits)
-        self.sending = Budget("limits.sending_bytes", limits.part(_sending_bytes))
+        self.receiving = Budget(
+            "limits.receiving_bytes", limits.part(lambda it: max(it.receiving_bytes, it.body_bytes))
+        )
+        """Bytes of unfinished requests."""
+        self.sending = Budget("limits.sending_bytes", limits.part(lambda it: max(it.sending_bytes, it.event_bytes)))
         """Bytes for clients that have not read them."""
         self.metrics = metrics
         self._logged = float("-inf")
@@ -32,7 +34,7 @@ class Traffic:
 
     def show_budgets(self) -> None:
         """Show the budgets in the metrics."""
-        for budget in (self.bodies.budget, self.sending):
+        for budget in (self.receiving, self.sending):
             self.metrics.watch_budget(budget.name, budget.status)
 
     def malformed(self, kind: Malformation, remote: str | None) -> None:
@@ -45,7 +47,3 @@ class Traffic:
         fix = _FIX_TOO_LONG if kind is Malformation.TOO_LONG else _FIX
         log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=self._suppressed, fix=fix)
         self._logged, self._suppressed = now, 0
-
-
-def _sending_bytes(limits: Limits) -> int:
-    return max(limits.sending_bytes, limits.event_bytes)

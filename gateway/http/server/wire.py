@@ -5,11 +5,10 @@ What the client has not read of its replies is counted in the budget of the proc
 
 import asyncio
 import fcntl
-import sys
 import termios
 from typing import Final
 
-from gateway import world
+from gateway import world  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.config import InForce, Timeouts
 from gateway.http_client.reply_head import CONTINUE
 from gateway.runtime.budget import Budget, Share
@@ -32,11 +31,10 @@ class Wire:
         "_tls_socket",
         "_unread",
         "_unsent",
-        "has_written",
         "is_behind",
         "is_last",
-        "is_lost",
         "remote",
+        "writes",
     )
 
     def __init__(self, out: asyncio.Transport, budget: Budget, timeouts: InForce[Timeouts]) -> None:
@@ -53,16 +51,14 @@ class Wire:
         """Whether the client has not read everything."""
         self.is_last = False
         """Whether the connection ends with the next reply."""
-        self.has_written = False
-        """Whether a part of the reply to the present request was written."""
-        self.is_lost = False
-        """Whether the connection is closed."""
+        self.writes = 0
+        """How many parts of responses were written."""
         self._room: asyncio.Future[None] | None = None
         """While somebody waits until the client has read everything."""
         self._unsent = 0
         """How much of a reply is not written yet."""
         self._unread = self.new_share()
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle
         """While the client is behind."""
         self._pauses = 0
         """For how many reasons nothing is read."""
@@ -80,15 +76,21 @@ class Wire:
 
         The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
         """
-        if self._out.get_write_buffer_size():
+        if self.is_behind or self._out.get_write_buffer_size():
             return True
-        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
+        if self._tls_socket is None:
+            return False
+        try:
+            unacknowledged = fcntl.ioctl(self._tls_socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        except (OSError, ValueError):  # it is closed, or the system does not know
+            return False
+        return any(unacknowledged)
 
     def write(self, data: bytes | memoryview) -> None:
         """Write a part of a response; raises ConnectionError."""
         if self._out.is_closing():
             raise ConnectionResetError(_LOST)
-        self.has_written = True
+        self.writes += 1
         self._out.write(data)
 
     async def send(self, data: bytes, *, in_chunks: bool = False) -> None:
@@ -122,7 +124,7 @@ class Wire:
         """Wait until the client has read everything; raises ConnectionError."""
         if not self.is_behind:
             return
-        if self.is_lost:
+        if self._out.is_closing():
             raise ConnectionResetError(_LOST)
         if self._room is None or self._room.done():
             self._room = asyncio.Future()
@@ -136,6 +138,15 @@ class Wire:
         """Count what the client has not read; the buffer is empty unless it is behind."""
         unread = self._unsent + (self._out.get_write_buffer_size() if self.is_behind else 0)
         self._unread.hold(unread)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is closed, or is being closed."""
+        return self._out.is_closing()
+
+    def end_after_reply(self) -> None:
+        """Close the connection with the next reply."""
+        self.is_last = True
 
     def end(self) -> None:
         """Close the connection once what was written has reached the kernel."""
@@ -163,38 +174,26 @@ class Wire:
 
     def fell_behind(self) -> None:
         """Count what the client has not read, and cut it off if it does not read it in time."""
-        self.is_behind = True
-        self._count()
-        if self._deadline is None:
+        if not self.is_behind:
+            self.is_behind = True
             seconds = self._timeouts.value.send_seconds
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._out.abort)
+        self._count()
 
     def caught_up(self) -> None:
         """Stop counting: the client has read everything."""
-        self.is_behind = False
+        if self.is_behind:
+            self.is_behind = False
+            self._deadline.cancel()
         self._count()
-        self._watch_no_more()
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     def lost(self) -> None:
         """The client has left: whoever waits for it hears so."""
-        self.is_lost = True
-        self._watch_no_more()
+        if self.is_behind:
+            self._deadline.cancel()
         self._unread.release()
         if self._room is not None and not self._room.done():
             self._room.set_exception(ConnectionResetError(_LOST))
             _ = self._room.exception()  # nobody may wait any more
-
-    def _watch_no_more(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-def _kernel_queue(of: world.Socket) -> int:
-    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
-    try:
-        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # closed, or not a TCP socket
-        return 0
