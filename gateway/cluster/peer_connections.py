@@ -160,10 +160,9 @@ class PeerConnections:
             b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
             sealed,
             timeouts.peer_connect_seconds,
-            is_fresh=fresh,
             awaits_continue=True,
         )
-        self._http.begin(pending)
+        self._http.begin(pending, is_fresh=fresh)
         return exchange, pending
 
     # -- failures -----------------------------------------------------------------------------------------------

@@ -131,12 +131,11 @@ class Client:
             body,
             bounds.timeouts.connect_seconds,
             is_head=head.is_head,
-            is_fresh=is_fresh,
             is_idempotent=is_idempotent,
-            is_repeatable=is_repeatable or is_idempotent,
+            is_repeatable=(is_repeatable or is_idempotent) and not is_fresh,
             is_lenient=is_lenient,
         )
-        self._calls.begin(pending)
+        self._calls.begin(pending, is_fresh=is_fresh)
         return pending
 
     def prepared(

@@ -7,7 +7,8 @@ Rule 2: no request has a deadline here but for its connection. Callers abort wha
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final
 
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
@@ -48,12 +49,10 @@ class HttpClient:
         """How many connections wait for a request."""
         return len(self._idle)
 
-    def begin(self, pending: PendingRequest) -> None:
-        """Send a request, at once if a connection is idle."""
+    def begin(self, pending: PendingRequest, *, is_fresh: bool = False) -> None:
+        """Send a request, at once if a connection is idle; `is_fresh`: on a new one in any case."""
         connection = None
-        if pending.is_fresh or self._is_closed:
-            pending.is_repeatable = False
-        else:
+        if not (is_fresh or self._is_closed):
             # A request whose body waits can be sent again if the connection turns out to have ended.
             is_safe = pending.is_idempotent or pending.awaits_continue
             connection = self._idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
@@ -64,7 +63,6 @@ class HttpClient:
 
     def send_again(self, pending: PendingRequest) -> None:
         """Send a request once more, on a new connection."""
-        pending.is_repeatable = False
         # If that fails, the upstream may have got the first one, and ended since.
         self._connect(pending, self._open(pending, None if pending.is_idempotent else NoReply()))
 
@@ -72,7 +70,7 @@ class HttpClient:
         task = self.tasks.start(opening, "connect upstream")
         self._connecting[task] = None
         pending.connecting(task)
-        task.add_done_callback(lambda task: self._connected(pending, task))
+        task.add_done_callback(partial(self._connected, pending))
 
     def close(self) -> None:
         """Close all connections. The requests in flight fail, and so do new ones."""
@@ -137,8 +135,4 @@ class HttpClient:
 
     def listener_raised(self, error: Exception) -> None:
         """Report what the last method of a listener raised."""
-
-        def raise_again() -> NoReturn:
-            raise error
-
-        self.tasks.guard(raise_again, "upstream reply")()
+        self.tasks.failed("upstream reply", error)

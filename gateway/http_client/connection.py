@@ -69,8 +69,6 @@ class Connection(asyncio.Protocol):
         "_socket",
         "_transport",
         "_unsent",
-        "expires",
-        "idle_since",
         "keep_alive_seconds",
         "origin",
     )
@@ -78,10 +76,6 @@ class Connection(asyncio.Protocol):
     def __init__(self, origin: Origin, owner: Owner, familiar: FamiliarHeads) -> None:
         """`familiar` is shared by the connections to one server."""
         self.origin = origin
-        self.expires = 0.0
-        """Until when the owner may use the connection again."""
-        self.idle_since = 0.0
-        """When its last reply was complete, while it carries no request."""
         self.keep_alive_seconds: int | None = None
         """How long the upstream keeps the connection open, if its last reply says so."""
         self._owner = owner
@@ -136,15 +130,12 @@ class Connection(asyncio.Protocol):
         """Send a request on an open connection."""
         transport = self._transport
         assert transport is not None, "the connection is open"
-        head, body = pending.head, pending.body
+        head, body = pending.sent_on(self)
         self._heard = False
         self._requests += 1
         self._pending = pending
-        pending.carrier = self
         if pending.is_paused:
             transport.pause_reading()
-        if not pending.is_repeatable:
-            pending.head = pending.body = b""  # it may be in flight for long
         if len(body) <= _PART_BYTES and not pending.awaits_continue:
             transport.write(head + body if body else head)
             return
@@ -231,7 +222,8 @@ class Connection(asyncio.Protocol):
         is_first = not self._heard
         if is_first:
             if pending.awaits_continue and data == CONTINUE:
-                self._continue(pending)
+                pending.continued()
+                self._send_more()
                 return
             self._heard = True
             if pending.is_repeatable:
@@ -239,14 +231,14 @@ class Connection(asyncio.Protocol):
             if not pending.is_head and (reply := self._familiar.reply(data)) is not None:
                 self._hear_familiar(pending, reply)
                 return
-        if self._missing:
-            self._hear_rest(pending, data)
+        if (missing := self._missing) > 0:
+            self._missing = max(missing - len(data), 0)
+            has_more, keeps_alive = len(data) < missing, len(data) == missing
+            self._hear(pending, None, (data[:missing],), has_more=has_more, keeps_alive=keeps_alive)
         elif is_first or self._parser is not None or (chunked := chunks(data)) is None:
             self._parse(pending, data, is_first=is_first)
         else:
-            parts, has_more = chunked
-            pending.is_read = not has_more
-            self._hear(pending, None, parts, has_more=has_more, keeps_alive=self._keeps_alive)
+            self._hear(pending, None, chunked[0], has_more=chunked[1], keeps_alive=self._keeps_alive)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
@@ -304,8 +296,9 @@ class Connection(asyncio.Protocol):
             parser = self._parser = parser or ReplyParser()
             parser.expect(pending.listener, is_head=pending.is_head, is_lenient=pending.is_lenient)
         elif parser is None:
-            parser = self._parser = ReplyParser.between_chunks(pending.listener, keeps_alive=self._keeps_alive)
-            parser.keep_alive_seconds = self.keep_alive_seconds
+            parser = self._parser = ReplyParser.between_chunks(
+                pending.listener, keeps_alive=self._keeps_alive, keep_alive_seconds=self.keep_alive_seconds
+            )
         try:
             parser.feed(data)
         except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
@@ -320,7 +313,8 @@ class Connection(asyncio.Protocol):
         elif parser.is_oversized:
             self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
         elif pending.awaits_continue and parser.is_continued:
-            self._continue(pending)
+            pending.continued()
+            self._send_more()
         else:
             self._save_memory(pending)
 
@@ -328,7 +322,6 @@ class Connection(asyncio.Protocol):
         """Take less memory if the rest of a reply comes seldom: no parser, nor what only an idle connection needs."""
         if not pending.is_silent:
             return
-        self.expires = self.idle_since = 0.0
         parser = self._parser
         if parser is not None:
             if parser.is_complete or not parser.is_between_chunks:
@@ -347,7 +340,6 @@ class Connection(asyncio.Protocol):
         self.keep_alive_seconds = reply.form.keep_alive_seconds
         parts, reply.parts = reply.parts, ()  # the head may stay for longer
         if not reply.has_more:
-            pending.is_read = True
             if len(parts) == 1 and pending.hear_whole is not None:
                 self._end(keeps_alive=True, whole=(pending.hear_whole, reply, parts[0]))
                 return
@@ -357,12 +349,6 @@ class Connection(asyncio.Protocol):
             self._keeps_alive = True
             self._drop_parser()
         self._hear(pending, reply, parts, has_more=reply.has_more, keeps_alive=True)
-
-    def _hear_rest(self, pending: PendingRequest, data: bytes) -> None:
-        """Tell the listener of another part of the body of such a reply."""
-        missing = self._missing
-        left = self._missing = max(missing - len(data), 0)
-        self._hear(pending, None, (data[:missing],), has_more=left > 0, keeps_alive=len(data) == missing)
 
     def _hear(
         self,
@@ -374,12 +360,13 @@ class Connection(asyncio.Protocol):
         keeps_alive: bool,
     ) -> None:
         """Tell the listener what was read without a parser; `keeps_alive` counts if it has no more to come."""
+        listener = pending.hears(is_last=not has_more)
         try:
             if head is not None:
-                pending.listener.on_head(head)
+                listener.on_head(head)
             for part in parts:
                 if self._pending is pending:
-                    pending.listener.on_body(part)
+                    listener.on_body(part)
         except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._stop(exc)
         if self._pending is not pending:
@@ -388,11 +375,6 @@ class Connection(asyncio.Protocol):
             self._save_memory(pending)
         else:
             self._end(keeps_alive=keeps_alive)
-
-    def _continue(self, pending: PendingRequest) -> None:
-        """Send the body, which the server has asked for."""
-        pending.awaits_continue = False
-        self._send_more()
 
     def _send_more(self) -> None:
         """Write the request's body as far as the transport takes it."""
@@ -470,7 +452,7 @@ class Connection(asyncio.Protocol):
         self.abort()
         if pending is None:
             return
-        if pending.is_repeatable and isinstance(failure, NoReply):
+        if isinstance(failure, NoReply) and pending.repeats():
             # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
             # have closed a new one, if this process stood still before it used that.
             self._owner.send_again(pending)

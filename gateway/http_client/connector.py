@@ -75,7 +75,8 @@ class Connector:
                 _ = lookup.cancelled() or lookup.exception()  # perhaps nothing waits for it any more
 
             # Its own task: the request that comes first may be aborted while others wait for the same lookup.
-            lookup = asyncio.get_running_loop().create_task(_look_up(host, port), name="resolve upstream")
+            asking = world.resolve(host, port, flags=world.ONLY_REACHABLE)
+            lookup = asyncio.get_running_loop().create_task(asking, name="resolve upstream")
             self._lookups[host, port] = lookup
             lookup.add_done_callback(done)
         return await asyncio.shield(lookup)
@@ -107,11 +108,6 @@ class Connector:
 def _is_literal(host: str) -> bool:
     """Whether a host is an address; one with the name of an interface has to be looked up."""
     return parsed_address(host) is not None and "%" not in host
-
-
-async def _look_up(host: str, port: int) -> list[world.AddressInfo]:
-    """Ask the resolver of the system."""
-    return await world.resolve(host, port, flags=world.ONLY_REACHABLE)
 
 
 def _failure(exc: Exception) -> NotConnected:

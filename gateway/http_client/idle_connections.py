@@ -30,30 +30,20 @@ _SWEEP_SECONDS: Final = 0.5
 """A connection is closed so much later at most; until then it is not used."""
 
 
-class _Kept:
-    """The idle connections to one origin."""
-
-    __slots__ = ("connections", "sure_seconds")
-
-    def __init__(self, sure_seconds: float) -> None:
-        self.connections: dict[Connection, None] = {}
-        """The one that was used last at the end."""
-        self.sure_seconds = sure_seconds
-        """How long the upstream surely keeps them, unless it says so."""
-
-
 class IdleConnections:
     """Hands out the connection that was used last, so that the others can end."""
 
     def __init__(self, tasks: Tasks, seconds: float = KEEP_ALIVE_SECONDS) -> None:
         self._seconds = seconds
-        self._by_origin: dict[Origin, _Kept] = {}
+        self._by_origin: dict[Origin, dict[Connection, tuple[float, float]]] = {}
+        """With the times since when each is idle, and until when it is kept; the one that was used last at the end."""
         self._sure_seconds: Newest[Origin, float] = Newest(_ORIGINS)
-        """What was learnt from connections that an origin has closed, or that were found open."""
+        """How long an origin surely keeps them, unless it says so; learnt from those that it has closed, or that were
+        found open."""
         self._alarm = Alarm(self._sweep, min(_SWEEP_SECONDS, seconds), tasks, "idle upstream connections")
 
     def __len__(self) -> int:
-        return sum(len(kept.connections) for kept in self._by_origin.values())
+        return sum(map(len, self._by_origin.values()))
 
     def put(self, connection: Connection) -> None:
         """Keep a connection, if its upstream will keep it too."""
@@ -63,13 +53,9 @@ class IdleConnections:
             if seconds <= 0:
                 connection.abort()
                 return
-        connection.idle_since = now = world.monotonic()
-        connection.expires = expires = now + seconds
-        origin = connection.origin
-        kept = self._by_origin.get(origin)
-        if kept is None:
-            kept = self._by_origin[origin] = _Kept(self._sure_seconds.get(origin, UNSEEN_SECONDS))
-        kept.connections[connection] = None
+        now = world.monotonic()
+        expires = now + seconds
+        self._by_origin.setdefault(connection.origin, {})[connection] = now, expires
         if expires < self._alarm.due:
             self._alarm.set(expires)
 
@@ -80,57 +66,50 @@ class IdleConnections:
         into the socket for its end, or for other unread bytes: the event loop knows of them later.
         """
         kept = self._by_origin.get(origin)
-        if kept is None:
+        if not kept:
             return None
-        connections, now = kept.connections, world.monotonic()
-        while connections:
-            connection, _ = connections.popitem()
-            is_sure = now - connection.idle_since < kept.sure_seconds or connection.keep_alive_seconds is not None
-            if not (is_sure or is_repeatable):
-                connections[connection] = None
-                if connection.is_usable():
-                    self._found_open(kept, connection, now)
+        now, sure_seconds = world.monotonic(), self._sure_seconds.get(origin, UNSEEN_SECONDS)
+        while kept:
+            connection, (since, expires) = kept.popitem()
+            if not (is_repeatable or now - since < sure_seconds or connection.keep_alive_seconds is not None):
+                kept[connection] = since, expires
+                self._note_if_open(connection, now - since)
                 return None  # the others have been idle for longer
             is_good = connection.is_usable() if looks else connection.is_open
-            if is_good and now < connection.expires:
+            if is_good and now < expires:
                 return connection
             connection.abort()
         return None
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection, if it is kept."""
-        kept = self._by_origin.get(connection.origin)
-        if kept is not None:
-            kept.connections.pop(connection, None)
+        _ = self._by_origin.get(connection.origin, {}).pop(connection, None)
 
     def ended(self, connection: Connection) -> None:
         """The upstream has closed a connection; if it is kept, the upstream keeps none for longer."""
-        kept = self._by_origin.get(connection.origin)
-        if kept is None or connection not in kept.connections:
-            return
-        del kept.connections[connection]
-        safe = _safe_seconds(world.monotonic() - connection.idle_since)
-        self._learn(kept, connection, min(kept.sure_seconds, safe))
+        origin = connection.origin
+        since, _ = self._by_origin.get(origin, {}).pop(connection, (None, None))
+        if since is not None:
+            known = self._sure_seconds.get(origin, UNSEEN_SECONDS)
+            _ = self._sure_seconds.keep(origin, min(known, _safe_seconds(world.monotonic() - since)))
 
     def _sweep(self, now: float) -> float | None:
         """Close the connections that were not used for too long."""
         for origin, kept in tuple(self._by_origin.items()):
-            for connection in [each for each in kept.connections if each.expires <= now]:
-                del kept.connections[connection]
-                if connection.is_usable():
-                    self._found_open(kept, connection, now)
-                connection.abort()
-            if not kept.connections:
+            for connection, (since, expires) in tuple(kept.items()):
+                if expires <= now:
+                    del kept[connection]
+                    self._note_if_open(connection, now - since)
+                    connection.abort()
+            if not kept:
                 del self._by_origin[origin]
-        return min((each.expires for kept in self._by_origin.values() for each in kept.connections), default=None)
+        return min((expires for kept in self._by_origin.values() for _, expires in kept.values()), default=None)
 
-    def _found_open(self, kept: _Kept, connection: Connection, now: float) -> None:
-        """The upstream has kept a connection until now."""
-        self._learn(kept, connection, max(kept.sure_seconds, _safe_seconds(now - connection.idle_since)))
-
-    def _learn(self, kept: _Kept, connection: Connection, sure_seconds: float) -> None:
-        kept.sure_seconds = sure_seconds
-        _ = self._sure_seconds.keep(connection.origin, sure_seconds)
+    def _note_if_open(self, connection: Connection, seconds: float) -> None:
+        """The upstream has kept a connection for so long, if that is open."""
+        if connection.is_usable():
+            known = self._sure_seconds.get(connection.origin, UNSEEN_SECONDS)
+            _ = self._sure_seconds.keep(connection.origin, max(known, _safe_seconds(seconds)))
 
 
 def _safe_seconds(seconds: float) -> float:

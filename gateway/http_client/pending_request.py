@@ -63,12 +63,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     connect_seconds: float = 0.0
     is_head: bool = False
     """Whether its method is HEAD."""
-    is_fresh: bool = False
-    """Whether it is sent on a new connection, and only once."""
     is_idempotent: bool = False
     """Whether it does not matter whether it has run."""
     is_repeatable: bool = False
-    """Whether it may run twice, and is sent once more if its connection ends without a byte of a reply."""
+    """Whether it may run twice, and is sent once more if its connection ends without a byte of a reply. One that is
+    sent on a new connection in any case is not."""
     is_lenient: bool = False
     """Whether the values of the reply's headers may have control characters, which the listener then removes."""
     awaits_continue: bool = False
@@ -153,6 +152,27 @@ class PendingRequest(msgspec.Struct, eq=False):
     def connecting(self, task: asyncio.Task[None]) -> None:
         """A task opens a connection for the request."""
         self.carrier, self._connecting = None, task
+
+    def sent_on(self, carrier: Carrier) -> tuple[bytes, bytes]:
+        """It is sent on this connection; return its head and its body."""
+        self.carrier, head, body = carrier, self.head, self.body
+        if not self.is_repeatable:
+            self.head = self.body = b""
+        return head, body
+
+    def repeats(self) -> bool:
+        """Whether it is sent once more, which it is only once."""
+        is_repeatable, self.is_repeatable = self.is_repeatable, False
+        return is_repeatable
+
+    def hears(self, *, is_last: bool) -> ReplyListener:
+        """Return the listener for a part of the reply, perhaps the last one."""
+        self.is_read = is_last
+        return self.listener
+
+    def continued(self) -> None:
+        """The server has asked for the body."""
+        self.awaits_continue = False
 
     def keep_nothing(self) -> None:
         """It is sent, and will not be sent again: a request may be in flight for long."""

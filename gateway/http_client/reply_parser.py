@@ -35,10 +35,8 @@ class ReplyParser:
 
     __slots__ = (
         "_fields",
-        "_has_extra",
         "_interim",
         "_is_head",
-        "_is_interim",
         "_is_lenient",
         "_keeps_alive",
         "_listener",
@@ -48,7 +46,6 @@ class ReplyParser:
         "is_between_chunks",
         "is_complete",
         "is_continued",
-        "is_delimited",
         "keep_alive_seconds",
         "until_close",
     )
@@ -68,30 +65,27 @@ class ReplyParser:
         """The headers so far; None once the head is complete."""
         self._reason = b""
         self._interim = 0
-        self._is_interim = False
-        """Whether the parser is in an interim reply."""
         self.is_continued = False
         """Whether the server has said `100 Continue`."""
         self._other_bytes = 0
         """How much was read since the last byte of a body."""
         self.until_close = False
         """Whether the body ends with the connection."""
-        self.is_delimited = False
-        """Whether the head is here, of a reply whose body has an end of its own."""
         self.is_complete = False
         self.is_between_chunks = False
         """Whether the last thing that was read was the end of a chunk, or of the head before the first."""
-        self._has_extra = False
-        """Whether the upstream sent something behind the complete reply."""
         self._keeps_alive = False
-        """Whether the upstream keeps the connection open behind the complete reply."""
+        """Whether the upstream keeps the connection open behind the complete reply, and has sent nothing there."""
 
     @classmethod
-    def between_chunks(cls, listener: ReplyListener, *, keeps_alive: bool) -> "ReplyParser":
+    def between_chunks(
+        cls, listener: ReplyListener, *, keeps_alive: bool, keep_alive_seconds: int | None
+    ) -> "ReplyParser":
         """Return a parser for the rest of a reply, behind one of its chunks."""
         parser = cls()
         parser.feed(_BETWEEN_CHUNKS[keeps_alive])
         parser._fields, parser._other_bytes, parser._listener = None, 0, listener
+        parser.keep_alive_seconds = keep_alive_seconds
         return parser
 
     def expect(self, listener: ReplyListener, *, is_head: bool, is_lenient: bool) -> None:
@@ -112,6 +106,11 @@ class ReplyParser:
         self._llhttp = self._listener = None
 
     @property
+    def is_delimited(self) -> bool:
+        """Whether the head is here, of a reply whose body has an end of its own."""
+        return self._fields is None and not (self.until_close or self._is_head)
+
+    @property
     def is_oversized(self) -> bool:
         """Whether too much was read that is no body."""
         return self._other_bytes > MAX_HEAD_BYTES
@@ -120,7 +119,7 @@ class ReplyParser:
     def will_keep_alive(self) -> bool:
         """Whether the connection can be used again behind the reply, as far as is known."""
         if self.is_complete:
-            return self._keeps_alive and not self._has_extra
+            return self._keeps_alive
         return self._llhttp is not None and self._llhttp.should_keep_alive()
 
     def feed(self, data: bytes) -> None:
@@ -132,9 +131,9 @@ class ReplyParser:
         except httptools.HttpParserCallbackError as exc:
             raise exc.__context__ or exc from None
         except httptools.HttpParserError as exc:
-            self._has_extra = True
             if not self.is_complete:
                 raise MalformedReply(str(exc)) from None
+            self._keeps_alive = False
         # Without a line end, the beginning of a size line may have been read.
         self.is_between_chunks = self.is_between_chunks and data.endswith(b"\n")
 
@@ -143,7 +142,7 @@ class ReplyParser:
     def on_message_begin(self) -> None:
         """A reply begins."""
         if self.is_complete:
-            self._has_extra = True
+            self._keeps_alive = False
 
     def on_status(self, text: bytes) -> None:
         """A part of the reason phrase."""
@@ -163,16 +162,18 @@ class ReplyParser:
         if fields is None or listener is None or llhttp is None:
             return  # it belongs to nothing that was asked for
         status = llhttp.get_status_code()
-        if self._other_bytes > MAX_HEAD_BYTES:
-            # Much of what was read may be body.
-            _check_size(fields)
+        # Much of what was read may be body.
+        if (
+            self._other_bytes > MAX_HEAD_BYTES
+            and sum(len(each) + len(value) + 4 for each, value in fields) > MAX_HEAD_BYTES
+        ):
+            raise MalformedReply(f"a head of more than {MAX_HEAD_BYTES} bytes")
         if status < 200:
             self._skip_interim(status)
             return
         head = ReplyHead(status, llhttp.get_http_version(), fields, self._reason)
         self.until_close = _is_delimited_by_close(head)
         self.is_between_chunks = head.get(b"transfer-encoding") is not None
-        self.is_delimited = not (self.until_close or self._is_head)
         self._fields = None
         self._other_bytes = 0
         self.keep_alive_seconds = head.keep_alive_seconds
@@ -196,9 +197,7 @@ class ReplyParser:
 
     def on_message_complete(self) -> None:
         """A reply is complete."""
-        if self._is_interim:
-            self._is_interim = False
-        elif not self.is_complete:
+        if self._fields is None and not self.is_complete:  # it is no interim one
             self._keeps_alive = self.will_keep_alive
             self.is_complete = True
 
@@ -209,16 +208,9 @@ class ReplyParser:
         self._interim += 1
         if self._interim > MAX_INTERIM_REPLIES:
             raise MalformedReply(f"more than {MAX_INTERIM_REPLIES} interim replies")
-        self._is_interim = True
         self.is_continued = self.is_continued or status == _CONTINUE
         self._fields = []
         self._reason = b""
-
-
-def _check_size(fields: list[tuple[bytes, bytes]]) -> None:
-    """Raise MalformedReply if a head is too large."""
-    if sum(len(name) + len(value) + 4 for name, value in fields) > MAX_HEAD_BYTES:
-        raise MalformedReply(f"a head of more than {MAX_HEAD_BYTES} bytes")
 
 
 def _is_delimited_by_close(head: ReplyHead) -> bool:

@@ -46,7 +46,16 @@ class RequestHead:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError("the method or the path of a request cannot be sent")
         self.is_head = method == "HEAD"
-        self._defaults = _defaults(url)
+        self._defaults = {
+            "Host": url.host_port_subcomponent or "",
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+            "User-Agent": "mrtr-gateway",
+        }
+        """The headers of a request that gives none of its own by these names."""
+        if url.raw_user is not None:
+            password = b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+            self._defaults["Authorization"] = f"Basic {password}"
         self._default_names = frozenset(name.lower() for name in self._defaults)
         self._line = f"{method} {target} HTTP/1.1\r\n".encode()
         self._starts: dict[frozenset[str], bytes] = {}
@@ -56,29 +65,13 @@ class RequestHead:
     def encoded(self, headers: Mapping[str, str] | HeaderLines, body_bytes: int) -> bytes:
         """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError."""
         lines = headers if isinstance(headers, HeaderLines) else HeaderLines.of(headers.items())
-        start = self._starts.get(lines.names & self._default_names) or self._start(lines.names)
+        replaced = lines.names & self._default_names
+        start = self._starts.get(replaced)
+        if start is None:
+            kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in replaced]
+            start = self._starts[replaced] = self._line + _encoded(kept)
         end = b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body
         return start + lines.text + end
-
-    def _start(self, names: frozenset[str]) -> bytes:
-        """The line and the default headers but those of these names."""
-        replaced = self._default_names & names
-        kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in replaced]
-        start = self._starts[replaced] = self._line + _encoded(kept)
-        return start
-
-
-def _defaults(url: URL) -> dict[str, str]:
-    """The headers of a request that gives none of its own by these names."""
-    found = {
-        "Host": url.host_port_subcomponent or "",
-        "Accept": "*/*",
-        "Accept-Encoding": "identity",
-        "User-Agent": "mrtr-gateway",
-    }
-    if url.raw_user is not None:
-        found["Authorization"] = "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
-    return found
 
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> bytes:

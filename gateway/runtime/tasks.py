@@ -56,9 +56,13 @@ class Tasks:
     def _done(self, task: asyncio.Task[Any]) -> None:
         _ = self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
-            self.failures += 1
-            self._metrics.task_failures.inc()
-            log.error(Event.TASK_FAILED, task=task.get_name(), exc_info=task.exception())
+            self.failed(task.get_name(), task.exception())
+
+    def failed(self, name: str, error: BaseException | None) -> None:
+        """Count and log an exception that is a bug."""
+        self.failures += 1
+        self._metrics.task_failures.inc()
+        log.error(Event.TASK_FAILED, task=name, exc_info=error)
 
     def guard(self, callback: Callable[[], object], name: str) -> Callable[[], None]:
         """Return a timer's callback whose exceptions are logged and counted, not lost in the event loop."""
@@ -66,10 +70,8 @@ class Tasks:
         def guarded() -> None:
             try:
                 _ = callback()
-            except Exception:  # the outermost edge of a timer
-                self.failures += 1
-                self._metrics.task_failures.inc()
-                log.exception(Event.TASK_FAILED, task=name)
+            except Exception as exc:  # noqa: BLE001  (the outermost edge of a timer)
+                self.failed(name, exc)
 
         return guarded
 

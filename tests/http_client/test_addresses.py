@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.http_client import connector
 from gateway.http_client.connector import Connector
 from tests.support.workbench import eventually
 
@@ -19,7 +18,7 @@ class FakeResolver:
         self.go = asyncio.Event()
         self.error: Exception | None = None
 
-    async def __call__(self, host: str, port: int) -> list[Any]:
+    async def __call__(self, host: str, port: int, **_: Any) -> list[Any]:
         self.asked.append(host)
         await self.go.wait()
         if self.error is not None:
@@ -30,7 +29,7 @@ class FakeResolver:
 @pytest.fixture
 async def resolver(monkeypatch: pytest.MonkeyPatch) -> FakeResolver:
     fake = FakeResolver()
-    monkeypatch.setattr(connector, "_look_up", fake)
+    monkeypatch.setattr("gateway.world.resolve", fake)
     return fake
 
 

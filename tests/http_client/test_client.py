@@ -75,19 +75,25 @@ async def test_an_idle_connection_is_closed_after_its_time(tasks: Tasks) -> None
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the connections that their upstream closed had been idle."""
-    found, end = list[float](), IdleConnections.ended
+    found, since = list[float](), dict[Connection, float]()
+    put, end = IdleConnections.put, IdleConnections.ended
+
+    def noted_idle(idle: IdleConnections, connection: Connection) -> None:
+        since[connection] = time.monotonic()
+        put(idle, connection)
 
     def noted(idle: IdleConnections, connection: Connection) -> None:
-        found.append(time.monotonic() - connection.idle_since)
+        found.append(time.monotonic() - since[connection])
         end(idle, connection)
 
+    monkeypatch.setattr(IdleConnections, "put", noted_idle)
     monkeypatch.setattr(IdleConnections, "ended", noted)
     return found
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
 async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_one(
-    client: HttpClient, ended: list[float], *, is_reset: bool
+    ended: list[float], client: HttpClient, *, is_reset: bool
 ) -> None:
     async def script(wire: Wire) -> None:
         await wire.request()
@@ -105,7 +111,7 @@ async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_
 
 
 async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstream(
-    client: HttpClient, ended: list[float]
+    ended: list[float], client: HttpClient
 ) -> None:
     async with FakeHttp(stays(OK)) as server:
         heard, pending = Sender(client, server.url).begin()

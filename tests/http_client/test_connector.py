@@ -234,4 +234,4 @@ def _resolve(monkeypatch: pytest.MonkeyPatch, hosts: list[str], port: int) -> No
     async def look_up(host: Any, port: Any, **options: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
-    monkeypatch.setattr("gateway.http_client.connector._look_up", look_up)
+    monkeypatch.setattr("gateway.world.resolve", look_up)

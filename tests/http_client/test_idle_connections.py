@@ -20,7 +20,6 @@ class FakeConnection:
     def __init__(self, keep_alive_seconds: int | None = None, origin: Origin = HERE) -> None:
         self.keep_alive_seconds = keep_alive_seconds
         self.origin = origin
-        self.idle_since = 0.0
         self.is_open = True
         self.has_unread = False
         self.aborted = False
