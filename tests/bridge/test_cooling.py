@@ -272,13 +272,16 @@ async def test_a_call_stays_held_if_its_client_may_have_read_only_the_first_of_t
         await turn.result(text(json.dumps((await asked)["result"])))
 
     upstream.tool(asks)
-    stand = await begin(hold=SOON, legs={"limit_seconds": 0.03, "rounds": 2})
+    stand = await begin(
+        hold={"quiet_seconds": 0.02, "grace_seconds": 60, "cold_seconds": 90},
+        legs={"limit_seconds": 0.03, "rounds": 2},
+    )
     first = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
     goes_on.set()
     await eventually(lambda: driver.glance(0.0).asked, "the question is here")
     second = await stand.client().call(state=first.state, answers={})
-    await looked_at(stand)
+    driver.fire(Timer.COLD)
     assert (stand.held, cold(stand), driver.glance(0.0).round) == (1, 0, 1)
     assert (await stand.client().call(state=first.state, answers={})).questions == second.questions
     assert json.loads((await stand.client().answer(second)).text) == ACCEPT

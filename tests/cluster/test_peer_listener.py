@@ -259,7 +259,7 @@ async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
     upstream: FakeUpstream, cluster: Cluster, accepted: list[NotedConnection], timers: Timers
 ) -> None:
     """It is accepted when nothing can be written any more, and a moment before the connection counts as lost."""
-    (one,) = await cluster.begin("gw-1")
+    (one,) = await cluster.begin("gw-1", hold={"grace_seconds": 60})
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         asked = await one.client().call()
@@ -316,7 +316,7 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(
 
 @pytest.mark.usefixtures("patient")
 async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstream, cluster: Cluster) -> None:
-    (one,) = await cluster.begin("gw-1")
+    (one,) = await cluster.begin("gw-1", hold={"grace_seconds": 60})
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         asked = await one.client().call()

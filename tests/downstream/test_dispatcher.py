@@ -1,11 +1,14 @@
 """A tools/call whose arguments are repeated in headers: what the gateway learns before it makes the call."""
 
+import asyncio
+
 import pytest
 
 from gateway.protocol import tool_list
 from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.noted_timers import Timers
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand
+from tests.support.workbench import Client, Stand, eventually
 
 TOOL = {
     "name": "tool",
@@ -106,10 +109,16 @@ async def test_tools_that_cannot_be_listed_repeat_nothing(upstream: FakeUpstream
     assert len(upstream.of("tools/list")) == {"no tools": 0, "endless": 50}.get(how, 1)
 
 
-async def test_a_list_that_hangs_ends_the_call_before_it_was_sent(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(timeouts={"handshake_seconds": 0.05})
+async def test_a_list_that_hangs_ends_the_call_before_it_was_sent(
+    upstream: FakeUpstream, begin: Start, timers: Timers
+) -> None:
+    stand = await begin(timeouts={"handshake_seconds": 500.0})
     upstream.once("tools/list", lambda turn: turn.for_ever())
-    assert (await stand.client().call()).outcome == (200, -32603, "call_lost")
+    async with asyncio.TaskGroup() as group:
+        calling = group.create_task(stand.client().call())
+        await eventually(lambda: "tools/list" in upstream.words)
+        timers.ring(500.0)
+    assert calling.result().outcome == (200, -32603, "call_lost")
     assert "tools/call" not in upstream.words
     assert "DELETE" not in upstream.words
     assert (await stand.client().call()).text == "done"
