@@ -364,7 +364,7 @@ async def test_a_drain_neither_waits_for_cold_calls_nor_cancels_them(
 async def test_a_drain_cancels_cold_calls_that_no_process_can_continue(
     begin: Start, upstream: FakeUpstream, store: FakeStore
 ) -> None:
-    stand = await begin(hold=SOON, state={"keys": []})
+    stand = await begin(hold={**SOON, "drain_seconds": 0.2}, state={"keys": []})
     _ = await cool(stand, upstream)
     await drain(stand.gateway, delay_seconds=0)
     _ = await upstream.saw(mcp.CANCELLED)
