@@ -74,11 +74,10 @@ class Membership:
     ) -> None:
         self.host = host_id(replica.value)
         self.own = member_id(replica.value, worker)
-        self._in_force = replica
+        self._replica = replica.value
         self._worker = worker
         self._connections = connections
         self._tasks = tasks
-        self._name = replica.value.peers_dns
         replica.after_replace(self._use)
         self.seen: Newest[str, Seen] = Newest(MAX_REMEMBERED)
         """By worker on this host, and by host elsewhere."""
@@ -95,33 +94,29 @@ class Membership:
         self.is_unsure = False
         """Whether there may be unknown members: the last lookup failed, or an address did not tell its id."""
 
-    @property
-    def _replica(self) -> Replica:
-        return self._in_force.value
-
     def _use(self, replica: Replica) -> None:
         """Look for peers under the DNS name of a new configuration; forget those of another name."""
+        before, self._replica = self._replica, replica
         for name, seen in self.seen.items():
             self.seen[name] = replace(seen, skipped_until=0.0)
-        if replica.peers_dns != self._name:
-            self._name = replica.peers_dns
+        if replica.peers_dns != before.peers_dns:
             self._looked = float("-inf")
             self.found = {}
             self._greeted.clear()
             self._last.clear()
-            self.is_unsure = self._name is not None
+            self.is_unsure = replica.peers_dns is not None
         self._tasks.spawn(self.begin(), "look for peers")
 
     async def begin(self) -> None:
         """Look the peers up now and periodically: of two replicas that start together, the later lookup finds both."""
-        if self._name is not None and not self._is_repeating:
+        if self._replica.peers_dns is not None and not self._is_repeating:
             self._is_repeating = True
             await self.look()
             self._tasks.spawn(self._repeat(), "look for peers")
 
     async def _repeat(self) -> None:
         try:
-            while self._name is not None:
+            while self._replica.peers_dns is not None:
                 await asyncio.sleep(_FRESH_SECONDS)
                 await self.look()
         finally:
@@ -179,7 +174,7 @@ class Membership:
             return False
         # It may be too new for the name service; only a young process has to assume so.
         is_young = world.monotonic() - self._born < _NAMELESS_SECONDS
-        return self._name is None or host in self._last or not is_young
+        return self._replica.peers_dns is None or host in self._last or not is_young
 
     # -- failover -----------------------------------------------------------------------------------------------
 
@@ -281,10 +276,9 @@ class Membership:
 
     def greeted(self, host: str, remote: str | None) -> None:
         """Verify the introduction of a process at the address `remote` that claims to be `host`."""
-        if self._name is None or remote is None or host == self.host:
+        if self._replica.peers_dns is None or remote is None or host == self.host:
             return
-        _, port = split_address(self._name)
-        address = _joined(remote, port)
+        address = _joined(remote, split_address(self._replica.peers_dns)[1])
         if self.found.get(host) != address:
             self._tasks.spawn(self._verify(host, address), "verify a greeting")
 
@@ -301,7 +295,7 @@ class Membership:
 
     async def look(self) -> None:
         """Look the peers up, unless they are configured; calls share a lookup, and a pause separates two of them."""
-        if self._name is None:
+        if self._replica.peers_dns is None:
             return
         if self._lookup is None:
             pause = self._looked + _PAUSE_SECONDS - world.monotonic()
@@ -311,18 +305,17 @@ class Membership:
     async def _look_up(self, pause: float) -> None:
         try:
             await asyncio.sleep(max(pause, 0))
-            asked = self._name
-            host, port = split_address(asked or "")
+            asked = self._replica.peers_dns
             try:
                 async with asyncio.timeout(_RESOLVE_SECONDS):
-                    addresses = await resolve(host, port)
+                    addresses = await resolve(*split_address(asked or ""))
             except (OSError, TimeoutError):
                 self.is_unsure = True
                 return  # the hosts found before stay known
             names = await asyncio.gather(
                 *(self._connections.ask_name(each, self.host) for each in addresses), return_exceptions=True
             )
-            if asked != self._name:
+            if asked != self._replica.peers_dns:
                 return  # a reload changed it meanwhile
             self.is_unsure = any(isinstance(name, BaseException) for name in names)
             self.found = {
