@@ -126,11 +126,11 @@ class PeerClient:
             try:
                 replied = await exchange.relay(reply, self._draining.ends_at)
             except BaseException:
-                exchange.close()
+                exchange.reply.close()
                 raise
-            if not exchange.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
+            if not exchange.reply.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
                 seconds = self._connections.timeouts.peer_accept_seconds
-                _ = asyncio.get_running_loop().call_later(seconds, exchange.close)
+                _ = asyncio.get_running_loop().call_later(seconds, exchange.reply.close)
         except BaseException as exc:
             outcome, is_local = _outcome(exc), isinstance(exc, OwnerSilent) and exc.is_local
             raise

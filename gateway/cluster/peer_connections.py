@@ -101,9 +101,9 @@ class PeerConnections:
             async with asyncio.timeout(seconds):
                 exchange = await self.accepted(address, peer_request, fresh=fresh)
                 try:
-                    answer = await exchange.read_at_most(most)
+                    answer = await exchange.reply.read_at_most(most)
                 finally:
-                    exchange.close()
+                    exchange.reply.close()
                 if answer is not None:
                     return next(iter(exchange.frames.feed(answer)), None)
         except (RequestFailed, TimeoutError, InvalidState) as exc:
@@ -133,10 +133,10 @@ class PeerConnections:
                 if error is not None:
                     raise error from exc
                 continue
-            if exchange.status != HTTPStatus.OK:
-                exchange.close()
+            if (status := exchange.reply.status) != HTTPStatus.OK:
+                exchange.reply.close()
                 # The process is alive, so no other replica may take its calls over.
-                status, fix = exchange.status, "compare the clocks and state.keys of both"
+                fix = "compare the clocks and state.keys of both"
                 raise OwnerStalled(member, f"refuses requests from {self._own} (HTTP {status}): {fix}")
             return exchange
         # A process accepts connections, so it lives.
@@ -156,7 +156,7 @@ class PeerConnections:
         exchange = PeerExchange(peer_request, frames, timeouts)
         pending = PendingRequest(
             origin,
-            exchange,
+            exchange.reply,
             b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
             sealed,
             timeouts.peer_connect_seconds,

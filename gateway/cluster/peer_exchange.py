@@ -23,49 +23,32 @@ _LATE_SECONDS: Final = 0.5
 """How much later than it was asked to a member may end its leg; the drain leaves time to say that it did not."""
 
 
-class PeerExchange(AwaitedReply):
-    """The reply, and the deadline by which the peer has to accept the request."""
+class PeerExchange:
+    """The request, its reply as it arrives, and what has been relayed of that."""
 
-    __slots__ = (
-        "_body",
-        "_deadline",
-        "_is_late",
-        "_reply_head",
-        "_timeouts",
-        "frames",
-        "is_connected",
-        "peer_request",
-    )
-
-    def __init__(
-        self,
-        peer_request: PeerRequest,
-        frames: Frames,
-        timeouts: Timeouts,
-    ) -> None:
+    def __init__(self, peer_request: PeerRequest, frames: Frames, timeouts: Timeouts) -> None:
         """`frames` decodes the reply."""
-        super().__init__()
         self.peer_request = peer_request
         self.frames = frames
+        self.reply = AwaitedReply()
         self._timeouts = timeouts
-        self._deadline = world.monotonic() + timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
         self._is_late = False
         self.is_connected = True
         """False if there was no connection until the deadline."""
-        self._reply_head: messages.Head | None = None
+        self._head: messages.Head | None = None
         self._body = bytearray()
 
     @property
     def is_sent(self) -> bool:
         """Whether the peer may have received the request: it has reacted to its head."""
-        return not self.pending.awaits_continue
+        return not self.reply.pending.awaits_continue
 
     async def accepted(self, pending: PendingRequest) -> None:
-        """Wait for the head of the reply to a request until the deadline; raises TimeoutError or RequestFailed."""
-        seconds = max(self._deadline - world.monotonic(), 0.0)
+        """Wait until the peer accepts the request, not too long; raises TimeoutError or RequestFailed."""
+        seconds = self._timeouts.peer_connect_seconds + self._timeouts.peer_accept_seconds
         timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:
-            _ = await self.begun(pending)
+            _ = await self.reply.begun(pending)
         except RequestFailed as exc:
             if self._is_late:
                 raise TimeoutError from exc
@@ -74,8 +57,8 @@ class PeerExchange(AwaitedReply):
             timer.cancel()
 
     def _expire(self) -> None:
-        self._is_late, self.is_connected = True, not self.pending.is_connecting
-        self.cut()
+        self._is_late, self.is_connected = True, not self.reply.pending.is_connecting
+        self.reply.cut()
 
     async def relay(self, reply: ReplyWriter, ends_at: float | None) -> Response:
         """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent.
@@ -85,7 +68,7 @@ class PeerExchange(AwaitedReply):
         member = self.peer_request.to
         try:
             while True:
-                chunk = self._taken() if self._parts else await self._next(ends_at)
+                chunk = self.reply.taken() or await self._next(ends_at)
                 turn = Turn()
                 for piece in cut(chunk):
                     for frame in self.frames.feed(piece):
@@ -103,11 +86,11 @@ class PeerExchange(AwaitedReply):
             silence_seconds = min(silence_seconds, max(0.0, ends_at + _LATE_SECONDS - world.monotonic()))
         try:
             async with asyncio.timeout(silence_seconds):
-                return await anext(self)
+                return await anext(self.reply)
         except TimeoutError as exc:
-            if not self._parts:
+            if (came := self.reply.taken()) == b"":
                 raise PeerStuck(self.peer_request.to) from exc
-            return self._taken()  # this process stood still itself, and finds what came meanwhile
+            return came  # this process stood still itself, and finds what came meanwhile
         except StopAsyncIteration as exc:
             raise ReplyBroken(f"{self.peer_request.to} ended its reply half-way") from exc
         except RequestFailed as exc:
@@ -115,7 +98,7 @@ class PeerExchange(AwaitedReply):
 
     async def _take(self, frame: messages.Frame, reply: ReplyWriter) -> Response | None:
         """Relay one frame; return the reply if it was the last frame."""
-        head, member = self._reply_head, self.peer_request.to
+        head, member = self._head, self.peer_request.to
         match frame:
             case messages.Gone(id=host) if host == member.partition("#")[0]:
                 raise PeerReplaced(member)
@@ -125,7 +108,7 @@ class PeerExchange(AwaitedReply):
             case Whole() if head is None:
                 return await reply.whole(FinalMessage(frame.data, frame.status, dict(frame.headers), ending(frame)))
             case messages.Head():
-                self._reply_head = frame
+                self._head = frame
                 if frame.streamed and not reply.started:
                     await reply.start()
             case messages.Data(data=data) if head is not None and head.streamed:
@@ -135,9 +118,8 @@ class PeerExchange(AwaitedReply):
             case End() if head is not None:
                 if head.streamed:
                     return await reply.end(ending(frame))
-                return await reply.whole(
-                    FinalMessage(bytes(self._body), head.status, dict(head.headers), ending(frame))
-                )
+                whole = FinalMessage(bytes(self._body), head.status, dict(head.headers), ending(frame))
+                return await reply.whole(whole)
             case _:
                 raise ReplyBroken(f"{member} sent a frame that does not belong in a reply")
         return None

@@ -89,10 +89,10 @@ class AwaitedReply:
             if self._is_over:
                 raise StopAsyncIteration
             await self._change()
-        return self._taken()
+        return self.taken()
 
-    def _taken(self) -> bytes:
-        """Hand over what waits."""
+    def taken(self) -> bytes:
+        """Hand over what waits, without waiting for it; empty if nothing does."""
         parts, self._parts = self._parts, []
         self._buffered = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -101,7 +101,7 @@ class AwaitedReply:
         """Return the body if all of it is here, and it is no larger than `limit` bytes."""
         if not self._is_over or self._failure is not None or self._buffered > limit:
             return None
-        return self._taken()
+        return self.taken()
 
     def pause_reading(self) -> None:
         """Read nothing more from the socket until the next part is awaited."""

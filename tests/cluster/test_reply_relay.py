@@ -253,9 +253,9 @@ async def test_many_frames_at_once_let_others_run() -> None:
     chunk = b"".join(map(sealing.seal, frames))
     request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
     arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
-    arriving.pending = FakeCarrier().begin(arriving)
-    arriving.on_body(chunk)
-    arriving.on_end()
+    arriving.reply.pending = FakeCarrier().begin(arriving.reply)
+    arriving.reply.on_body(chunk)
+    arriving.reply.on_end()
     reply = Mock(started=False, start=AsyncMock(), write=AsyncMock(), end=AsyncMock())
     assert await work_gives_way(arriving.relay(reply, None))
     assert reply.write.await_count == 500
@@ -270,9 +270,9 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_late
     sealing = Frames(keyring, nonce, 1 << 20)
     request = PeerRequest(kind="new", to="gw-2", issued=0, nonce=nonce)
     arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
-    arriving.pending = FakeCarrier().begin(arriving)
+    arriving.reply.pending = FakeCarrier().begin(arriving.reply)
     for frame in frames:  # in the turn of the event loop in which the deadline is noticed, which is long over
-        _ = asyncio.get_running_loop().call_soon(arriving.on_body, sealing.seal(frame))
+        _ = asyncio.get_running_loop().call_soon(arriving.reply.on_body, sealing.seal(frame))
     reply = Mock(started=False, start=AsyncMock(), whole=AsyncMock())
     relayed = arriving.relay(reply, world.monotonic() - 10.0)
     if frames and isinstance(frames[0], Whole):
