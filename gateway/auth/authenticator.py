@@ -48,24 +48,21 @@ class Authenticator:
         `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
         Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
-        if incoming.caller is None:
-            verified = None
-            if self._verifier is not None:
-                check_once((AUTHORIZATION,), incoming.headers)
-                verified = await self._verifier.principal(incoming.headers.get(AUTHORIZATION))
-            incoming.caller = self._caller(incoming, verified, is_checked=is_checked)
-        return incoming.caller
-
-    def _caller(self, incoming: Incoming, verified: bytes | None, *, is_checked: bool) -> Caller:
+        if incoming.caller is not None:
+            return incoming.caller
         headers, named = incoming.headers, self._config.header if self._config.source == "header" else None
-        if AUTHORIZATION not in headers and not (named or verified):
+        if named is None and AUTHORIZATION not in headers and self._verifier is None:
+            incoming.caller = _ANONYMOUS
             return _ANONYMOUS
         check_once((AUTHORIZATION, named), headers)
-        if verified is not None:
-            return Caller(verified, None)
-        if named is None:
-            authorization = headers.get(AUTHORIZATION)
-            return Caller(principals.of_authorization(authorization, is_checked=is_checked), None)
-        is_trusted = principals.is_trusted(incoming.remote, self._config.trusted_proxies)
-        principal = principals.of_header(headers.get(named) if is_trusted else None)
-        return Caller(principal, None if is_trusted else named)
+        if self._verifier is not None:
+            caller = Caller(await self._verifier.principal(headers.get(AUTHORIZATION)), None)
+        elif named is not None:
+            is_trusted = principals.is_trusted(incoming.remote, self._config.trusted_proxies)
+            principal = principals.of_header(headers.get(named) if is_trusted else None)
+            caller = Caller(principal, None if is_trusted else named)
+        else:
+            principal = principals.of_authorization(headers.get(AUTHORIZATION), is_checked=is_checked)
+            caller = Caller(principal, None)
+        incoming.caller = caller
+        return caller

@@ -7,6 +7,7 @@ Rule 2: keys that cannot be refreshed are used for a day, and not a second longe
 
 import asyncio
 import hashlib
+from contextlib import closing
 from typing import Final
 
 from yarl import URL
@@ -15,7 +16,7 @@ from gateway import world
 from gateway.config import Principal, redacted_url
 from gateway.http.upstream_client import Client
 from gateway.http_client.errors import RequestFailed
-from gateway.identity.jwt_verification import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
+from gateway.identity.jwt_verification import LEEWAY_SECONDS, BadToken, Key, Verified, read_keys, verify
 from gateway.protocol.errors import NoKeys, Unauthorized
 from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
@@ -30,6 +31,7 @@ _STALE_SECONDS: Final = 86_400.0
 _PAUSE_SECONDS: Final = 10.0
 _FETCH_SECONDS: Final = 5.0
 _MAX_BYTES: Final = 262_144
+_ACCEPTED: Final = {"Accept": "application/json"}
 _TOKENS_KEPT: Final = 10_000
 
 
@@ -61,22 +63,18 @@ class JwksVerifier:
         if known is not None and world.wall() < known.expires + LEEWAY_SECONDS:
             self._verified.move_to_end(digest)
             return known.principal
-        try:
-            verified = await self._verify(token)
-        except BadToken as exc:
-            raise Unauthorized(str(exc), has_token=True) from exc
-        _ = self._verified.keep(digest, verified)
-        return verified.principal
-
-    async def _verify(self, token: str) -> Verified:
         issuer, audience = self._principal.issuer, self._principal.audience
         assert issuer is not None, "a rule of the configuration"
         try:
-            return verify(token, self._keys, issuer, audience)
-        except UnknownKey:
-            if not await self._fetch():
-                raise
-        return verify(token, self._keys, issuer, audience)
+            verified = verify(token, self._keys, issuer, audience)
+            if verified is None and await self._fetch():
+                verified = verify(token, self._keys, issuer, audience)
+        except BadToken as exc:
+            raise Unauthorized(str(exc), has_token=True) from exc
+        if verified is None:
+            raise Unauthorized("The token is signed with a key that its issuer does not publish", has_token=True)
+        _ = self._verified.keep(digest, verified)
+        return verified.principal
 
     async def _ensure_keys(self) -> None:
         """Fetch keys if none may be used; raises NoKeys."""
@@ -135,13 +133,10 @@ class JwksVerifier:
 
     async def _get(self, url: URL) -> bytes:
         """The body at a URL; raises RequestFailed or ValueError."""
-        reply = await self._client.send("GET", url, {"Accept": "application/json"}, b"", is_lenient=True)
-        try:
+        with closing(await self._client.send("GET", url, _ACCEPTED, b"", is_lenient=True)) as reply:
             if reply.status != 200:
                 raise ValueError(f"answered HTTP {reply.status}")
             body = await reply.read_at_most(_MAX_BYTES)
             if body is None:
                 raise ValueError(f"is larger than {_MAX_BYTES} bytes")
             return body
-        finally:
-            reply.close()

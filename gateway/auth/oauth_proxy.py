@@ -49,7 +49,11 @@ _POST: Final = ("POST",)
 _BODY_BYTES: Final = 262_144
 _AT_ONCE: Final = 64
 """Concurrent OAuth requests; a sign-in takes half a dozen, one after the other."""
-_PREFLIGHT_SECONDS: Final = 600
+_ALLOWED_METHODS: Final = "Access-Control-Allow-Methods"
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, MCP-Protocol-Version",
+    "Access-Control-Max-Age": "600",
+}
 _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
@@ -104,12 +108,20 @@ class OAuthProxy:
         if asked is None:
             return None
         check_once((AUTHORIZATION, self._config.principal.header), http.head.headers)
-        try:
-            methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)
-            response = await self._answer(http, asked, methods)
-        except UpstreamError as exc:
-            exc.status = 502
-            raise
+        methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)
+        if http.head.method == "OPTIONS":
+            response = WholeResponse(status=204, headers=_PREFLIGHT | {_ALLOWED_METHODS: ", ".join(methods)})
+        elif http.head.method not in methods:
+            raise NotAllowed(
+                f"HTTP {http.head.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
+                allowed=", ".join((*methods, "OPTIONS")),
+            )
+        else:
+            try:
+                response = await self._answer(http, asked)
+            except UpstreamError as exc:
+                exc.status = 502
+                raise
         allowed = http.head.headers.get("Origin")
         if allowed is not None:
             # The host check allowed this origin, and these documents are public.
@@ -117,21 +129,14 @@ class OAuthProxy:
             response.headers["Vary"] = "Origin"
         return response
 
-    async def _answer(self, http: HttpRequest, asked: _Target, methods: tuple[str, ...]) -> WholeResponse:
-        if http.head.method == "OPTIONS":
-            return _preflight(methods)
-        if http.head.method not in methods:
-            raise NotAllowed(
-                f"HTTP {http.head.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
-                allowed=", ".join((*methods, "OPTIONS")),
-            )
-        found = self._at(asked.suffix)
-        if found is not None and found.route.upstream.url is None:  # a stdio server has none of its own
+    async def _answer(self, http: HttpRequest, asked: _Target) -> WholeResponse:
+        live = self._at(asked.suffix)
+        if live is not None and live.route.upstream.url is None:  # a stdio server has none of its own
             if asked.kind == oauth_metadata.RESOURCE and self._issuer is not None:
                 resource = self._public(http) + (asked.suffix or "/")
                 return _document(oauth_metadata.of_issuer(self._issuer, resource))
-            found = None
-        live = found or self._only(asked)
+            live = None
+        live = live or self._only(asked)
         place = self._place(http, live)
         body = b""
         if http.head.method == "POST":
@@ -273,15 +278,6 @@ def _location(url: str, location: str, published: Published, place: Place) -> st
     query, hash_, fragment = rest.partition("#")
     issuer = oauth_metadata.issuer(server, place, asked)
     return f"{before}?{oauth_metadata.replaced(query, {'iss': (name, issuer)})}{hash_}{fragment}"
-
-
-def _preflight(methods: tuple[str, ...]) -> WholeResponse:
-    headers = {
-        "Access-Control-Allow-Methods": ", ".join(methods),
-        "Access-Control-Allow-Headers": "Authorization, Content-Type, MCP-Protocol-Version",
-        "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
-    }
-    return WholeResponse(status=204, headers=headers)
 
 
 def _first(value: str | None) -> str:

@@ -32,10 +32,6 @@ class BadToken(Exception):
     """The token is not accepted; the text is one sentence for the client, without quotes."""
 
 
-class UnknownKey(BadToken):
-    """No key fits; the issuer may have a new key."""
-
-
 class _Jwks(msgspec.Struct):
     keys: list[Any]
 
@@ -89,8 +85,8 @@ def _key(entry: object) -> Key | None:
     return Key(id_, algorithm, public) if isinstance(public, _PublicKey) else None
 
 
-def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]) -> Verified:
-    """Return the verified principal of a token. Raises BadToken, or UnknownKey if newer keys could help."""
+def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]) -> Verified | None:
+    """Return the verified principal of a token; None if no key fits, but newer keys could. Raises BadToken."""
     if len(token) > MAX_TOKEN_CHARACTERS:
         raise BadToken("The token is too long")
     try:
@@ -104,7 +100,11 @@ def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]
         raise BadToken("The token has a critical header that is not supported")
     if not isinstance(id_, str | None) or len(id_ or "") > _MAX_KID_CHARACTERS:
         raise BadToken("The token has a malformed key id")
-    claims = _claims(token, _chosen(keys, algorithm, id_), algorithm, issuer, audience)
+    fitting = [key for key in keys if key.algorithm in (None, algorithm) and _fits(key.public, algorithm)]
+    named = fitting if id_ is None else [key for key in fitting if key.id == id_]
+    if not named or (id_ is None and len(named) > 1):
+        return None
+    claims = _claims(token, named[0].public, algorithm, issuer, audience)
     client = claims.get("client_id") or claims.get("azp") or ""
     if not (isinstance(client, str) and claims["sub"]):
         raise BadToken("The token has no valid subject or client id")
@@ -116,14 +116,6 @@ def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]
         return Verified(principal, float(claims["exp"]))
     except OverflowError as exc:
         raise BadToken("The token has an expiry that is out of range") from exc
-
-
-def _chosen(keys: Sequence[Key], algorithm: str, id_: str | None) -> _PublicKey:
-    fitting = [key for key in keys if key.algorithm in (None, algorithm) and _fits(key.public, algorithm)]
-    named = fitting if id_ is None else [key for key in fitting if key.id == id_]
-    if not named or (id_ is None and len(named) > 1):
-        raise UnknownKey("The token is signed with a key that its issuer does not publish")
-    return named[0].public
 
 
 def _fits(public: _PublicKey, algorithm: str) -> bool:

@@ -148,10 +148,9 @@ def endpoint(document: Document, name: str, place: Place) -> str | None:
 
 def replaced(encoded: str, values: Mapping[str, tuple[str, str]]) -> str:
     """Replace the value of named fields in a form or query, if it is the given one; the rest stays unchanged."""
-    return "&".join(_field(part, values) for part in encoded.split("&"))
-
-
-def _field(part: str, values: Mapping[str, tuple[str, str]]) -> str:
-    name, _, value = part.partition("=")
-    found = values.get(unquote_plus(name))
-    return f"{name}={quote(found[1], safe='')}" if found is not None and unquote_plus(value) == found[0] else part
+    parts = []
+    for part in encoded.split("&"):
+        name, _, value = part.partition("=")
+        before, after = values.get(unquote_plus(name), (None, ""))
+        parts.append(f"{name}={quote(after, safe='')}" if unquote_plus(value) == before else part)
+    return "&".join(parts)

@@ -9,10 +9,10 @@ Requests without a credential share one principal, "anonymous".
 """
 
 import base64
-import binascii
 import hashlib
 import ipaddress
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
@@ -51,12 +51,21 @@ def of_headers(names: Sequence[str], value_of: Callable[[str], str | None]) -> b
 
 
 def _of_credential(value: str, *, may_be_bare: bool = False) -> bytes:
-    """The principal of a token's claims, or of the credential as it is; proxies send a token without its scheme."""
+    """The principal of a JWT's unverified claims, or of the credential as it is, if issuer or subject is missing.
+
+    Proxies send a token without its scheme.
+    """
     scheme, _, token = value.strip().partition(" ")
     if may_be_bare and not token:
         scheme, token = "bearer", scheme
-    claims = _claims(token.strip()) if scheme.lower() == "bearer" else None
-    return _of_opaque(value) if claims is None else of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
+    parts = token.strip().split(".")
+    if scheme.lower() == "bearer" and len(parts) == 3:
+        with suppress(ValueError, RecursionError):  # it is no JWT
+            content = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
+            claims = msgspec.json.decode(content, type=_TokenClaims)
+            if claims.iss and claims.sub:
+                return of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
+    return _of_opaque(value)
 
 
 def of_claims(issuer: str, subject: str, client: str) -> bytes:
@@ -97,17 +106,3 @@ def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 def _bytes(value: str) -> bytes:
     """The original bytes of a header: bytes that are not UTF-8 are decoded to surrogates."""
     return value.strip().encode(errors="surrogateescape")
-
-
-def _claims(token: str) -> _TokenClaims | None:
-    """The unverified claims of a JWT; None for another token, or if issuer or subject is missing."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims = msgspec.json.decode(
-            base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_TokenClaims
-        )
-    except (binascii.Error, ValueError, RecursionError):
-        return None
-    return claims if claims.iss and claims.sub else None
