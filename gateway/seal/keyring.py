@@ -81,7 +81,8 @@ class Keyring:
 
     def seal(self, plaintext: bytes) -> str:
         """The token that carries `plaintext`."""
-        return (self._head + _base64(self._encrypt(plaintext, self._head))).decode()
+        body = b2a_base64(self._encrypt(plaintext, self._head), newline=False).rstrip(b"=").translate(_TO_URL)
+        return (self._head + body).decode()
 
     def seal_bytes(self, plaintext: bytes, bound: bytes) -> bytes:
         """As `seal`, but in bytes; `bound` is associated data that must be equal when it is opened."""
@@ -99,13 +100,22 @@ class Keyring:
         key_id, _, body = rest.partition(".")
         if prefix != PREFIX:
             raise InvalidState("malformed")
-        bound = f"{PREFIX}.{key_id}.".encode("utf-8", "surrogatepass")
-        return self._decrypt(key_id, _decoded(body), bound)
+        try:
+            standard = body.encode().translate(_FROM_URL)
+            sealed = a2b_base64(standard + b"==")
+        except ValueError as exc:
+            raise InvalidState("malformed") from exc
+        # Of the spellings that mean the same, only the one that `seal` writes is taken.
+        if b2a_base64(sealed, newline=False).rstrip(b"=") != standard:
+            raise InvalidState("malformed")
+        return self._decrypt(key_id, sealed, f"{PREFIX}.{key_id}.".encode("utf-8", "surrogatepass"))
 
     def _encrypt(self, plaintext: bytes, bound: bytes) -> bytes:
         """Salt, nonce and ciphertext."""
         if self._left == 0:
-            self._renew()
+            self._salt = world.random_bytes(_SALT_BYTES)
+            self._left = _SEALS_PER_SALT
+            self._sealer = self._subkey(self._first, self._salt)
         self._left -= 1
         nonce = world.random_bytes(_NONCE_BYTES)
         return self._salt + nonce + self._sealer.encrypt(nonce, plaintext, bound)
@@ -120,11 +130,6 @@ class Keyring:
             return self._subkey(key_id, salt).decrypt(nonce, sealed[_SALT_BYTES + _NONCE_BYTES :], bound)
         except InvalidTag as exc:
             raise InvalidState("forged") from exc
-
-    def _renew(self) -> None:
-        self._salt = world.random_bytes(_SALT_BYTES)
-        self._left = _SEALS_PER_SALT
-        self._sealer = self._subkey(self._first, self._salt)
 
     def _derive(self, key_id: str, salt: bytes) -> AESGCM:
         info = b"mrtr-gateway/1/" + self._purpose
@@ -152,19 +157,3 @@ def decode_content(decoder: msgspec.msgpack.Decoder[T], plaintext: bytes) -> T:
 def key_id(key: bytes) -> str:
     """The id of a key, which reveals nothing about it."""
     return hashlib.sha256(b"mrtr-gateway/key-id/" + key).hexdigest()[:_KEY_ID_CHARACTERS]
-
-
-def _base64(data: bytes) -> bytes:
-    return b2a_base64(data, newline=False).rstrip(b"=").translate(_TO_URL)
-
-
-def _decoded(body: str) -> bytes:
-    """Decode base64url without padding; of the spellings that mean the same, only the one that is written is taken."""
-    try:
-        standard = body.encode().translate(_FROM_URL)
-        decoded = a2b_base64(standard + b"==")
-    except ValueError as exc:
-        raise InvalidState("malformed") from exc
-    if b2a_base64(decoded, newline=False).rstrip(b"=") != standard:
-        raise InvalidState("malformed")
-    return decoded

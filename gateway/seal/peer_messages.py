@@ -132,6 +132,7 @@ class PeerSealer:
     def __init__(self, keys: InForce[Keys]) -> None:
         self._keyring = ring(keys, PURPOSE)
         self._seen: OrderedDict[bytes, float] = OrderedDict()
+        """The nonces of accepted requests, with the time from which each is remembered."""
         self._newest_expired = -math.inf
         """When the newest request was issued that came too late: a clock that is set back makes none valid again."""
 
@@ -155,20 +156,17 @@ class PeerSealer:
             self._newest_expired = max(self._newest_expired, request.issued)
         if request.issued <= self._newest_expired:
             raise InvalidState("expired")
-        self._remember(request.once, now, max(now, request.issued))
-        if request.issued > now + SKEW_SECONDS:
-            raise InvalidState("future")
-        return request
-
-    def _remember(self, nonce: bytes, now: float, since: float) -> None:
-        """Take a nonce once; forget those whose requests are too old to be accepted."""
-        if nonce in self._seen:
+        if request.once in self._seen:
             raise InvalidState("replayed")
+        # Those whose requests are too old to be accepted are forgotten.
         while self._seen and (
             next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS or len(self._seen) >= _MAX_REMEMBERED
         ):
             _ = self._seen.popitem(last=False)
-        self._seen[nonce] = since
+        self._seen[request.once] = max(now, request.issued)
+        if request.issued > now + SKEW_SECONDS:
+            raise InvalidState("future")
+        return request
 
 
 class Frames:
@@ -198,11 +196,8 @@ class Frames:
                 break
             sealed = bytes(self._received[_LENGTH_BYTES : _LENGTH_BYTES + length])
             del self._received[: _LENGTH_BYTES + length]
-            frames.append(self._open(sealed))
+            frames.append(decode_content(_frame_decoder, self._keyring.open_bytes(sealed, self._place())))
         return frames
-
-    def _open(self, sealed: bytes) -> Frame:
-        return decode_content(_frame_decoder, self._keyring.open_bytes(sealed, self._place()))
 
     def _place(self) -> bytes:
         number, self._number = self._number, self._number + 1

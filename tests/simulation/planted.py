@@ -258,7 +258,7 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "seal/peer_messages.py": {
         "seal: a message between replicas is accepted twice": (
-            "        if nonce in self._seen:\n",
+            "        if request.once in self._seen:\n",
             "        if False:\n",
         ),
     },
