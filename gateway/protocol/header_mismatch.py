@@ -35,8 +35,14 @@ class KnownValues(dict[str, Sequence[str]]):
     def __init__(self, headers: HeaderValues) -> None:
         super().__init__()
         self._headers = headers
-        self.repeated = self._repeated()
+        self.repeated: Repeated | None = None
         """None if it takes `check` to compare them."""
+        versions, methods, names = self[mcp.PROTOCOL_VERSION], self[mcp.METHOD_HEADER], self[mcp.NAME_HEADER]
+        if len(versions) == len(methods) == len(names) == 1:
+            target = names[0]
+            is_plain = target.isascii() and target.isprintable() and target[:2] != "=?"
+            if is_plain and '"' not in target and "\\" not in target:
+                self.repeated = Repeated(versions[0], methods[0], f'"{target}"'.encode(), target)
         self.is_bare = not any(map(self.__getitem__, ("Authorization", *mcp.TRACE_KEYS)))
         """Whether it has neither `Authorization` nor the context of a trace."""
         self.caller: Any = None
@@ -53,15 +59,6 @@ class KnownValues(dict[str, Sequence[str]]):
     def __missing__(self, name: str) -> Sequence[str]:
         values = self[name] = self._headers.getall(name, ())
         return values
-
-    def _repeated(self) -> Repeated | None:
-        versions, methods, names = self[mcp.PROTOCOL_VERSION], self[mcp.METHOD_HEADER], self[mcp.NAME_HEADER]
-        if len(versions) != 1 or len(methods) != 1 or len(names) != 1:
-            return None
-        target = names[0]
-        if not (target.isascii() and target.isprintable()) or target[:2] == "=?" or '"' in target or "\\" in target:
-            return None
-        return Repeated(versions[0], methods[0], f'"{target}"'.encode(), target)
 
 
 def check(method: str, target: str | None, version: str, headers: HeaderValues) -> None:

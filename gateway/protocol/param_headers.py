@@ -79,7 +79,18 @@ def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: Header
     """Compare each annotated argument with its header; raises HeaderMismatch."""
     opened: dict[tuple[str, ...], jsonrpc.Fields] = {}
     for parameter in mirrored:
-        _check_one(parameter, _at(arguments, parameter.path, opened), headers)
+        value = _at(arguments, parameter.path, opened)
+        name, where, sent = parameter.header, ".".join(parameter.path), headers.getall(parameter.header, ())
+        if value is None and sent:
+            raise HeaderMismatch(f"Header mismatch: {name} was sent, but the argument {where} is absent or null")
+        if value is None:
+            continue
+        if not sent:
+            raise HeaderMismatch(f"Header mismatch: {name} is missing; it must repeat the argument {where}")
+        if len(sent) > 1:
+            raise HeaderMismatch(f"Header mismatch: {name} came {len(sent)} times; send it once")
+        if not _same(decode_value(name, sent[0].strip(" \t")), value):
+            raise HeaderMismatch(f"Header mismatch: {name} header value does not match the argument {where}")
 
 
 def headers_for(mirrored: tuple[Mirrored, ...], arguments: Raw | None) -> dict[str, str]:
@@ -119,26 +130,8 @@ def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ..
         raise InvalidParams(f'"params.arguments.{".".join(path)}" cannot be read: {exc}') from exc
 
 
-def _check_one(parameter: Mirrored, value: Any, headers: HeaderValues) -> None:
-    name, sent = parameter.header, headers.getall(parameter.header, ())
-    where = ".".join(parameter.path)
-    if value is None:
-        if sent:
-            raise HeaderMismatch(f"Header mismatch: {name} was sent, but the argument {where} is absent or null")
-        return
-    if not sent:
-        raise HeaderMismatch(f"Header mismatch: {name} is missing; it must repeat the argument {where}")
-    if len(sent) > 1:
-        raise HeaderMismatch(f"Header mismatch: {name} came {len(sent)} times; send it once")
-    header = decode_value(name, sent[0].strip(" \t"))
-    if not _same(header, value):
-        raise HeaderMismatch(f"Header mismatch: {name} header value does not match the argument {where}")
-
-
 def _same(header: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return header == ("true" if value else "false")
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         # Compared exactly: as floats, two different integers beyond 2**53 can be equal.
         return _NUMBER.fullmatch(header) is not None and Decimal(header) == Decimal(repr(value))
-    return isinstance(value, str) and header == value
+    return isinstance(value, str | bool) and header == _text(value)

@@ -26,12 +26,7 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.header_mismatch import HeaderValues, Repeated
 from gateway.protocol.json_text.json_bounds import MAX_DEPTH, TooMany, check_bounds, may_nest_deeper
-from gateway.protocol.request_meta import (
-    Capabilities,
-    Declarations,
-    declarations,
-    meta_of,
-)
+from gateway.protocol.request_meta import Declarations, declarations, meta_of
 
 _OURS: Final = ("_meta", "inputResponses", "requestState", "task")
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
@@ -168,8 +163,11 @@ def _usual_call(body: bytes) -> ParsedBody | None:
         params, id_ = call.params, call.id
         name, arguments, meta = params.name, params.arguments, params.meta
         more = len(body) - len(_USUAL) - len(id_) - len(name) - len(arguments) - len(meta)
-        if more and not _is_retry(params, more):
-            return None
+        if more:  # answers and a state, and nothing else
+            answers, state = bytes(params.responses), bytes(params.state)
+            is_retry = more == len(_OF_RETRY) + len(answers) + len(state) and answers and state[:1] == b'"'
+            if not is_retry or may_nest_deeper(answers, MAX_DEPTH - 2):
+                return None
         if not (bytes(id_).isdigit() and len(id_) < _USUAL_DIGITS) and not jsonrpc.is_id(id_):
             return None
         tool, data = bytes(name), bytes(arguments)
@@ -182,14 +180,6 @@ def _usual_call(body: bytes) -> ParsedBody | None:
     if more:
         fields["inputResponses"], fields["requestState"] = params.responses, params.state
     return ParsedBody(id_, call.method, fields, opened, said, tool, body)
-
-
-def _is_retry(params: _UsualParams, more: int) -> bool:
-    """Whether these many bytes are answers and a state, and nothing else."""
-    answers, state = bytes(params.responses), bytes(params.state)
-    if more != len(_OF_RETRY) + len(answers) + len(state) or not answers or state[:1] != b'"':
-        return False
-    return not may_nest_deeper(answers, MAX_DEPTH - 2)
 
 
 def members(body: bytes) -> tuple[jsonrpc.Fields, Raw | bytes]:
@@ -262,7 +252,9 @@ def check(parsed: ParsedBody, headers: HeaderValues | None, repeated: Repeated |
             header_mismatch.check(method, target, said.version, headers)
     if said.version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(said.version)
-    if method not in mcp.METHODS and not _is_first_form(method, said.declared):
+    # SEP-2322's tasks are withdrawn for clients of the extension.
+    is_first_form = method in mcp.FIRST_FORM_METHODS and said.declared.legacy_tasks and not said.declared.tasks
+    if method not in mcp.METHODS and not is_first_form:
         raise MethodNotFound(f"Method not found: {method[:80]}")
     asking = method in mcp.ASKING
     if not asking:
@@ -278,11 +270,6 @@ def check(parsed: ParsedBody, headers: HeaderValues | None, repeated: Repeated |
     if tool is None or answers is not None:
         params = {key: value for key, value in params.items() if key not in _OURS}
     return Request(parsed.id, method, params, target, said, responses, state, parsed.params.get("task"))
-
-
-def _is_first_form(method: str, declared: Capabilities) -> bool:
-    """Whether a method exists for this client: SEP-2322's tasks are withdrawn for clients of the extension."""
-    return method in mcp.FIRST_FORM_METHODS and declared.legacy_tasks and not declared.tasks
 
 
 def _input_responses(raw: Raw) -> jsonrpc.Fields:

@@ -3,6 +3,7 @@
 Sources: specification 2026-07-28 basic/index (`_meta`), server/utilities/logging.
 """
 
+from contextlib import suppress
 from functools import _lru_cache_wrapper, lru_cache
 from typing import Final, NamedTuple, TypeVar
 
@@ -106,11 +107,9 @@ def _is_repeated(raw: bytes) -> bool:
 @lru_cache(_REMEMBERED)
 def _opened(raw: bytes) -> Meta:
     members = jsonrpc.object_of(Raw(raw), '"params._meta"', InvalidParams)
-    try:
+    is_shallow = False
+    with suppress(ValueError):
         check_bounds(raw, _USUAL_DEPTH)
-    except ValueError:
-        is_shallow = False
-    else:
         is_shallow = True
     try:
         said = declarations(members, is_shared=_is_repeated(raw)) if mcp.META_VERSION in members else None
@@ -125,7 +124,15 @@ def declarations(meta: jsonrpc.Fields, *, is_shared: bool = False) -> Declaratio
     progress_token = meta.get(mcp.META_PROGRESS_TOKEN)
     if version is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
-    capabilities, declared = _capabilities(_bounded(meta, mcp.META_CAPABILITIES))
+    capabilities = _bounded(meta, mcp.META_CAPABILITIES)
+    if capabilities is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
+    try:
+        declared = capabilities_of(bytes(capabilities))
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} repeats a key; send each key once") from exc
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
     if mcp.META_LOG_LEVEL in meta and log_level not in mcp.LOG_LEVELS:
         raise InvalidParams(f"{mcp.META_LOG_LEVEL!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
     if progress_token is not None and not jsonrpc.is_id(progress_token):
@@ -153,17 +160,6 @@ def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
     if raw is not None and len(bytes(raw)) > _MAX_DECLARATION_BYTES:
         raise InvalidParams(f"{key!r} is larger than {_MAX_DECLARATION_BYTES} bytes; send less")
     return raw
-
-
-def _capabilities(raw: Raw | None) -> tuple[Raw, Capabilities]:
-    if raw is None:
-        raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
-    try:
-        return raw, _remembered(_declared, bytes(raw))
-    except jsonrpc.RepeatedKey as exc:
-        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} repeats a key; send each key once") from exc
-    except (ValueError, RecursionError) as exc:
-        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
 
 
 def capabilities_of(raw: bytes) -> Capabilities:

@@ -81,8 +81,21 @@ class Parser:
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
         if not self._started:
-            chunk = self._without_bom(chunk)
-        chunk = self._with_line_feeds(chunk)
+            chunk = b"".join((self._unfinished, chunk))
+            self._unfinished.clear()
+            if len(chunk) < len(BOM) and BOM.startswith(chunk):  # it is not clear yet whether there is one
+                self._unfinished += chunk
+                return []
+            self._started = True
+            chunk = chunk.removeprefix(BOM)
+        # A CR at the end of a chunk ends the line at once, because a stream with CR alone would otherwise be one event
+        # late; an LF at the beginning of the next chunk belongs to it.
+        if self._after_cr and chunk:
+            self._after_cr = False
+            chunk = chunk.removeprefix(b"\n")
+        if chunk.find(b"\r") >= 0:
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = chunk.rfind(b"\n") + 1
         if not end:
             self._unfinished += chunk
@@ -93,30 +106,6 @@ class Parser:
         events = self._read(lines)
         self._check(self.unfinished_bytes if self._unfinished else self._size - 1)
         return events
-
-    def _without_bom(self, chunk: bytes) -> bytes:
-        """The beginning of the stream without a byte order mark; empty until it is clear whether there is one."""
-        chunk = b"".join((self._unfinished, chunk))
-        self._unfinished.clear()
-        if len(chunk) < len(BOM) and BOM.startswith(chunk):
-            self._unfinished += chunk
-            return b""
-        self._started = True
-        return chunk.removeprefix(BOM)
-
-    def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """The chunk with LF for every line end.
-
-        A CR at its end ends the line at once, because a stream with CR alone would otherwise be one event late; an LF
-        at the beginning of the next chunk belongs to it.
-        """
-        if self._after_cr and chunk:
-            self._after_cr = False
-            chunk = chunk.removeprefix(b"\n")
-        if chunk.find(b"\r") < 0:
-            return chunk
-        self._after_cr = chunk.endswith(b"\r")
-        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _read(self, lines: bytes) -> list[Event]:
         """Read complete lines."""
@@ -132,28 +121,24 @@ class Parser:
                     events.append(Event(bytes(self._data or b""), self._id, self._event or "message"))
                     self._data = self._id = None
                 self._event = ""
-            else:
-                end = lines.index(b"\n", at)
-                self._take(name, lines[at:end])
-                at = end + 1
-        self._size = len(lines) - begin
-        return events
-
-    def _take(self, name: bytes, value: bytes) -> None:
-        if name == b"data":
-            if self._data is None:
-                self._data = value
-            else:
+                continue
+            end = lines.index(b"\n", at)
+            value, at = lines[at:end], end + 1
+            if name == b"data":
+                if self._data is None:
+                    self._data = value
+                    continue
                 self._data = bytearray(self._data) if isinstance(self._data, bytes) else self._data
                 self._data += b"\n"
                 self._data += value
-        elif name == b"id":
-            if b"\0" not in value:
+            elif name == b"event":
+                self._event = str(value, "utf-8", "replace")
+            elif name == b"id" and b"\0" not in value:
                 self._id = str(value, "utf-8", "replace")
-        elif name == b"event":
-            self._event = str(value, "utf-8", "replace")
-        elif value.isdigit() and len(value) <= _RETRY_DIGITS:
-            self.retry_ms = int(value)
+            elif name == b"retry" and value.isdigit() and len(value) <= _RETRY_DIGITS:
+                self.retry_ms = int(value)
+        self._size = len(lines) - begin
+        return events
 
     def _check(self, size: int) -> None:
         if size > self._max:

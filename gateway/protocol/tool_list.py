@@ -49,12 +49,13 @@ class ToolList(NamedTuple):
     """Whether no other page follows."""
 
 
-class _Schema(msgspec.Struct):
+class _InputSchema(msgspec.Struct):
+    type: Literal["object"]
     dialect: str = msgspec.field(name="$schema", default="")
 
 
-class _InputSchema(_Schema, kw_only=True):
-    type: Literal["object"]
+class _OutputSchema(msgspec.Struct):
+    dialect: str = msgspec.field(name="$schema", default="")
 
 
 # `exchange.results` removes null members of a tool, its annotations and its execution, but not those of icons and
@@ -83,7 +84,7 @@ class _Listed(msgspec.Struct):
     inputSchema: _InputSchema  # noqa: N815
     title: str | None = None
     description: str | None = None
-    outputSchema: _Schema | None = None  # noqa: N815
+    outputSchema: _OutputSchema | None = None  # noqa: N815
     annotations: _Hints | None = None
     icons: list[_Icon] | None = None
     execution: _Execution | None = None

@@ -26,7 +26,15 @@ def check_bounds(data: bytes, max_depth: int = MAX_DEPTH) -> None:
             data.decode()
         except UnicodeDecodeError as exc:
             raise ValueError(f"not UTF-8 at byte {exc.start}") from exc
-    if may_nest_deeper(data, max_depth) and _depth(data) > max_depth:
+    if not may_nest_deeper(data, max_depth):
+        return
+    # All in C code, because a body may consist of brackets only. Eight of them make a byte: tables give what it adds
+    # to the depth, and its highest point.
+    levels = _outside_strings(data, _BRACKETS).translate(_LEVELS)
+    levels += b"0" * (8 - len(levels) % 8)
+    packed = int(levels, 2).to_bytes(len(levels) // 8)
+    before = accumulate(map(_RISES.__getitem__, packed), initial=0)
+    if max(map(add, before, map(_PEAKS.__getitem__, packed))) > max_depth:
         raise ValueError(f"nested deeper than {max_depth} levels")
 
 
@@ -40,17 +48,6 @@ def may_nest_deeper(data: bytes, depth: int) -> bool:
             depth -= 1
             at = data.find(bracket, at + 1)
     return depth < 0
-
-
-def _depth(data: bytes) -> int:
-    """How deep the brackets of a JSON text nest; all in C code, because a body may consist of brackets only."""
-    levels = _outside_strings(data, _BRACKETS).translate(_LEVELS)
-    # Eight brackets make a byte: tables give what it adds to the depth, and its highest point.
-    levels += b"0" * (8 - len(levels) % 8)
-    packed = int(levels, 2).to_bytes(len(levels) // 8)
-    before = accumulate(map(_RISES.__getitem__, packed), initial=0)
-    deepest: int = max(map(add, before, map(_PEAKS.__getitem__, packed)))
-    return deepest
 
 
 @cache
@@ -68,14 +65,11 @@ def _outside_strings(data: bytes, kept: bytes) -> bytes:
     return found
 
 
-def _peak(brackets: int) -> int:
-    """The highest depth within a byte of brackets, relative to the depth before it."""
-    bits = f"{brackets:08b}"
-    return max(2 * bits.count("1", 0, end) - end for end in range(9))
-
-
 _RISES: Final[list[int]] = [2 * brackets.bit_count() - 8 for brackets in range(256)]
-_PEAKS: Final[list[int]] = [_peak(brackets) for brackets in range(256)]
+_PEAKS: Final[list[int]] = [
+    max(2 * f"{brackets:08b}".count("1", 0, end) - end for end in range(9)) for brackets in range(256)
+]
+"""The highest depth within a byte of brackets, relative to the depth before it."""
 
 
 class TooMany(ValueError):
@@ -113,14 +107,9 @@ _decode_objects = msgspec.json.Decoder(list[_AnyObject]).decode
 
 def _separators(data: bytes, which: bytes = b",") -> int:
     """The number of these bytes outside strings; exact only if it may exceed MAX_MEMBERS."""
-    if (most := sum(map(data.count, _singly(which)))) <= MAX_MEMBERS:
+    if (most := sum(map(data.count, which))) <= MAX_MEMBERS:
         return most
     return len(_outside_strings(data, which))
-
-
-@cache
-def _singly(which: bytes) -> tuple[bytes, ...]:
-    return tuple(bytes((each,)) for each in which)
 
 
 def check_values(raws: Iterable[Raw | bytes]) -> None:
