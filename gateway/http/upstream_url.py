@@ -18,15 +18,18 @@ _QUOTED_CHARACTERS: Final = 200
 class Endpoint:
     """The URL of one upstream, shared by all its channels."""
 
-    def __init__(self, route: str, url: str, *, as_client: bool = True) -> None:
-        """`as_client`: requests to this upstream carry the client's own credential."""
+    def __init__(self, route: str, url: str, *, as_client: bool = True, where: str = "") -> None:
+        """`as_client`: requests to this upstream carry the client's own credential.
+
+        `where`: how errors name the upstream, instead of by its URL and its route.
+        """
         self.route = route
         self.as_client = as_client
         self.url = URL(url)
         values = (self.url.raw_query_string, *self.url.query.values())
         # The longest first, because one value may be part of another.
         self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
-        self.where = f"The upstream {redacted_url(url)} of route {route}"
+        self.where = where or f"The upstream {redacted_url(url)} of route {route}"
 
     def quoted(self, said: str) -> str:
         """Return what an error may quote of an upstream's message: bounded, and without the secrets of the query."""

@@ -34,7 +34,7 @@ from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import GatewayError
 from gateway.runtime import event_loop
 from gateway.telemetry import configure_logging
-from gateway.tools.probe.report.findings import ProbedServer, ProbeReport, report
+from gateway.tools.probe.report.findings import ProbeReport, report
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import lines
 from gateway.tools.probe.runner import run_probe
@@ -151,9 +151,7 @@ async def _report(subjects: Sequence[Subject], config: Config | None) -> ProbeRe
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     hide = Redactor(word for subject in subjects for word in subject.secrets)
     checks = () if config is None else tuple((await look_around(config, hide)).checks)
-    upstreams: list[ProbedServer] = []
-    for subject in subjects:
-        upstreams.append(await run_probe(subject, route=None if config is None else subject.route.path))  # noqa: PERF401
+    upstreams = [await run_probe(each, route=None if config is None else each.route.path) for each in subjects]
     return report(__version__, checks, tuple(upstreams))
 
 
@@ -192,22 +190,16 @@ def _subjects(options: argparse.Namespace) -> tuple[list[Subject], Config | None
             known = ", ".join(route.path for route in config.routes)
             raise ValueError(f"--route: the configuration has no route {options.route}; its routes are {known}")
         return [_subject(config, route, headers, options) for route in routes], config
-    if options.stdio:
-        config = for_command(options.command, options.env)
-        (route,) = config.routes
-        # No warm children: the probe starts one at a time.
-        return [
-            _subject(config, structs.replace(route, upstream=structs.replace(route.upstream, warm=0)), {}, options)
-        ], None
-    config = for_upstream(options.url)
-    (route,) = config.routes
     if (options.ca_file or options.insecure) and not options.url.startswith("https:"):
         raise ValueError("--ca-file, --insecure: only for an https URL")
+    config = for_command(options.command, options.env) if options.stdio else for_upstream(options.url)
+    (route,) = config.routes
     # Absolute, because paths in the suggested configuration are relative to its file.
     ca_file = None if options.ca_file is None else str(options.ca_file.absolute())
     tls = UpstreamTls(ca_file=ca_file, verify=not options.insecure)
+    # No warm children: the probe starts one at a time.
+    upstream = structs.replace(route.upstream, tls=tls, transport=options.transport, warm=0)
     others = tuple(name for name in headers if name != "authorization")
-    upstream = structs.replace(route.upstream, tls=tls, transport=options.transport)
     route = structs.replace(route, upstream=upstream, forward_headers=others)
     return [_subject(structs.replace(config, routes=(route,)), route, headers, options)], None
 

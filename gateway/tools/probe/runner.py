@@ -1,6 +1,7 @@
 """Examines one server, step by step; the result is one `ProbedServer`."""
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from gateway import __version__
@@ -111,7 +112,15 @@ async def _examine_url(exam: ProbeContext) -> None:
         await _examine_old(exam, _connector(exam, transport))
     except _OPENING as exc:
         if isinstance(exc, TimeoutError) and transport == "auto":
-            await _try_sse(exam)
+            # The gateway finds HTTP+SSE at a server that answers no POST only if the transport is configured.
+            with suppress(*_OPENING):
+                await _examine_old(exam, _connector(exam, "sse"))
+                exam.warn(
+                    "auto",
+                    "`transport: auto` cannot detect that the server speaks HTTP+SSE",
+                    "The server leaves a POST to this URL unanswered, where other HTTP+SSE servers refuse it.",
+                    "Set transport: sse, as in the configuration below.",
+                )
         if exam.has_checked("handshake"):
             return
         if exam.met_page and not isinstance(exc, Refused | TimeoutError):
@@ -126,7 +135,7 @@ def _connector(exam: ProbeContext, transport: str) -> Connect:
 
 async def _examine_modern(exam: ProbeContext) -> None:
     """Report what a server that answered `server/discover` is, and whether it serves legacy clients too."""
-    try:
+    with suppress(*_OPENING):
         async with session(exam, _connector(exam, "streamable-http"), mcp.LEGACY) as opened:
             exam.learn(
                 era="both",
@@ -134,8 +143,6 @@ async def _examine_modern(exam: ProbeContext) -> None:
                 versions=tuple(dict.fromkeys((*exam.server.versions, opened.shaken.version))),
                 name=exam.server.name or described(opened.shaken.server_info),
             )
-    except _OPENING:
-        pass
     server, both = exam.server, "modern, and it serves legacy clients too"
     if server.era == "modern":
         exam.ok(
@@ -166,35 +173,21 @@ async def _examine_modern(exam: ProbeContext) -> None:
     exam.ok("name", server.name or "none")
     _tell_authorization(exam)
     exam.ok("versions", ", ".join(server.versions))
-    _tell_capabilities(exam)
-
-
-async def _try_sse(exam: ProbeContext) -> None:
-    """Try HTTP+SSE for a server that answers no POST; the gateway finds it only if the transport is configured."""
-    try:
-        await _examine_old(exam, _connector(exam, "sse"))
-    except _OPENING:
-        return
-    exam.warn(
-        "auto",
-        "`transport: auto` cannot detect that the server speaks HTTP+SSE",
-        "The server leaves a POST to this URL unanswered, where other HTTP+SSE servers refuse it.",
-        "Set transport: sse, as in the configuration below.",
-    )
+    exam.ok("capabilities", ", ".join(server.capabilities) or "none")
 
 
 async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
     async with session(exam, connect, mcp.LEGACY) as opened:
         _introduce(exam, opened)
         await sessions.list_tools(exam, opened)
+        own, session_id = {**exam.subject.headers, mcp.PROTOCOL_VERSION: opened.shaken.version}, None
         if isinstance(opened.channel, StreamableChannel):
-            own = wire_behaviour.own_headers(exam, opened.channel, opened.shaken)
+            if (session_id := opened.channel.session_id) is not None:
+                own[mcp.SESSION_ID] = session_id
             await wire_behaviour.look_at_reply(exam, own, has_tools=opened.shaken.offers("tools"))
-            await _open_others(exam, connect)
-            if opened.channel.session_id is not None:
-                await wire_behaviour.end(exam, own)
-        else:
-            await _open_others(exam, connect)
+        await _open_others(exam, connect)
+        if session_id is not None:
+            await wire_behaviour.end(exam, own)
 
 
 def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
@@ -214,10 +207,10 @@ def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
         handshake_seconds=round(seconds, 3),
         capabilities=capability_names(shaken.capabilities),
     )
-    server = exam.server
+    server, capabilities = exam.server, ", ".join(exam.server.capabilities) or "none"
     if server.transport == "stdio":
         exam.ok("handshake", f"{server.name or 'no name'}, {shaken.version}, {took}")
-        _tell_capabilities(exam)
+        exam.ok("capabilities", capabilities)
         return
     exam.ok("handshake", f"{server.name or 'no name'}, {took}")
     _tell_authorization(exam)
@@ -231,7 +224,7 @@ def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
             exam.ok("GET stream", "open" if is_http else "open, carries every message")
         else:
             exam.warn("GET stream", "none")
-    _tell_capabilities(exam)
+    exam.ok("capabilities", capabilities)
 
 
 def _tell_authorization(exam: ProbeContext) -> None:
@@ -244,10 +237,6 @@ def _tell_authorization(exam: ProbeContext) -> None:
         "The gateway forwards each client's own.",
         "For one value for all clients, set credentials or set_headers on the route.",
     )
-
-
-def _tell_capabilities(exam: ProbeContext) -> None:
-    exam.ok("capabilities", ", ".join(exam.server.capabilities) or "none")
 
 
 async def _open_others(exam: ProbeContext, connect: Connect) -> None:

@@ -31,18 +31,29 @@ def features(server: Server, route: Route, config: Config) -> tuple[Feature, ...
     """Return every feature that clients of this route get; `config` is the configuration as it holds on the route."""
     if server.era != "old" and route.era == "auto":
         return tuple(_passed_through(server))
-    replays = route.continuation == "replay"
+    replays, left_out = route.continuation == "replay", len(server.left_out_tools)
+    calls = _feature("calls", "yes", "yes")
+    if left_out:
+        calls = _feature("calls", "partly", f"all but {left_out}", "See the check named tools.")
+    caching = "The server does not announce changes of lists: with a longer ttlMs clients see them that much later."
+    if server.side_stream and "tools.listChanged" in server.capabilities:
+        caching = "The server announces changes of lists to clients that listen."
+    relayed = "Requests over the server's own transport pass through unchanged; sessions over another one are relayed."
     return (
-        _feature("calls", "partly", f"all but {len(server.left_out_tools)}", "See the check named tools.")
-        if server.left_out_tools
-        else _feature("calls", "yes", "yes"),
+        calls,
         _questions(server, replays=replays),
         _replica_death(server, replays=replays),
-        _progress(server),
-        _long_calls(server, config),
+        *_progress_and_long_calls(server, config),
         _subscriptions(server),
-        _caching(server),
-        _legacy_clients(server),
+        _feature(
+            "caching",
+            "yes",
+            "yes, off until you enable it",
+            f"Results carry ttlMs 0 and cacheScope private, which is always correct. {caching}",
+        ),
+        _feature("old_clients", "yes", "yes, relayed", "Each of their sessions has a process of its own.")
+        if server.transport == "stdio"
+        else _feature("old_clients", "yes", "yes", relayed),
     )
 
 
@@ -130,22 +141,17 @@ def _replica_death(server: Server, *, replays: bool) -> Feature:
     )
 
 
-def _progress(server: Server) -> Feature:
-    if not server.json_replies:
-        return _feature("progress", "yes", "yes")
-    return _feature(
-        "progress",
-        "no",
-        "no, the server replies with JSON",
-        "A JSON body cannot carry anything before the result.",
-        _EVENT_STREAMS,
-    )
-
-
-def _long_calls(server: Server, config: Config) -> Feature:
+def _progress_and_long_calls(server: Server, config: Config) -> tuple[Feature, Feature]:
     idle = f"{config.timeouts.idle_seconds:g} s"
     if server.json_replies:
-        return _feature(
+        progress = _feature(
+            "progress",
+            "no",
+            "no, the server replies with JSON",
+            "A JSON body cannot carry anything before the result.",
+            _EVENT_STREAMS,
+        )
+        return progress, _feature(
             "long_calls",
             "partly",
             f"up to {idle}",
@@ -153,7 +159,7 @@ def _long_calls(server: Server, config: Config) -> Feature:
             "timeouts.idle_seconds.",
             "Raise timeouts.idle_seconds above the duration of your longest tool.",
         )
-    return _feature(
+    return _feature("progress", "yes", "yes"), _feature(
         "long_calls",
         "yes",
         "yes",
@@ -182,26 +188,6 @@ def _subscriptions(server: Server) -> Feature:
             _NO_GET,
         )
     return _feature(name, "yes", "yes", f"Declared: {', '.join(offered)}.")
-
-
-def _caching(server: Server) -> Feature:
-    announced = "The server announces changes of lists to clients that listen."
-    silent = "The server does not announce changes of lists: with a longer ttlMs clients see them that much later."
-    return _feature(
-        "caching",
-        "yes",
-        "yes, off until you enable it",
-        "Results carry ttlMs 0 and cacheScope private, which is always correct. "
-        + (announced if server.side_stream and "tools.listChanged" in server.capabilities else silent),
-    )
-
-
-def _legacy_clients(server: Server) -> Feature:
-    name = "old_clients"
-    if server.transport == "stdio":
-        return _feature(name, "yes", "yes, relayed", "Each of their sessions has a process of its own.")
-    why = "Requests over the server's own transport pass through unchanged; sessions over another one are relayed."
-    return _feature(name, "yes", "yes", why)
 
 
 def unknown(server: Server) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, State
+from gateway.tools.probe.report.findings import Check, ProbeReport, State
 
 _COLUMNS: Final = 79
 _WORD: Final = 9
@@ -34,32 +34,29 @@ def lines(report: ProbeReport, *, colour: bool) -> Iterator[str]:
     if report.checks:
         found += (_paint("head", "The configuration, on this machine"), "", *_checks(report.checks))
     for upstream in report.upstreams:
-        found += ([""] if report.checks else []) + [*_upstream(upstream)]
+        before = "" if upstream.route is None else f"{upstream.route} -> "
+        found += [""] if report.checks else []
+        found += (_paint("head", f"{before}{upstream.target}"), "", *_checks(upstream.checks))
+        judged: list[str] = []
+        for feature in upstream.features:
+            judged.append(f"{feature.title}: {_paint(feature.answer, feature.short)}")
+            for label, text in (("", feature.why), ("fix: ", feature.fix)):
+                judged += _wrapped(label + text, "    ") if text else []
+        parts = {
+            "Through the gateway": judged,
+            "Unknown without calling a tool": [
+                line for sentence in upstream.unknown for line in _wrapped(sentence, "  ", first="- ")
+            ],
+            "Suggested configuration": (upstream.configuration or "").splitlines(),
+        }
+        for title, body in parts.items():
+            found += ("", _paint("head", title), "", *body) if body else ()
     for line in (*found, "", _paint(report.state, _SUMMARY[report.state])):
         yield line if colour else _ESCAPE.sub("", line)
 
 
 def _paint(kind: str, text: str) -> str:
     return f"\033[{_COLOURS[kind]}m{text}\033[0m"
-
-
-def _upstream(upstream: ProbedServer) -> Iterator[str]:
-    before = "" if upstream.route is None else f"{upstream.route} -> "
-    yield _paint("head", f"{before}{upstream.target}")
-    yield ""
-    yield from _checks(upstream.checks)
-    parts = {
-        "Through the gateway": [line for feature in upstream.features for line in _feature(feature)],
-        "Unknown without calling a tool": [
-            line
-            for sentence in upstream.unknown
-            for line in textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
-        ],
-        "Suggested configuration": (upstream.configuration or "").splitlines(),
-    }
-    for title, body in parts.items():
-        if body:
-            yield from ("", _paint("head", title), "", *body)
 
 
 def _checks(checks: tuple[Check, ...]) -> Iterator[str]:
@@ -74,12 +71,5 @@ def _checks(checks: tuple[Check, ...]) -> Iterator[str]:
                 yield from _wrapped(f"{label}: {text}", indent + "  ")
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent=indent)
-
-
-def _feature(feature: Feature) -> Iterator[str]:
-    yield f"{feature.title}: {_paint(feature.answer, feature.short)}"
-    for label, text in (("", feature.why), ("fix: ", feature.fix)):
-        if text:
-            yield from textwrap.wrap(label + text, _COLUMNS, initial_indent="    ", subsequent_indent="    ")
+def _wrapped(text: str, indent: str, *, first: str | None = None) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=indent if first is None else first, subsequent_indent=indent)

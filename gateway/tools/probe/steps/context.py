@@ -6,7 +6,7 @@ from msgspec import Struct, structs
 from yarl import URL
 
 from gateway.children.child import given_secrets
-from gateway.config import Config, Route, Timeouts
+from gateway.config import Config, Route
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_url import Endpoint
 from gateway.runtime.own_ids import new_id
@@ -72,22 +72,17 @@ class ProbeContext(Notes):
     def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:
         super().__init__(Redactor(subject.secrets))
         self.subject = subject
+        self.timeouts = subject.config.timeouts
         self.client = client
         self.tasks = tasks
         route = subject.route
-        self.endpoint = Endpoint(route.path, route.upstream.url or "")
-        # Error messages use this instead of the URL, whose query may be secret; the report begins with the URL.
-        self.endpoint.where = "The server"
+        # Errors do not repeat the URL, whose query may be secret: the report begins with it.
+        self.endpoint = Endpoint(route.path, route.upstream.url or "", where="The server")
         self.server = Server()
         self.discover_id = new_id()
         """Of the request `server/discover`."""
         self.met_page = False
         """Whether the first answer was a web page, as some frameworks send for an unknown path."""
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """The time limits of the steps."""
-        return self.subject.config.timeouts
 
     def learn(self, **facts: object) -> None:
         """Note properties of the server."""

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from contextlib import suppress
 from typing import Final
 
 from yarl import URL
@@ -54,7 +55,14 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
 
 
 async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> None:
-    runs = config.admin is not None and await _is_gateway(config.admin, client)
+    runs = False
+    if config.admin is not None:
+        host, port = split_address(config.admin)
+        loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (only compared)
+        url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
+        with suppress(*NO_REPLY):
+            reply = await ask(client, "GET", url, {}, seconds=client.timeouts.connect_seconds)
+            runs = reply.status == 200 and _OURS in reply.body
     listeners = (("listen", config.listen), ("admin", config.admin), ("replica.listen", config.replica.listen))
     for name, address in listeners:
         if address is None:
@@ -73,17 +81,6 @@ async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> Non
             _ = exam.failed(name, found, "The gateway cannot start.", fix)
         else:
             exam.ok(name, f"{address} is free")
-
-
-async def _is_gateway(address: str, client: Client) -> bool:
-    host, port = split_address(address)
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (only compared)
-    try:
-        url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
-        reply = await ask(client, "GET", url, {}, seconds=client.timeouts.connect_seconds)
-    except NO_REPLY:
-        return False
-    return reply.status == 200 and _OURS in reply.body
 
 
 async def _look_at_peers(exam: Notes, config: Config) -> None:
@@ -106,33 +103,27 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         exam.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
         return
-    own = replica.id or world.host_name()
+    own, seconds = replica.id or world.host_name(), config.timeouts.peer_connect_seconds
     for name, address in sorted(replica.peers.items()):
         if name == own:
             continue
-        problem = await _connect(address, config.timeouts.peer_connect_seconds)
-        if problem:
-            exam.warn(
-                "peers",
-                f"{name} at {address} {problem}",
-                "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
-                "Check that it runs, its replica.listen, and the network in between.",
-            )
+        try:
+            async with asyncio.timeout(seconds):
+                _, writer = await asyncio.open_connection(*split_address(address))
+        except TimeoutError:
+            problem = f"does not answer within {seconds:g} s"
+        except OSError as exc:
+            problem = f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
         else:
+            writer.close()
             exam.ok("peers", f"{name} at {address} accepts connections")
-
-
-async def _connect(address: str, seconds: float) -> str:
-    """Return why the connection failed; empty if it succeeded."""
-    try:
-        async with asyncio.timeout(seconds):
-            _, writer = await asyncio.open_connection(*split_address(address))
-    except TimeoutError:
-        return f"does not answer within {seconds:g} s"
-    except OSError as exc:
-        return f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
-    writer.close()
-    return ""
+            continue
+        exam.warn(
+            "peers",
+            f"{name} at {address} {problem}",
+            "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
+            "Check that it runs, its replica.listen, and the network in between.",
+        )
 
 
 async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:

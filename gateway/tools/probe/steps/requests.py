@@ -31,12 +31,6 @@ class ProbeReply:
         """Yield the JSON-RPC messages received so far."""
         return reply_messages.messages(self.content_type, self.body)
 
-    def event_ids(self) -> list[str]:
-        """Return the ids of the events received so far."""
-        if self.content_type != EVENTS:
-            return []
-        return [event.id for event in reply_messages.events(self.body) if event.id]
-
     def is_answered(self, asked: bytes) -> bool:
         """Return whether the response to the request with this id has come."""
         return any(reply_messages.is_answer(message, asked) for message in self.messages())

@@ -36,12 +36,6 @@ class ProbedSession(NamedTuple):
     """The duration of the handshake."""
 
 
-def initialize(version: str) -> bytes:
-    """Return the `initialize` request for a protocol version."""
-    params = {**handshake.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
-    return jsonrpc.request(new_id(), mcp.INITIALIZE, params)
-
-
 @asynccontextmanager
 async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIterator[ProbedSession]:
     """Open a session with a complete handshake, because half of one crashes some servers.
@@ -49,10 +43,11 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
     Raises GatewayError, ValueError or TimeoutError.
     """
     channel, headers = connect(), exam.subject.headers
+    params = {**handshake.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
     began = world.monotonic()
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
-            channel, result = await channel.open(initialize(version), headers)
+            channel, result = await channel.open(jsonrpc.request(new_id(), mcp.INITIALIZE, params), headers)
         seconds = world.monotonic() - began
         shaken = handshake.handshake(bytes(result))
         await channel.listen(shaken.version, headers, _NOT_HEARD)

@@ -5,25 +5,16 @@ The probe sends requests of its own here, because the gateway's channel hides th
 
 from typing import Final
 
-from gateway.exchange.handshake import Handshake
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.tools.probe.steps.context import ProbeContext
 from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ask
-from gateway.upstream.channel import Channel, Headers
+from gateway.upstream.channel import Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
 _REPLAY_SECONDS: Final = 2.0
 _REPLAY_TRIES: Final = 2
 """server-everything replays only to the second GET."""
 _REQUEST_ID: Final = b'"mrtr-gateway-probe-form"'
-
-
-def own_headers(exam: ProbeContext, channel: Channel, shaken: Handshake) -> dict[str, str]:
-    """Return the headers of a request in this session."""
-    own = {**exam.subject.headers, mcp.PROTOCOL_VERSION: shaken.version}
-    if channel.session_id is not None:
-        own[mcp.SESSION_ID] = channel.session_id
-    return own
 
 
 async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool) -> None:
@@ -44,16 +35,17 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
             "Look in the server's log.",
         )
         return
-    ids = reply.event_ids()
-    exam.learn(json_replies=reply.content_type != EVENTS, event_store=bool(ids))
-    if exam.server.json_replies:
+    is_json = reply.content_type != EVENTS
+    ids = [] if is_json else [event.id for event in reply_messages.events(reply.body) if event.id]
+    exam.learn(json_replies=is_json, event_store=bool(ids))
+    if is_json:
         exam.warn("replies", "JSON bodies")
-    else:
-        exam.ok("replies", "event streams")
+        return
+    exam.ok("replies", "event streams")
     if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
         exam.learn(replays=await _replays(exam, headers, ids[0]))
     server = exam.server
-    if not server.sessions or server.json_replies:
+    if not server.sessions:
         return
     if server.replays is False:
         exam.warn("event ids", "present, but the server does not replay")
