@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 OLD = ("MRTR_DEMO_OLD_PYTHON", "1.30.0")
 MODERN = ("MRTR_DEMO_MODERN_PYTHON", "2.3.0")
@@ -17,12 +17,6 @@ _ASK_VERSION = "from importlib.metadata import version; print(version('mcp'))"
 
 class PartsError(Exception):
     """An environment is not available; the message says what failed, why, and how to fix it."""
-
-
-def default_cache() -> Path:
-    """Return the folder for the environments, by the XDG rules, which require an absolute path."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo"
 
 
 def interpreters(cache: Path) -> tuple[str, str]:
@@ -46,20 +40,24 @@ def interpreters(cache: Path) -> tuple[str, str]:
             say(f"mcp {release}: building {home} (first run only)")
             missing[release] = variable, home
     _at_once(
-        _Command(
+        (
             [sys.executable, "-m", "venv", "--clear", str(home)],
             f"cannot create the environment {home}",
-            "install the venv module (Debian and Ubuntu: apt install python3-venv) and make sure that the folder is "
-            "writable, or choose another one with --cache",
+            (
+                "install the venv module (Debian and Ubuntu: apt install python3-venv) and make sure that the folder "
+                "is writable, or choose another one with --cache"
+            ),
         )
         for _, home in missing.values()
     )
     _at_once(
-        _Command(
+        (
             [found[release], "-m", "pip", "install", *_PIP_OPTIONS, f"mcp=={release}"],
             f"cannot install mcp=={release}",
-            "make sure that pip can reach a package index (PIP_INDEX_URL, HTTPS_PROXY), or set "
-            f"{variable} to an interpreter that has this release",
+            (
+                "make sure that pip can reach a package index (PIP_INDEX_URL, HTTPS_PROXY), or set "
+                f"{variable} to an interpreter that has this release"
+            ),
         )
         for release, (variable, _) in missing.items()
     )
@@ -80,25 +78,20 @@ def _release(python: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-class _Command(NamedTuple):
-    """A command, what has failed if it fails, and the fix."""
+def _at_once(steps: Iterable[tuple[list[str], str, str]]) -> None:
+    """Run commands beside each other; if one fails, or the demo is stopped, none goes on. Raises PartsError.
 
-    command: list[str]
-    what: str
-    fix: str
-
-
-def _at_once(steps: Iterable[_Command]) -> None:
-    """Run commands beside each other; if one fails, or the demo is stopped, none goes on. Raises PartsError."""
+    A step is a command, what has failed if it fails, and the fix.
+    """
     with contextlib.ExitStack() as stack:
-        running: list[tuple[_Command, subprocess.Popen[str]]] = []
-        for step in steps:
-            process = subprocess.Popen(step.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        running: list[tuple[subprocess.Popen[str], str, str]] = []
+        for command, what, fix in steps:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             _ = stack.callback(process.kill)
-            running.append((step, process))
-        for step, process in running:
+            running.append((process, what, fix))
+        for process, what, fix in running:
             said, _ = process.communicate()
             if process.returncode:
                 last = [line for line in said.splitlines() if line.strip()][-6:]
                 why = "\n".join(f"  {line}" for line in last) or f"  exit status {process.returncode}"
-                raise PartsError(f"{step.what}:\n{why}\nFix: {step.fix}.")
+                raise PartsError(f"{what}:\n{why}\nFix: {fix}.")

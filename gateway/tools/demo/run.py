@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.tools.demo.children import ChildError, started
-from gateway.tools.demo.environments import PartsError, default_cache, interpreters, say
+from gateway.tools.demo.environments import PartsError, interpreters, say
 from gateway.tools.demo.sequence_diagram import WIDEST, Row, draw, rows
 
 HERE = Path(__file__).parent
@@ -24,13 +24,15 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def run(arguments: Sequence[str]) -> int:
     """Run the demo; return 0 if the tool returned the expected result."""
+    # By the XDG rules, which require an absolute path.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     parser = argparse.ArgumentParser(
         prog="mrtr-gateway demo", description="Show a modern client using a legacy server through the gateway."
     )
     parser.add_argument(
         "--cache",
         type=Path,
-        default=default_cache(),
+        default=(base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo",
         metavar="DIR",
         help="folder for the Python environments of the server and the client (default: %(default)s)",
     )
@@ -80,7 +82,9 @@ def _play(old: str, modern: str) -> int:
             raise ChildError(f"the modern client did not end within {UNATTENDED_SECONDS:.0f} s.") from None
         told = rows(gateway.output())
 
-        _show(told)
+        print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
+        width, is_coloured = shutil.get_terminal_size((WIDEST, 24)).columns, not os.environ.get("NO_COLOR")
+        print(*draw(told, width=width, color=sys.stdout.isatty() and is_coloured), sep="\n")
         if status:
             print(f"mrtr-gateway demo: the client ended with status {status}.", file=sys.stderr)
             for child in (server, gateway):
@@ -88,14 +92,6 @@ def _play(old: str, modern: str) -> int:
             return 1
     _explain(told)
     return 0
-
-
-def _show(told: Sequence[Row]) -> None:
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((WIDEST, 24)).columns
-    print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
-    for line in draw(told, width=width, color=terminal and not os.environ.get("NO_COLOR")):
-        print(line)
 
 
 def _explain(told: Sequence[Row]) -> None:

@@ -66,7 +66,13 @@ def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
     for row in told:
         old = row.side == "old"
         arrow = _paint(YELLOW if old else CYAN, "◀" if row.to_server else "▶")
-        for number, line in enumerate(_wrapped(row, left if old else right)):
+        room = left if old else right
+        cell = textwrap.wrap(row.title, room, max_lines=2, placeholder="…")
+        for detail in row.details:
+            cell += textwrap.wrap(
+                detail, room, initial_indent="  ", subsequent_indent="  ", max_lines=DETAIL_LINES, placeholder="…"
+            )
+        for number, line in enumerate(cell):
             mark = " " if number else arrow
             text = _paint(DIM if number else BOLD, line)
             pad = " " * (left - len(line))
@@ -117,15 +123,6 @@ def _answer(value: dict[str, Any]) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _wrapped(row: Row, width: int) -> list[str]:
-    lines = textwrap.wrap(row.title, width, max_lines=2, placeholder="…")
-    for detail in row.details:
-        lines += textwrap.wrap(
-            detail, width, initial_indent="  ", subsequent_indent="  ", max_lines=DETAIL_LINES, placeholder="…"
-        )
-    return lines
 
 
 def _paint(code: str, text: str) -> str:
