@@ -6,7 +6,6 @@ in time counts with its previous values. Gauges include only the workers that an
 """
 
 import asyncio
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -49,14 +48,6 @@ class WorkerProcess:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    def scraped(self, text: str | None) -> merge_metrics.Families:
-        """Return the metrics that it told; those of it that last if it did not answer."""
-        if text is None:
-            return self.counted
-        families = merge_metrics.parse(text)
-        self.counted = merge_metrics.lasting(families)
-        return families
-
     async def alive(self) -> "WorkerProcess | None":
         """Return this process if it answers in time."""
         return self if await self.get("/healthz") is not None else None
@@ -65,10 +56,7 @@ class WorkerProcess:
 class Overview(Probes):
     """Answers for all workers."""
 
-    def __init__(
-        self, metrics: Metrics, in_force: InForce[Config], reload: Reload, processes: Mapping[int, WorkerProcess]
-    ) -> None:
-        """`processes` are those that run now, by the number of their worker."""
+    def __init__(self, metrics: Metrics, in_force: InForce[Config], reload: Reload) -> None:
         self.proven: set[int] = set()
         """Workers that have been ready once."""
         self._metrics = metrics
@@ -76,13 +64,18 @@ class Overview(Probes):
         self._count = in_force.value.workers
         """A reload cannot change it."""
         self._reload = reload
-        self._processes = processes
+        self._processes: dict[int, WorkerProcess] = {}
+        """Those that run now, by the number of their worker."""
         self._ended: merge_metrics.Families = {}
         self._turn = asyncio.Lock()
 
-    def ended(self, process: WorkerProcess) -> None:
-        """Keep the counters of a process that has ended."""
-        self._ended = merge_metrics.merge((self._ended, process.counted))
+    def began(self, number: int, address: str) -> None:
+        """A process of a worker was started, whose admin listener will be at this address."""
+        self._processes[number] = WorkerProcess(address)
+
+    def ended(self, number: int) -> None:
+        """The process of a worker has ended; its counters stay."""
+        self._ended = merge_metrics.merge((self._ended, self._processes.pop(number).counted))
 
     async def is_ready(self, number: int) -> bool:
         """Ask one worker."""
@@ -121,5 +114,10 @@ class Overview(Probes):
             texts = dict(zip(asked, answers, strict=True))
             scrapes = [merge_metrics.parse(self._metrics.render().decode()), self._ended]
             # A process that ended during the scrape is not here: `_ended` has its previous counters.
-            scrapes += [process.scraped(texts.get(process)) for process in self._processes.values()]
+            for process in self._processes.values():
+                if (text := texts.get(process)) is None:
+                    scrapes.append(process.counted)
+                    continue
+                scrapes.append(merge_metrics.parse(text))
+                process.counted = merge_metrics.lasting(scrapes[-1])
             return merge_metrics.write(merge_metrics.merge(scrapes)).encode()

@@ -25,7 +25,7 @@ from typing import Final
 
 from gateway import __version__, world
 from gateway.admin.reload import Reload
-from gateway.admin.workers_view import Overview, WorkerProcess
+from gateway.admin.workers_view import Overview
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigFile, InForce, split_address
 from gateway.http.server.listener import UNIX, Listener
@@ -77,7 +77,7 @@ class Supervisor:
         self._tasks = Tasks(self._metrics)
         self._lives: dict[int, _Life] = {}
         self._reload = Reload(file, self._in_force, self, self._tasks, process="supervisor")
-        self._overview = Overview(self._metrics, self._in_force, self._reload, self._lives)
+        self._overview = Overview(self._metrics, self._in_force, self._reload)
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
         self._failed = False
@@ -146,11 +146,13 @@ class Supervisor:
             config = self._in_force.value
             worker = Worker(number, config.workers, self._directory, self._key)
             life = self._lives[number] = _Life(config, worker, self._file)
+            self._overview.began(number, worker.socket("admin"))
             log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
             if number not in self._overview.proven:
                 self._tasks.spawn(self._prove(number), "watch worker")
             code = await life.ended()
-            self._overview.ended(self._lives.pop(number))
+            del self._lives[number]
+            self._overview.ended(number)
             seconds = round(loop.time() - began, 3)
             if self._stopping.is_set():
                 self._failed |= code != 0
@@ -196,11 +198,10 @@ class Supervisor:
             life.send(signal.SIGKILL)
 
 
-class _Life(WorkerProcess):
+class _Life:
     """One process of a worker, from its start to its end."""
 
     def __init__(self, config: Config, worker: Worker, file: ConfigFile | None) -> None:
-        super().__init__(worker.socket("admin"))
         # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
         self._process = _SPAWN.Process(target=_work, args=(config, worker, file), daemon=True)
         with _blocked_signals():
@@ -252,22 +253,18 @@ def _blocked_signals() -> Iterator[None]:
 
 def _work(config: Config, worker: Worker, file: ConfigFile | None) -> None:
     """Run a worker in its own process."""
-    _die_with_supervisor()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():  # it died before prctl
+        sys.exit(1)
     os.setsid()
     configure_logging(config.log.level, config.log.format)
     try:
         event_loop.run(_serve(config, worker, file))
     except OSError as exc:
         log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - as for a process alone
-        sys.exit(1)
-
-
-def _die_with_supervisor() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():  # it died before prctl
         sys.exit(1)
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.admin import workers_view
 from gateway.admin.probes import Probes
 from gateway.admin.reload import Reload
-from gateway.admin.workers_view import Overview, WorkerProcess
+from gateway.admin.workers_view import Overview
 from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
@@ -84,22 +84,21 @@ class Host:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.own = Metrics("1")
-        self.processes: dict[int, WorkerProcess] = {}
         in_force = InForce(CONFIG)
         self.reload = Reload(None, in_force, Mock(), Tasks(self.own))
-        self.overview = Overview(self.own, in_force, self.reload, self.processes)
+        self.overview = Overview(self.own, in_force, self.reload)
         self.workers: list[FakeWorker] = []
 
     async def start(self, number: int) -> FakeWorker:
         worker = FakeWorker(self.directory, number)
         await worker.start()
         self.workers.append(worker)
-        self.processes[number] = WorkerProcess(worker.address)
+        self.overview.began(number, worker.address)
         return worker
 
     async def die(self, number: int, worker: FakeWorker) -> None:
         await worker.end()
-        self.overview.ended(self.processes.pop(number))
+        self.overview.ended(number)
 
     async def value(self, name: str) -> float:
         text = (await self.overview.exposition()).decode()
@@ -169,7 +168,7 @@ async def test_the_answer_of_a_worker_that_died_meanwhile_does_not_count(host: H
     slow.asked.clear()
     scrape = later(host.value(TASKS))
     await slow.asked.wait()
-    host.overview.ended(host.processes.pop(0))
+    host.overview.ended(0)
     slow.free.set()
     assert await scrape == 1
     assert await host.value(TASKS) == 1

@@ -1,5 +1,6 @@
 """Workers that go wrong at their start; a fresh interpreter has to find them by name."""
 
+import signal
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -7,6 +8,7 @@ from typing import NoReturn
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigFile
 from gateway.server import supervisor
+from tests.parts.stem import LIBC, PR_SET_PDEATHSIG
 
 BROKEN = 1
 CODE = 3
@@ -26,7 +28,7 @@ def one_crashes(config: Config, worker: Worker, file: ConfigFile | None) -> None
 
 
 def one_crashes_and_the_other_hangs(_: Config, worker: Worker, __: ConfigFile | None) -> NoReturn:
-    supervisor._die_with_supervisor()
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever becomes of the test
     if worker.number == BROKEN:
         raise SystemExit(CODE)
     while True:  # with its signals blocked, as it was born
