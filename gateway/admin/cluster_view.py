@@ -5,7 +5,7 @@ checked before anything of it is shown.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -36,25 +36,23 @@ class ClusterView:
         self._source = source
         self._members = source.members
         self._peers = peers
-        self._asking: asyncio.Task[None] | None = None
-        self._heard: dict[str, Heard] = {}
+        self._asking: asyncio.Task[dict[str, Heard]] | None = None
 
     async def status(self, replica: str | None) -> Status:
         """Return the status of the whole cluster, or that of one replica if it is known."""
         if replica == self._members.host:
             return await self.host()  # without a wait for a replica that is silent
-        own, heard = await asyncio.gather(self.host(), self._others())
+        if self._asking is None or self._asking.done():
+            others = sorted(self._members.other_hosts())[:_MOST_ASKED]
+            self._asking = self._source.tasks.start(self._ask(others, _ANSWER_SECONDS), "ask for statuses")
+        # Concurrent callers share the answers, and one that is cancelled does not cancel the questions.
+        asking = self._asking
+        own, _ = await asyncio.gather(self.host(), asyncio.wait((asking,)))
+        heard = asking.result()
         found = heard.get(replica or "")
         if found is not None and found.status is not None:
             return found.status
         return of_cluster(own, heard) if heard else own
-
-    async def _others(self) -> dict[str, Heard]:
-        """Ask the other replicas, each for a second at most; concurrent callers share the answers."""
-        if self._asking is None or self._asking.done():
-            self._asking = self._source.tasks.start(self._ask_others(), "ask for statuses")
-        _ = await asyncio.wait((self._asking,))  # a caller that is cancelled does not cancel the questions
-        return self._heard
 
     async def host(self) -> Status:
         """Return the status of this host; its other workers have half a second to tell theirs."""
@@ -67,11 +65,7 @@ class ClusterView:
         status = take_snapshot(self._source) if is_local else await self.host()
         return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()
 
-    async def _ask_others(self) -> None:
-        self._heard = await self._ask(sorted(self._members.other_hosts())[:_MOST_ASKED], _ANSWER_SECONDS)
-
-    async def _ask(self, names: Iterable[str], seconds: float) -> dict[str, Heard]:
-        names = list(names)
+    async def _ask(self, names: Sequence[str], seconds: float) -> dict[str, Heard]:
         return dict(zip(names, await asyncio.gather(*(self._ask_one(name, seconds) for name in names)), strict=True))
 
     async def _ask_one(self, member: str, seconds: float) -> Heard:

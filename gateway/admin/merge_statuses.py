@@ -100,7 +100,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             errors.setdefault((error.route, error.kind, error.text), []).append(error)
     return replace(
         own,
-        notices=(*missing, *_differences(parts), *_notices(parts)),
+        notices=(*missing, *_notices(parts)),
         processes=tuple(sorted(processes, key=lambda process: _number(process.id))),
         routes=tuple(failing_first(map(_route, routes.values()))),
         routes_total=max(part.routes_total for part in parts.values()),
@@ -118,8 +118,8 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     )
 
 
-def _differences(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
-    """Report what differs, as some things do during an update or a reload."""
+def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
+    """Yield what differs, as some things do during an update or a reload, and then what the parts report."""
     for what, values in (
         ("versions", {name: part.version for name, part in parts.items()}),
         ("configurations", {name: part.configuration for name, part in parts.items()}),
@@ -132,10 +132,6 @@ def _differences(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
             shown = "; ".join(f"{value} ({_names(names)})" for value, names in groups.items())
             fix = "Expected during an update. If it stays, look for `config.rejected` in the logs"
             yield StatusNotice(f"The {what} differ: {shown}", fix, is_bad=False)
-
-
-def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
-    """Yield what the parts report, with their names unless all of them report it."""
     reported: dict[StatusNotice, list[str]] = {}
     for name, part in parts.items():
         for notice in part.notices:

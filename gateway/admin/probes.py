@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
-from gateway.admin.snapshot import SnapshotSource, show_load
+from gateway.admin.snapshot import SnapshotSource
 from gateway.admin.status_page import HEADERS, every_seconds, page
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.http.server.request import HttpRequest
@@ -109,6 +109,17 @@ class Admin(Probes):
         return status_response(http, page(status, seconds, query.get("route"), only_replica).encode())
 
     async def exposition(self) -> bytes:
-        """See `Probes`."""
-        show_load(self._source)
-        return self._source.metrics.render()
+        """See `Probes`: with how much of its limits the process uses now."""
+        source, metrics = self._source, self._source.metrics
+        metrics.ready[()].set(source.reload.is_open)
+        metrics.connections[()].set(source.clients.connections)
+        metrics.connections_limit[()].set(source.config.limits.connections)
+        metrics.in_flight[()].set(source.downstream.in_flight)
+        for of_routes in (metrics.sessions_limit, metrics.children_limit):
+            of_routes.clear()  # a reload may have removed a route
+        for path, live in source.routes.live.items():
+            pool, upstream = live.upstream.pool, live.route.upstream
+            metrics.sessions_limit[path,].set(pool.most)
+            if upstream.command is not None:
+                metrics.children_limit[path,].set(upstream.max_children)
+        return metrics.render()

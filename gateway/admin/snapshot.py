@@ -31,7 +31,6 @@ from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import (
     MOST_HELD,
     MOST_PEERS,
-    HeldStatus,
     KeyStatus,
     PeerStatus,
     ProcessStatus,
@@ -85,6 +84,7 @@ def take_snapshot(source: SnapshotSource) -> Status:
     routes = [_route(live, held[path], tasks[path], source.metrics) for path, live in source.routes.live.items()]
     peers = known_peers(source.members)
     own = _process(source)
+    moment = world.monotonic()
     status = Status(
         version=__version__,
         replica=own.id,
@@ -96,7 +96,15 @@ def take_snapshot(source: SnapshotSource) -> Status:
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
-        held=tuple(_held(source)),
+        held=tuple(  # those that were parked first
+            replace(
+                driver.glance(moment),
+                owner=own.id,
+                # Calls of one caller share a tag.
+                caller=hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=source.salt).hexdigest(),
+            )
+            for driver in islice(source.lot.waiting(), MOST_HELD)
+        ),
         held_total=own.held,
         peers=tuple(peers[:MOST_PEERS]),
         peers_total=len(peers),
@@ -109,33 +117,21 @@ def take_snapshot(source: SnapshotSource) -> Status:
     return cut(status)
 
 
-def show_load(source: SnapshotSource) -> None:
-    """Show in the metrics how much of its limits a process uses."""
-    metrics = source.metrics
-    metrics.ready[()].set(source.reload.is_open)
-    metrics.connections[()].set(source.clients.connections)
-    metrics.connections_limit[()].set(source.config.limits.connections)
-    metrics.in_flight[()].set(source.downstream.in_flight)
-    for of_routes in (metrics.sessions_limit, metrics.children_limit):
-        of_routes.clear()  # a reload may have removed a route
-    for path, live in source.routes.live.items():
-        pool, upstream = live.upstream.pool, live.route.upstream
-        metrics.sessions_limit[path,].set(pool.most)
-        if upstream.command is not None:
-            metrics.children_limit[path,].set(upstream.max_children)
-
-
 def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
     last = max(live.upstream.health.answered, pool.served)
     last_ok = world.monotonic() - last if last > float("-inf") else None
     failure = live.upstream.health.failure
     by_command = route.upstream.command is not None
+    era: Literal["old", "modern", "unknown"] = "old"
+    if live.upstream.era is not None and route.era != "bridge":
+        is_modern = live.upstream.era.known
+        era = "unknown" if is_modern is None else "modern" if is_modern else "old"
     return RouteStatus(
         path=route.path,
         upstream=route.upstream.name,
         transport=live.upstream.transport or ("auto" if last_ok is None else "streamable-http"),
-        era=_era(live),
+        era=era,
         continuation=route.continuation,
         health=health(last_ok, failure),
         last_ok_seconds_ago=last_ok,
@@ -152,20 +148,6 @@ def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteSta
         tasks=tasks,
         streams=len(live.upstream.streams),
     )
-
-
-def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:
-    if live.upstream.era is None or live.route.era == "bridge":
-        return "old"
-    return "unknown" if live.upstream.era.known is None else "modern" if live.upstream.era.known else "old"
-
-
-def _held(source: SnapshotSource) -> Iterator[HeldStatus]:
-    """Yield the calls that were parked first."""
-    moment, owner = world.monotonic(), source.members.own
-    for driver in islice(source.lot.waiting(), MOST_HELD):
-        caller = hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=source.salt).hexdigest()
-        yield replace(driver.glance(moment), owner=owner, caller=caller)
 
 
 def _process(source: SnapshotSource) -> ProcessStatus:

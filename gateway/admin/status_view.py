@@ -59,6 +59,12 @@ def only(status: Status, path: str) -> Status:
 
 def view(status: Status) -> PageView:
     """Prepare a status for the template."""
+
+    def total(name: str) -> int:
+        return sum(getattr(process, name) for process in status.processes)
+
+    failing = sum(route.health == "failing" for route in status.routes)
+    errors = sum(error.count for error in status.errors)
     notices = sorted((*_warnings(status), *status.notices), key=lambda notice: not notice.is_bad)
     bad = sum(notice.is_bad for notice in notices)
     return PageView(
@@ -66,7 +72,14 @@ def view(status: Status) -> PageView:
         level="bad" if bad else "good" if status.state == "ready" else "warn",
         verdict=f"{status.state}, {counted(bad, 'problem')}" if bad else status.state,
         notices=notices,
-        figures=_figures(status),
+        figures=[
+            Figure("Held calls", status.held_total, total("held_limit")),
+            Figure("In flight", total("in_flight"), unit="requests"),
+            Figure("Connections", total("connections"), total("connections_limit")),
+            Figure("Open files", total("open_files"), total("open_files_limit")),
+            Figure("Upstreams failing", failing, unit=f"of {status.routes_total:,}", is_bad=failing > 0),
+            Figure("Errors", errors, unit="listed below" if errors else "since the start"),
+        ],
     )
 
 
@@ -98,22 +111,6 @@ def _warnings(status: Status) -> Iterator[StatusNotice]:
             yield StatusNotice(
                 f"{label}: {number:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused"
             )
-
-
-def _figures(status: Status) -> list[Figure]:
-    def total(name: str) -> int:
-        return sum(getattr(process, name) for process in status.processes)
-
-    failing = sum(route.health == "failing" for route in status.routes)
-    errors = sum(error.count for error in status.errors)
-    return [
-        Figure("Held calls", status.held_total, total("held_limit")),
-        Figure("In flight", total("in_flight"), unit="requests"),
-        Figure("Connections", total("connections"), total("connections_limit")),
-        Figure("Open files", total("open_files"), total("open_files_limit")),
-        Figure("Upstreams failing", failing, unit=f"of {status.routes_total:,}", is_bad=failing > 0),
-        Figure("Errors", errors, unit="listed below" if errors else "since the start"),
-    ]
 
 
 def mode(route: RouteStatus) -> str:

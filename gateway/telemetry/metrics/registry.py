@@ -233,7 +233,7 @@ class Metrics:
         )[()]
         self.task_failures = series.counter("task_failures_total", "Unexpected exceptions: each is a bug.")[()]
         series.gauge("build_info", "The running version.", version=ANY)[version,].set(1)
-        # The load of a process that serves clients: `show_load` of the snapshot sets it before the metrics are read.
+        # The load of a process that serves clients: its admin listener sets it before the metrics are read.
         self.ready = series.gauge("ready", "1 while /readyz says 200, else 0.")
         self.connections = series.gauge("connections", "Open connections of clients.")
         self.connections_limit = series.gauge("connections_limit", "Maximum of `mcp_gateway_connections`.")
