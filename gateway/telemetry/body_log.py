@@ -6,6 +6,7 @@ what people typed and tools answered: no rule recognises a secret that looks lik
 
 import json
 import re
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -49,18 +50,15 @@ bodies: Final = Bodies()
 
 def shown(data: bytes) -> str:
     """Return the message for the log: one line, without anything that looks like a secret, cut."""
-    text = _masked(data)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(data)} bytes)"
-
-
-def _masked(data: bytes) -> str:
+    text = None
     if len(data) <= _PARSED_BYTES:
-        try:
-            return json.dumps(_without_secrets(json.loads(data)), ensure_ascii=False, separators=(",", ":"))
-        except (ValueError, RecursionError):
-            pass  # malformed messages are shown too: they are often the reason for looking
-    text = data[: SHOWN_CHARACTERS + _SPARE_BYTES].decode("utf-8", "replace")
-    return mask(_PAIR.sub(_pair, text))
+        # Malformed messages are shown too: they are often the reason for looking.
+        with suppress(ValueError, RecursionError):
+            text = json.dumps(_without_secrets(json.loads(data)), ensure_ascii=False, separators=(",", ":"))
+    if text is None:
+        beginning = data[: SHOWN_CHARACTERS + _SPARE_BYTES].decode("utf-8", "replace")
+        text = mask(_PAIR.sub(_pair, beginning))
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(data)} bytes)"
 
 
 def _without_secrets(value: Any) -> Any:

@@ -59,8 +59,20 @@ class RecentErrors:
 
         `fix` replaces the error's own.
         """
-        kind = _kind(error)
-        if kind is None or error in self._noted:
+        match error:
+            case UpstreamError():
+                kind = str((error.data or {}).get("reason", error.reason))
+            case Busy() | NoKeys():
+                kind = error.reason
+            case OwnerStalled():
+                kind = OwnerStalled.reason
+            case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
+                kind = reason
+            case _ if type(error) is GatewayError:
+                kind = "internal"
+            case _:
+                return None
+        if error in self._noted:
             return None
         self._noted.add(error)
         fix = fix or _FIXES.get(kind, error.fix)
@@ -103,18 +115,3 @@ def presentable(text: str) -> str:
     for quote in _QUOTES:
         text = quote.sub(lambda found: found[1] if found.re.groups else "", text)
     return clean(mask(text), _TEXT_CHARACTERS)
-
-
-def _kind(error: GatewayError) -> str | None:
-    """Name an error that is an operator's business; None for one that is its client's."""
-    match error:
-        case UpstreamError():
-            return str((error.data or {}).get("reason", error.reason))
-        case Busy() | NoKeys():
-            return error.reason
-        case OwnerStalled():
-            return OwnerStalled.reason
-        case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
-            return reason
-        case _:
-            return "internal" if type(error) is GatewayError else None

@@ -104,44 +104,40 @@ def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 
 
 def plain(key: str, value: object) -> Any:
-    """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
+    """Return a JSON value without secrets; bytes are a body, so only their length is logged.
+
+    A number is never a secret, whatever its key: `keys=2` is a count.
+    """
     if value is None or (isinstance(value, _NUMBERS) and math.isfinite(value)):
         return value
-    return MASK if _is_secret(key) else _plain_text(key, value)
-
-
-def _plain_text(key: str, value: object) -> Any:
-    """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
-    if isinstance(value, str):
-        if len(value) < _LONGEST_WORD and _WORD.fullmatch(value) is not None:
-            return value  # no pattern of a secret matches a short word: a JWT, for one, has a dot
-        return _text(value, keeps_lines=key in _SEVERAL_LINES)
+    if _is_secret(key):
+        return MASK
+    shown: Any
+    keeps_lines = key in _SEVERAL_LINES
     match value:
+        case str():
+            shown = _text(value, keeps_lines=keeps_lines)
         case bytes() | bytearray() | memoryview():
-            return f"<{len(value)} bytes>"
+            shown = f"<{len(value)} bytes>"
         case Mapping():
-            return {_text(str(name)): plain(str(name), item) for name, item in value.items()}
+            shown = {_text(str(name)): plain(str(name), item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [plain(key, item) for item in value]
+            shown = [plain(key, item) for item in value]
         case _:
-            return _text(str(value), keeps_lines=key in _SEVERAL_LINES)
+            shown = _text(str(value), keeps_lines=keeps_lines)
+    return shown
 
 
 def _text(text: str, *, keeps_lines: bool = False) -> str:
     """Return text without secrets and control characters, in a bounded length."""
-    text = mask(text) if len(text) <= MAX_CHARACTERS else _shortened(text)
-    return "\n".join(map(_one_line, text.split("\n"))) if keeps_lines else _one_line(text)
-
-
-def _one_line(text: str) -> str:
-    return clean(text, MAX_CHARACTERS)
-
-
-def _shortened(text: str) -> str:
-    """Mask the beginning and the end of a long text, and cut out its middle: the end of a traceback says most.
-
-    The words beside the cut go too: half a token, or one that lost its `Bearer`, is not recognised as a secret.
-    """
-    half = MAX_CHARACTERS // 2
-    first, last = mask(text[:half]).rsplit(None, 1), mask(text[-half:]).split(None, 2)
-    return f"{first[0] if len(first) > 1 else ''} […] {last[2] if len(last) > 2 else ''}"
+    if len(text) < _LONGEST_WORD and _WORD.fullmatch(text) is not None:
+        return text  # no pattern of a secret matches a short word: a JWT, for one, has a dot
+    if len(text) <= MAX_CHARACTERS:
+        text = mask(text)
+    else:
+        # The middle is cut out: the end of a traceback says most. The words beside the cut go too, because half a
+        # token, or one that lost its `Bearer`, is not recognised as a secret.
+        half = MAX_CHARACTERS // 2
+        first, last = mask(text[:half]).rsplit(None, 1), mask(text[-half:]).split(None, 2)
+        text = f"{first[0] if len(first) > 1 else ''} […] {last[2] if len(last) > 2 else ''}"
+    return "\n".join(clean(line, MAX_CHARACTERS) for line in (text.split("\n") if keeps_lines else (text,)))

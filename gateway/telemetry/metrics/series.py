@@ -93,13 +93,9 @@ class Labelled(dict[tuple[str, ...], S]):
         series = self[values] = cast("S", Times(self._bounds) if self._bounds else Count())
         return series
 
-    def family(self) -> Any:
-        """Return the library's family without a sample; that takes long, and not every process is asked."""
-        return self._kind(self._name, self._text, labels=tuple(self._known))  # type: ignore[call-arg]
-
     def collected(self) -> Metric:
         """Return the library's family with the samples of each series."""
-        family: Metric = self.family()
+        family: Metric = self._kind(self._name, self._text, labels=tuple(self._known))  # type: ignore[call-arg]
         for values, series in self.items():
             series.show(family, values)
         return family

@@ -187,7 +187,7 @@ def test_a_reload_takes_the_certificates_of_before_away() -> None:
 
 def test_a_label_has_a_closed_list_unless_the_configuration_chooses_its_values() -> None:
     for series in Metrics().series.declared:
-        labels = series.family()._labelnames
+        labels = series.collected()._labelnames
         _ = series[("odd",) * len(labels)]
         found = dict(zip(labels, list(series)[-1], strict=True))
         assert {label for label, value in found.items() if value == "odd"} <= {"route", "budget", "key", "version"}
