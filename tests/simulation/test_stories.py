@@ -199,6 +199,12 @@ STATES: Final = {
         f"gw-2 {_ASKED}(; gw-1 503 owner_stalled){{4}}; gw-2 {_INVALID}",
         {"kind": NO_EVENTS, "ttl_seconds": 120.0},
     ),
+    # Silence is looked for every 10 s: at 20 s, the client has just answered questions that it had for longer.
+    "a server is not silent for as long as the client took to answer": Told(
+        (call(1, think=18.5, questions=1, hangs=4.0),),
+        f"gw-1 {_ASKED}; gw-1 {_DONE}",
+        {"replicas": 1, "ttl_seconds": 60.0, "timeouts": {"idle_seconds": 10}, "legs": {"limit_seconds": 50}},
+    ),
     # A clock that was ahead by 400 s keeps its replica from being asked for as long, although it was set right again.
     "an owner asks about an expired call until the replica whose clock was set back can be asked": Told(
         (
