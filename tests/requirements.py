@@ -87,7 +87,7 @@ REQUIREMENTS: Final = (
             "tests/bridge/test_driver.py::test_a_client_that_did_not_declare_is_never_asked",
             EXCHANGE + "test_a_url_for_a_client_that_cannot_visit_it_is_refused",
             INPUTS + "test_each_question_needs_its_capability_and_no_other",
-            "tests/exchange/test_url_elicitation.py::test_an_error_without_proper_urls_is_malformed",
+            INPUTS + "test_an_error_without_proper_urls_is_malformed",
             PROPERTIES,
         ),
     ),

@@ -249,7 +249,7 @@ class Driver(Engine):
 
         Not if the call was taken over with this very round: an answer may have had it run again, to be asked anew.
         """
-        begun, heard = self._takeover, self._exchange.has_heard
+        begun, heard = self._takeover, self._exchange.nested_requests.has_heard
         is_common = begun is not None and begun.envelope.round == envelope.round
         ids = [each.upstream_id for each in envelope.open if each.upstream_id is not None]
         return bool(envelope.owner) and not is_common and not all(map(heard, ids))

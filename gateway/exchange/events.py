@@ -45,10 +45,6 @@ class Notified(Notice, frozen=True):
     message: bytes
 
 
-class Sent(Notice, frozen=True):
-    """A request of the call goes upstream: from here on the upstream may have run it."""
-
-
 class Called(Event, frozen=True):
     """The client sent the first request of the exchange."""
 

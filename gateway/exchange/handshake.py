@@ -76,9 +76,17 @@ def handshake(result: bytes) -> Handshake:
         raise ValueError("`protocolVersion` must be a string")
     if version not in mcp.LEGACY_VERSIONS:
         raise ValueError(f"the server wants protocol version {version[:40]!r}")
-    # Clients validate these values, so malformed ones are replaced or dropped.
+    # Clients validate these values, so malformed ones are replaced or dropped. Of a large `serverInfo` the name and
+    # the version are passed on.
     instructions = opened.get("instructions")
     capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
+    info, server_info = opened.get("serverInfo"), _UNKNOWN
+    if info is not None and _is_object(info):
+        members = jsonrpc.fields(info)
+        named = {key: members[key] for key in _NAMED if jsonrpc.text(members.get(key)) is not None}
+        passed = bytes(info) if len(info) <= MAX_INFO_BYTES else jsonrpc.merge(named.items())
+        if len(named) == len(_NAMED) and len(passed) <= MAX_INFO_BYTES:
+            server_info = passed
     return Handshake(
         version,
         {
@@ -86,7 +94,7 @@ def handshake(result: bytes) -> Handshake:
             for key, raw in capabilities.items()
             if not jsonrpc.is_null(raw) and bytes(raw) != b"false"
         },
-        _server_info(opened.get("serverInfo")),
+        server_info,
         instructions if jsonrpc.text(instructions) is not None else None,
     )
 
@@ -100,31 +108,24 @@ def _is_object(raw: Raw) -> bool:
     return bytes(raw).startswith(b"{")
 
 
-def _server_info(raw: Raw | None) -> bytes:
-    """Of `serverInfo` what can be passed on: all of it, its name and version if it is large, or a name of our own."""
-    if raw is None or not _is_object(raw):
-        return _UNKNOWN
-    opened = jsonrpc.fields(raw)
-    named = {key: opened[key] for key in _NAMED if jsonrpc.text(opened.get(key)) is not None}
-    info = bytes(raw) if len(raw) <= MAX_INFO_BYTES else jsonrpc.merge(named.items())
-    return info if len(named) == len(_NAMED) and len(info) <= MAX_INFO_BYTES else _UNKNOWN
-
-
 def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     """The DiscoverResult for a client of this upstream."""
-    capabilities = [
-        (key, _server_capability(key, raw)) for key, raw in shaken.capabilities.items() if key in _SERVER_KEYS
-    ]
+    capabilities: dict[str, bytes] = {}
+    for key in [each for each in shaken.capabilities if each in _SERVER_KEYS]:
+        kept = {
+            name: raw for name, raw in jsonrpc.fields(shaken.capabilities[key]).items() if not jsonrpc.is_null(raw)
+        }
+        if key == "extensions":
+            _ = kept.pop(mcp.TASKS, None)
+        capabilities[key] = jsonrpc.merge(kept.items())
     if shaken.offers_tasks:
         # With an empty object: some clients ignore the extension if it has members.
-        others = dict(capabilities)
-        extensions = jsonrpc.fields(others.pop("extensions", b"{}"))
-        offered = jsonrpc.merge([*extensions.items(), (mcp.TASKS, b"{}")])
-        capabilities = [*others.items(), ("extensions", offered)]
+        extensions = jsonrpc.fields(capabilities.pop("extensions", b"{}"))
+        capabilities["extensions"] = jsonrpc.merge([*extensions.items(), (mcp.TASKS, b"{}")])
     parts: list[tuple[str, bytes | Raw]] = [
         ("resultType", b'"complete"'),
         ("supportedVersions", jsonrpc.encode(mcp.SUPPORTED_VERSIONS)),
-        ("capabilities", jsonrpc.merge(capabilities)),
+        ("capabilities", jsonrpc.merge(capabilities.items())),
         ("ttlMs", b"%d" % ttl_ms),
         ("cacheScope", jsonrpc.encode(scope)),
         ("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, shaken.server_info)])),
@@ -132,11 +133,3 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     if shaken.instructions is not None:
         parts.append(("instructions", shaken.instructions))
     return jsonrpc.merge(parts)
-
-
-def _server_capability(key: str, raw: Raw) -> bytes:
-    opened = jsonrpc.fields(raw)
-    kept = [(name, value) for name, value in opened.items() if not jsonrpc.is_null(value)]
-    if key == "extensions":
-        kept = [(name, value) for name, value in kept if name != mcp.TASKS]
-    return jsonrpc.merge(kept)

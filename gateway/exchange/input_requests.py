@@ -1,10 +1,13 @@
-"""Translates nested requests of the upstream to `inputRequests`, with `inputResponses` as their answers.
+"""Translates what the upstream asks to `inputRequests`, with `inputResponses` as the answers.
 
-Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, client/sampling, client/roots; SEP-2260.
+It asks by nested requests, and for visits to URLs by the error -32042.
+
+Sources: specification 2026-07-28 basic/patterns/mrtr, client/elicitation, client/sampling, client/roots; SEP-2260;
+2025-11-25 URLElicitationRequiredError.
 """
 
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -139,8 +142,13 @@ def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Readab
         required, allowed, title = _requirement(method, params, declared)
     except (ValueError, RecursionError) as exc:
         raise MalformedQuestion(f"{method}: {exc}") from exc
-    hint = jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title
-    return Readable(required, allowed, hint, _modern_params(opened, meta, nulls=_has_null(params)))
+    nulls = _has_null(params)
+    modern: list[tuple[str, bytes | Raw]] = [
+        (k, v) for k, v in opened.items() if k not in _REMOVED and not (nulls and jsonrpc.is_null(v))
+    ]
+    if kept := [(k, v) for k, v in meta.items() if k not in _REMOVED_META]:
+        modern.append(("_meta", jsonrpc.merge(kept)))
+    return Readable(required, allowed, jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title, jsonrpc.merge(modern))
 
 
 def _has_null(raw: Raw | UnsetType) -> bool:
@@ -171,16 +179,6 @@ def _requirement(
     return {"elicitation": {"form": {}}}, declared.form, elicit.requestedSchema.title
 
 
-def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields, *, nulls: bool) -> bytes:
-    parts: list[tuple[str, bytes | Raw]] = [
-        (k, v) for k, v in opened.items() if k not in _REMOVED and not (nulls and jsonrpc.is_null(v))
-    ]
-    kept = [(k, v) for k, v in meta.items() if k not in _REMOVED_META] if meta else ()
-    if kept:
-        parts.append(("_meta", jsonrpc.merge(kept)))
-    return jsonrpc.merge(parts)
-
-
 def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
     """A key that is unique within the exchange: the hint or the form's title, or else the method with a counter."""
     base = (hint or "")[:_MAX_KEY]
@@ -191,6 +189,30 @@ def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
     while f"{base}-{number}" in used:
         number += 1
     return f"{base}-{number}"
+
+
+def url_questions(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Question]:
+    """The url elicitations in the data of an error -32042; raises MalformedQuestion."""
+    try:
+        listed = jsonrpc.items(jsonrpc.fields(data)["elicitations"]) if data is not UNSET else []
+        if len(listed) > MAX_QUESTIONS:
+            raise MalformedQuestion(f"error -32042: {len(listed)} elicitations, more than {MAX_QUESTIONS}")
+        questions: dict[str, Question] = {}
+        taken = set(used)
+        for raw in listed:
+            opened = jsonrpc.fields(raw)
+            opened.setdefault("mode", Raw(b'"url"'))
+            asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
+            if not asked.allowed:
+                raise MalformedQuestion("an elicitation is not of mode url")
+            key = assign_key(mcp.ELICIT, asked.hint, taken)
+            taken.add(key)
+            questions[key] = Question(key, mcp.ELICIT, None, params=asked.params)
+    except (ValueError, RecursionError, KeyError) as exc:
+        raise MalformedQuestion(f"error -32042: {exc}") from exc
+    if not questions:
+        raise MalformedQuestion("error -32042 has no elicitations")
+    return questions
 
 
 def check_answer(question: Question, answer: Raw) -> Raw:

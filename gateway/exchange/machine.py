@@ -42,7 +42,7 @@ from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import input_requests, results, url_elicitation
+from gateway.exchange import input_requests, results
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Command, Timer
 from gateway.exchange.input_requests import Question
 from gateway.exchange.nested_requests import NestedRequests, Refusal
@@ -147,10 +147,10 @@ class Exchange:
         "_final",
         "_ledger",
         "_lingers",
-        "_nested_requests",
         "_owes_answers",
         "_policy",
         "legs",
+        "nested_requests",
         "questions",
         "round",
         "sheds",
@@ -162,8 +162,8 @@ class Exchange:
         self.state = IDLE
         self.round = 0
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
-        self._nested_requests = NestedRequests(declared, given)
-        self.questions = self._nested_requests.open
+        self.nested_requests = NestedRequests(declared, given)
+        self.questions = self.nested_requests.open
         self._declared = declared
         self._policy = policy
         self.legs: tuple[on.Leg, ...] = ()
@@ -187,7 +187,7 @@ class Exchange:
         self.state = RESTORED if past.state is PARKED else past.state
         self.round, self.sheds = past.round, past.sheds
         self._ledger = ReplayLedger(past.record)
-        self._nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
+        self.nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
 
     @property
     def calling(self) -> bool:
@@ -221,14 +221,6 @@ class Exchange:
         """The answers that another run would get, in their order; None if the call cannot be run again."""
         return self._ledger.record
 
-    def has_heard(self, upstream_id: bytes) -> bool:
-        """Whether the upstream has asked this question in the present run."""
-        return self._nested_requests.has_heard(upstream_id)
-
-    def asked(self, upstream_id: bytes) -> Question | None:
-        """The open question with this id of the upstream."""
-        return self._nested_requests.asked(upstream_id)
-
     def handle(self, event: on.Event) -> Commands:
         """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
         handler = TRANSITIONS.get((self.state, type(event)))
@@ -245,23 +237,20 @@ class Exchange:
     # -- downstream ---------------------------------------------------------------------------------------------
 
     def _call(self, event: on.Called) -> Commands:
-        self.legs = (event.leg,)
-        return self._send_call()
-
-    def _send_call(self) -> Commands:
-        self.state = RUNNING
+        self.legs, self.state = (event.leg,), RUNNING
         return [_SEND_CALL]
 
     def _answer(self, event: on.Answered) -> Commands:
         """PARKED, RESTORED or BROKEN: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
-            return self._repeat_parked(event)
+            self._repeated(event)
+            return self._ask_again(event.leg)
         is_broken = self.state is BROKEN
-        matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
+        matched, late = self.nested_requests.answered(event.answers), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
         if not is_broken:
-            self._nested_requests.check_askable(event.answers)
+            self.nested_requests.check_askable(event.answers)
         self._claim(event)
         self._ledger.note(matched, self.round)
         self._ledger.note(late, self.round, sent=is_broken)
@@ -273,29 +262,26 @@ class Exchange:
             return [*out, *self._run_again(completed=False)]
         for question, _ in matched:
             del self.questions[question.key]
-        self._resume_waiting()
-        return [do.SendAnswers(matched), *out] if matched else []
-
-    def _resume_waiting(self) -> None:
-        """A leg waits again: for the result, or for the quiet window if questions are still open."""
         self.state = ASKING if self.questions else RUNNING
+        return [do.SendAnswers(matched), *out] if matched else []
 
     def _answer_referred(self, event: on.Answered) -> Commands:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
         if event.round != self.round:
-            return self._repeat_parked(event)
-        if not self._nested_requests.shown:
+            self._repeated(event)
+            return self._ask_again(event.leg)
+        if not self.nested_requests.shown:
             # No leg waited when the urls came. They are a round of their own for this client, as for the client of
             # another replica that has read the same stream.
             if event.round in self._digests:
                 self._repeated(event)
-            self._note_digest(event)
+            self._digests[event.round] = event.digest
             self.round += 1
             return self._ask_again(event.leg)
-        matched = self._nested_requests.answered(event.answers)
+        matched = self.nested_requests.answered(event.answers)
         declined = [question.key for question, answer in matched if not input_requests.accepted(answer)]
         if not declined:
-            self._nested_requests.check_askable(event.answers)
+            self.nested_requests.check_askable(event.answers)
         out: Commands = []
         for question, _ in matched:
             del self.questions[question.key]
@@ -305,32 +291,26 @@ class Exchange:
         self._claim(event)
         if declined:
             return [*out, *self._end(self._declined_urls(declined), completed=True)]
-        return [*out, *self._send_call()]
+        self.state = RUNNING
+        return [*out, _SEND_CALL]
 
     def _ask_again(self, leg: on.Leg) -> Commands:
         """Ask the open questions again in the same round; the client is active, so its time to live restarts."""
-        self._nested_requests.check_askable({})
-        self._nested_requests.show()
+        self.nested_requests.check_askable({})
+        self.nested_requests.show()
         state = PARKED if self.state is RESTORED else self.state  # for the next process, one is as the other
         held = self._policy.holds or state is PARKED
         ask = do.Ask((leg,), dict(self.questions), self.round, state, held)
         return [ask, _ARM_TTL] if held else [ask, *self._part(None)]
 
     def _claim(self, event: on.Answered) -> None:
-        self._note_digest(event)
-        self.legs = (event.leg,)
-
-    def _note_digest(self, event: on.Answered) -> None:
         self._digests[event.round] = event.digest
+        self.legs = (event.leg,)
 
     def _repeated(self, event: on.Answered) -> None:
         """Accept only a repetition of this round's answers; raises InvalidState for others."""
         if self._digests.get(event.round) != event.digest:
             raise InvalidState("answered")
-
-    def _repeat_parked(self, event: on.Answered) -> Commands:
-        self._repeated(event)
-        return self._ask_again(event.leg)
 
     def _join(self, event: on.Answered) -> Commands:
         """A retry came twice, or again within the grace period: its answers go upstream once.
@@ -339,7 +319,7 @@ class Exchange:
         """
         self._repeated(event)
         self.legs += (event.leg,)
-        self._resume_waiting()
+        self.state = ASKING if self.questions else RUNNING
         return []
 
     def _collect(self, event: on.Answered) -> Commands:
@@ -357,7 +337,7 @@ class Exchange:
                 return self._run_again(completed=True)
         if self._final is None:
             raise InvalidState("ended")
-        self._note_digest(event)
+        self._digests[event.round] = event.digest
         out: Commands = [replace(self._final, legs=(event.leg,))]
         if self.state is FINISHED:
             self.state, self._lingers = ENDED, True
@@ -372,20 +352,21 @@ class Exchange:
             return []
         if self.round == 0:
             # The client has no requestState to come back with (basic/patterns/cancellation).
-            return self._give_up("the client closed its request")
+            return self._part("the client closed its request")
         self.state = DETACHED
         return []
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
     def _nested(self, event: on.Nested) -> Commands:
-        if self._nested_requests.is_repeated(event):
+        if self.nested_requests.is_repeated(event):
             return [do.Count(event.method, "duplicate")]
         try:
-            question = self._nested_requests.read(event, may_ask=self._policy.may_ask)
+            question = self.nested_requests.read(event, may_ask=self._policy.may_ask)
         except Refusal as exc:
             # The id of an open question is used up by an error for another one.
-            closed = self._withdraw(on.Withdrawn(event.id)) if self.asked(bytes(event.id)) is not None else []
+            is_used = self.nested_requests.asked(bytes(event.id)) is not None
+            closed = self._withdraw(on.Withdrawn(event.id)) if is_used else []
             out = [*closed, *_refuse(event, exc.error, exc.outcome)]
             if exc.lacks is None or self._policy.refuse_undeclared or self.state is OWNED:
                 return out
@@ -394,7 +375,7 @@ class Exchange:
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
-        early = self._nested_requests.given_answer(question)
+        early = self.nested_requests.given_answer(question)
         if early is not None:
             # The answer belongs to the round that it saves the client; while parked, to the current one.
             self._ledger.note(((question, early),), self.round + (self.state is not PARKED))
@@ -409,27 +390,26 @@ class Exchange:
     def _withdraw(self, event: on.Withdrawn) -> Commands:
         """The upstream withdrew its question."""
         id_ = bytes(event.id)
-        question = self._nested_requests.withdraw(id_)
+        question = self.nested_requests.withdraw(id_)
         if question is None:
-            if self._nested_requests.has_heard(id_):
+            if self.nested_requests.has_heard(id_):
                 self._ledger.withdraw_sent(id_, replayable=event.replayable)
             return []
-        if event.replayable and self.state is PARKED and question.key in self._nested_requests.shown:
+        if event.replayable and self.state is PARKED and question.key in self.nested_requests.shown:
             self._ledger.withdraw(question)
         out: Commands = [do.Count(question.method, "withdrawn")]
         if self.state is ASKING and not self.questions:
             self.state = RUNNING
         return out
 
-    def _result(self, event: on.Resulted) -> Commands:
-        return self._complete(do.Reply((), event.result))
-
-    def _failure(self, event: on.Failed) -> Commands:
-        if event.error.code == mcp.LEGACY_URL_REQUIRED and self.state not in _STREAMED:
+    def _complete(self, event: on.Resulted | on.Failed) -> Commands:
+        final: Ending
+        if isinstance(event, on.Resulted):
+            final = do.Reply((), event.result)
+        elif event.error.code == mcp.LEGACY_URL_REQUIRED and self.state not in _STREAMED:
             return self._refer(event.error)
-        return self._complete(do.Fail((), event.error))
-
-    def _complete(self, final: Ending) -> Commands:
+        else:
+            final = do.Fail((), event.error)
         if self._ledger.owes_run:
             return self._run_again_in_time(completed=True, runs_on=False)
         return self._end(final, completed=True)
@@ -441,7 +421,7 @@ class Exchange:
         if self.state is OWNED:
             return self._cannot_refer("error -32042 as the end of a task", error)
         try:
-            questions = url_elicitation.questions_of(error.data, self._nested_requests.keys)
+            questions = input_requests.url_questions(error.data, self.nested_requests.keys)
         except input_requests.MalformedQuestion as exc:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:
@@ -450,7 +430,7 @@ class Exchange:
         # The call is over; after the urls another call follows, perhaps in another session.
         self._ledger.start_call()
         self._owes_answers |= bool(self.questions)
-        self._nested_requests.refer(questions)
+        self.nested_requests.refer(questions)
         out: Commands = [do.Count(mcp.ELICIT, "asked") for _ in questions]
         if self.legs:
             return out + self._ask(REFERRED)
@@ -493,7 +473,7 @@ class Exchange:
         out: Commands = self._cancel(_AGAIN) if runs_on else []
         out += [self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
-        self._nested_requests.start_run()
+        self.nested_requests.start_run()
         self._final, self._owes_answers, self._lingers = None, False, False
         self.state = RUNNING if self.legs else DETACHED
         return out
@@ -504,7 +484,7 @@ class Exchange:
         return do.ReleaseSession(clean=completed and not asks and not self._owes_answers)
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
-        if not any(self._nested_requests.has_heard(question.upstream_id) for question in event.questions):
+        if not any(self.nested_requests.has_heard(question.upstream_id) for question in event.questions):
             return []  # these answers were for an earlier call of this exchange, which has ended
         if not (event.retryable or self._ledger.awaits(event.questions)):
             return []  # the upstream withdrew these questions meanwhile: its call goes on without the answers
@@ -519,7 +499,7 @@ class Exchange:
             return [*out, *self._part("the client's answers were not delivered; the call will be run again")]
         self._ledger.strike(event.questions)
         # Those that the upstream withdrew while their answers were in flight stay closed.
-        self._nested_requests.put_back(self._ledger.still_open(event.questions, self._nested_requests.shown))
+        self.nested_requests.put_back(self._ledger.still_open(event.questions, self.nested_requests.shown))
         self._digests.pop(self.round, None)
         self.state = PARKED
         return [*out, _ARM_TTL]
@@ -527,9 +507,9 @@ class Exchange:
     # -- a client that takes nested requests -----------------------------------------------------------------------
 
     def _open(self, event: on.Opened) -> Commands:
-        return [*self._reopen(event), _SEND_CALL]
-
-    def _reopen(self, event: on.Opened) -> Commands:
+        if self.state is IDLE:
+            self.legs, self.state = (event.leg,), OPEN
+            return [_SEND_CALL]
         former, self.legs, self.state = self.legs, (event.leg,), OPEN
         return [do.Close(former)] if former else []
 
@@ -541,7 +521,7 @@ class Exchange:
     def _put(self, event: on.Asked) -> Commands:
         """Ask at once: the upstream waits until all questions of its round are answered."""
         if self.state is AWAY and not self._policy.returns:
-            return self._give_up("the client has left, and nobody else could answer")
+            return self._part("the client has left, and nobody else could answer")
         self.questions.update({question.key: question for question in event.questions})
         return [do.Put(event.questions), *(do.Count(each.method, "asked") for each in event.questions)]
 
@@ -560,11 +540,11 @@ class Exchange:
         if self._policy.returns or (self._policy.may_ask and not self.questions):
             self.state = AWAY
             return []
-        return self._give_up("the client closed its stream, and nobody else could answer")
+        return self._part("the client closed its stream, and nobody else could answer")
 
     def _hang_up(self, _: on.Cancelled) -> Commands:
         legs, self.legs = self.legs, ()
-        return [*self._give_up("the client cancelled the call"), do.Close(legs)]
+        return [*self._part("the client cancelled the call"), do.Close(legs)]
 
     # -- a task of the client -----------------------------------------------------------------------------------
 
@@ -579,18 +559,18 @@ class Exchange:
         """A retry from before the call became a task."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
-        self._note_digest(event)
+        self._digests[event.round] = event.digest
         return [do.Give((event.leg,))]
 
     def _update(self, event: on.Updated) -> Commands:
-        matched = self._nested_requests.take(event.answers)
+        matched = self.nested_requests.take(event.answers)
         if not matched:
             return []
         return [do.SendAnswers(matched), *(do.Count(question.method, "answered") for question, _ in matched)]
 
     def _put_back(self, event: on.Undelivered) -> Commands:
         """Those that the upstream withdrew while their answers were in flight stay closed."""
-        self._nested_requests.put_back_taken(self._ledger.still_open(event.questions, ()))
+        self.nested_requests.put_back_taken(self._ledger.still_open(event.questions, ()))
         return []
 
     def _cancel_task(self, _: on.Cancelled) -> Commands:
@@ -627,7 +607,7 @@ class Exchange:
             return self._abort(_unrecorded())
         self.round += 1
         self.state = state
-        self._nested_requests.show()
+        self.nested_requests.show()
         self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self.legs = self.legs, ()
         resting = state if holds or state is REFERRED else BROKEN
@@ -635,7 +615,7 @@ class Exchange:
         return [ask] if holds else [ask, *self._part("the call will be run again with the answers")]
 
     def _part(self, reason: str | None) -> Commands:
-        """End the exchange and keep nothing of it; with a reason, cancel the call."""
+        """End the exchange and keep nothing of it; with a reason, cancel the call, to which no client comes back."""
         out = self._cancel(reason) if reason is not None else []
         out.append(self._release(completed=self.state is REFERRED))
         self.questions.clear()
@@ -663,12 +643,12 @@ class Exchange:
 
         A call that no replica holds may have gone on at another one.
         """
-        ending = self._give_up("the client closed its request")
+        ending = self._part("the client closed its request")
         self._lingers = self._policy.holds
         return ending
 
     def _expire(self, _: on.Expired) -> Commands:
-        return self._give_up("the client did not answer in time")
+        return self._part("the client did not answer in time")
 
     def _forget(self, _: on.Expired) -> Commands:
         """Nothing runs upstream: drop the questions, or the final message."""
@@ -702,10 +682,6 @@ class Exchange:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
         self._ledger.forget_withdrawn()  # a late answer must not run the call again
         return [*self._cancel(error.message), *self._end(do.Fail((), error), completed=False)]
-
-    def _give_up(self, reason: str) -> Commands:
-        """Cancel the call: no leg waits, and the client will not come back."""
-        return [*self._cancel(reason), *self._part(None)]
 
     def _cancel(self, reason: str) -> Commands:
         if not self.calling:
@@ -776,8 +752,7 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Cancelled, (OWNED,), _X._cancel_task),
     (on.Left, (*_CALLING, RESTORED, *_AFTER), _X._leave),
     # a client that takes nested requests
-    (on.Opened, (IDLE,), _X._open),
-    (on.Opened, _STREAMED, _X._reopen),
+    (on.Opened, (IDLE, *_STREAMED), _X._open),
     (on.Opened, (ENDED,), _X._open_late),
     (on.Responded, _STREAMED, _X._respond),
     (on.Cancelled, _STREAMED, _X._hang_up),
@@ -788,8 +763,8 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Became, _CALLING, _X._become),
     (on.Nested, (*_CALLING, OWNED), _X._nested),
     (on.Withdrawn, (*_CALLING, OWNED), _X._withdraw),
-    (on.Resulted, (*_CALLING, *_STREAMED, OWNED), _X._result),
-    (on.Failed, (*_CALLING, *_STREAMED, OWNED), _X._failure),
+    (on.Resulted, (*_CALLING, *_STREAMED, OWNED), _X._complete),
+    (on.Failed, (*_CALLING, *_STREAMED, OWNED), _X._complete),
     (on.Broke, (*_CALLING, *_STREAMED, OWNED), _X._break),
     (on.Undelivered, _CALLING, _X._undelivered),
     (on.Undelivered, (OWNED,), _X._put_back),

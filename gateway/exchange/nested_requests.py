@@ -89,7 +89,13 @@ class NestedRequests:
         if question is None and id_ not in self._theirs:
             return False
         known = self._theirs[id_] if question is None else inputs.question_digest(question)
-        return known is None or known == self._digest(event)
+        if known is None:
+            return True
+        try:
+            params = inputs.read(event.method, event.params, self._declared).params
+        except inputs.MalformedQuestion:
+            return False
+        return known == inputs.question_digest(Question("", event.method, None, params=params))
 
     def asked(self, id_: bytes | None) -> Question | None:
         """The open question with this id; there is one at most."""
@@ -97,14 +103,6 @@ class NestedRequests:
             if each.upstream_id == id_:
                 return each
         return None
-
-    def _digest(self, event: Nested) -> bytes | None:
-        """The digest of the question that a request asks; None if it asks none."""
-        try:
-            params = inputs.read(event.method, event.params, self._declared).params
-        except inputs.MalformedQuestion:
-            return None
-        return inputs.question_digest(Question("", event.method, None, params=params))
 
     def read(self, event: Nested, *, may_ask: bool) -> Question:
         """Read a request that is not repeated, and give it a key; raises Refusal if no client can answer it."""

@@ -60,18 +60,16 @@ def modern(
     if method == mcp.TOOLS_CALL and (is_tool_error := plain(result)) is not None:
         rest = result[1:] if type(result) is bytes else memoryview(result)[1:]
         return Modern(_plain_prefix(server_info), rest, is_tool_error)
-    return _general(method, Raw(result), server_info, cache, retried=retried)
-
-
-def _general(method: str, result: Raw, server_info: bytes, cache: tuple[int, str], *, retried: bool) -> Modern:
-    """As `modern`, for any result."""
-    opened = jsonrpc.fields(result)
+    opened = jsonrpc.fields(Raw(result))
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
     nulls = b"null" in bytes(result)
     for key, value in opened.items():
         if key == "_meta" or (nulls and jsonrpc.is_null(value)):
             continue
-        parts[key] = _without_nulls(value) if nulls and key in _LISTED else value
+        parts[key] = value
+        if nulls and key in _LISTED and bytes(value).startswith(b"["):
+            # Without null members where the schema allows none; free-form values stay as they are.
+            parts[key] = b"[%b]" % b",".join([_item(item, _LEVELS) for item in jsonrpc.items(value)])
     parts["resultType"] = b'"complete"'
     if method == mcp.TOOLS_CALL and "content" not in parts:
         parts["content"] = b"[]"
@@ -179,13 +177,6 @@ def _meta(raw: Raw | None, server_info: bytes) -> bytes:
     return jsonrpc.merge(meta.items())
 
 
-def _without_nulls(raw: Raw) -> bytes | Raw:
-    """A list of objects, without null members where the schema allows none; free-form values stay as they are."""
-    if not bytes(raw).startswith(b"["):
-        return raw
-    return b"[%b]" % b",".join(_item(item, _LEVELS) for item in jsonrpc.items(raw))
-
-
 def _item(raw: Raw, levels: int) -> bytes:
     if not levels or not bytes(raw).startswith(b"{"):
         return bytes(raw)
@@ -198,7 +189,12 @@ def _item(raw: Raw, levels: int) -> bytes:
 
 def modern_error(method: str, target: str, error: jsonrpc.Error) -> jsonrpc.Error:
     """An upstream error, translated for a 2026-07-28 client."""
-    if error.code == mcp.LEGACY_RESOURCE_NOT_FOUND or _is_not_found(method, error):
+    # `mcp` 1.x answers an unknown resource, and every fault in a prompt's name or arguments, with code 0; for a
+    # resource, only the message tells the cause.
+    is_unknown = method == mcp.PROMPTS_GET or (
+        method == mcp.RESOURCES_READ and any(words in error.message.lower() for words in _NOT_FOUND)
+    )
+    if error.code == mcp.LEGACY_RESOURCE_NOT_FOUND or (error.code == 0 and is_unknown):
         ours = {"uri": target} if method == mcp.RESOURCES_READ else {}
         return jsonrpc.Error(mcp.INVALID_PARAMS, error.message, error_data(error.data, ours))
     if error.code in _RESERVED_CODES:
@@ -230,14 +226,3 @@ def error_data(data: Raw | UnsetType, ours: Mapping[str, object]) -> Raw | Unset
     if any(name in members and bytes(members[name]) != value for name, value in added.items()):
         added[_UPSTREAM_DATA] = data
     return Raw(jsonrpc.merge((members | added).items()))
-
-
-def _is_not_found(method: str, error: jsonrpc.Error) -> bool:
-    # `mcp` 1.x answers an unknown resource, and every fault in a prompt's name or arguments, with code 0; for a
-    # resource, only the message tells the cause.
-    if error.code != 0:
-        return False
-    if method != mcp.RESOURCES_READ:
-        return method == mcp.PROMPTS_GET
-    said = error.message.lower()
-    return any(words in said for words in _NOT_FOUND)

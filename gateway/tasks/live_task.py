@@ -369,7 +369,7 @@ class LiveTask(Driver):
             return None
         if key.exchange != self.id or key.method not in KINDS:
             return None
-        question = self._exchange.asked(key.upstream_id)
+        question = self._exchange.nested_requests.asked(key.upstream_id)
         if question is not None and key.digest == question_digest(question):
             return question
         return Question(sealed, key.method, key.upstream_id, key.digest) if self._is_adopted else None

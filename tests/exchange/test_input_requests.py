@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.exchange import input_requests as inputs
-from gateway.exchange.input_requests import MalformedQuestion, Question
+from gateway.exchange.input_requests import MAX_QUESTIONS, MalformedQuestion, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities
@@ -244,3 +244,42 @@ def test_a_question_that_cannot_be_read_is_named_by_its_bytes(params: bytes) -> 
 def test_a_digest_that_travelled_is_taken_as_it_is() -> None:
     assert inputs.question_digest(Question("k", mcp.ELICIT, b"0", b"travelled")) == b"travelled"
     assert inputs.question_digest(Question("k", mcp.ELICIT, b"0", b"travelled", params=b"{}")) == b"travelled"
+
+
+# -- the error -32042 ------------------------------------------------------------------------------------------------
+
+
+def test_the_urls_of_an_error_become_questions_without_an_upstream_id() -> None:
+    bare = {"message": "Visit", "url": "https://example.com/b", "elicitationId": "b"}
+    questions = inputs.url_questions(raw({"elicitations": [url(), bare]}), {"elicitation-1"})
+    assert list(questions) == ["elicitation-2", "elicitation-3"]
+    assert all(question.upstream_id is None for question in questions.values())
+    result = b'{"resultType":"input_required","inputRequests":%b}' % inputs.input_requests(questions)
+    found = assert_modern_result(mcp.TOOLS_CALL, result)["inputRequests"]
+    assert found["elicitation-3"]["params"] == {"mode": "url", "message": "Visit", "url": "https://example.com/b"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        UNSET,
+        raw(None),
+        raw({}),
+        raw({"elicitations": []}),
+        raw({"elicitations": [1]}),
+        raw({"elicitations": [{"mode": "url", "message": "x"}]}),
+        raw({"elicitations": [url(), FORM | {"mode": "form"}]}),
+        Raw(b'{"elicitations":' + b"[" * 100_000),
+    ],
+    ids=range(8),
+)
+def test_an_error_without_proper_urls_is_malformed(data: Any) -> None:
+    with pytest.raises(MalformedQuestion, match="-32042"):
+        inputs.url_questions(data, set())
+
+
+def test_an_error_with_more_urls_than_a_user_can_visit_is_refused() -> None:
+    data = raw({"elicitations": [url() for _ in range(MAX_QUESTIONS)]})
+    assert len(inputs.url_questions(data, ())) == MAX_QUESTIONS
+    with pytest.raises(MalformedQuestion, match="65 elicitations, more than 64"):
+        inputs.url_questions(raw({"elicitations": [url() for _ in range(MAX_QUESTIONS + 1)]}), ())

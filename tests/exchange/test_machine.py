@@ -174,7 +174,7 @@ def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     long = "x" * 1023
     play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), error(mcp.INVALID_REQUEST))
     assert play
-    assert not play.exchange.has_heard(bytes(raw(long)))
+    assert not play.exchange.nested_requests.has_heard(bytes(raw(long)))
 
 
 @pytest.mark.parametrize(

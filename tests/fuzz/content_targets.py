@@ -10,7 +10,6 @@ from gateway.config import ConfigError, parse
 from gateway.config.load import digest
 from gateway.exchange import input_requests, results
 from gateway.exchange.input_requests import MalformedQuestion, Question
-from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities
@@ -79,7 +78,7 @@ def question(data: bytes) -> None:
         assert input_requests.check_answer(ASKED[name], answer) == answer, "an answer changes twice"
         return
     try:
-        asked = questions_of(raw, ())
+        asked = input_requests.url_questions(raw, ())
     except MalformedQuestion:
         return
     assert set(read_again(input_requests.input_requests(asked))) == set(asked)

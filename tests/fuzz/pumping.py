@@ -22,7 +22,6 @@ from msgspec import Raw
 
 from gateway.config import parse
 from gateway.exchange import input_requests, results
-from gateway.exchange.url_elicitation import questions_of
 from gateway.identity import oauth_metadata, principal
 from gateway.identity.jwt_verification import verify
 from gateway.protocol import (
@@ -113,7 +112,7 @@ PASSES: Final = {
     "results.error_data": Pass(lambda data: results.error_data(Raw(data), {"uri": "a"}), "result"),
     "input_requests.read": Pass(lambda data: input_requests.read(mcp.ELICIT, Raw(data), ALL), "question"),
     "input_requests.read, sampling": Pass(lambda data: input_requests.read(mcp.SAMPLE, Raw(data), ALL), "question"),
-    "url_elicitation": Pass(lambda data: questions_of(Raw(data), ()), "question"),
+    "input_requests.url_questions": Pass(lambda data: input_requests.url_questions(Raw(data), ()), "question"),
     "tool_list.read": Pass(lambda data: tool_list.read(Raw(data)), "result"),
     "request_state.open": Pass(lambda data: SEALER.open(_text(data)), "state", 65_536),
     "host_check.check": Pass(lambda data: HOST_CHECKS[1].check(_text(data), _text(data)), "host", 8_190),

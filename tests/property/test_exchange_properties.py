@@ -195,14 +195,14 @@ class World:
     def retry(self, event: on.Answered) -> None:
         before, state = attributes(self.exchange), self.exchange.state
         accepted = all(
-            key in before["_nested_requests"]["shown"] and bytes(event.answers.get(key, DECLINE)) in ACCEPTED
+            key in before["nested_requests"]["shown"] and bytes(event.answers.get(key, DECLINE)) in ACCEPTED
             for key in self.exchange.questions
         )
         self.said.append(event)
         claimed = self.claims.get(event.round)
         current = event.round == self.exchange.round and state in RESTING
         # Urls that came while nobody waited are a new round: the answers to the one before lead there.
-        is_news = current and state is State.REFERRED and not before["_nested_requests"]["shown"]
+        is_news = current and state is State.REFERRED and not before["nested_requests"]["shown"]
         current &= not is_news or claimed in (None, event.digest)
         commands: list[do.Command] = []
         refusal: DownstreamError | None = None
@@ -232,7 +232,7 @@ class World:
             assert state in (State.BROKEN, State.FINISHED)
             assert claimed is None, "run again for answers that were used already"
             used = self.late | (
-                {*before["_nested_requests"]["shown"]} & {*before["_nested_requests"]["open"]}
+                {*before["nested_requests"]["shown"]} & {*before["nested_requests"]["open"]}
                 if state is State.BROKEN
                 else set()
             )

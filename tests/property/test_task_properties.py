@@ -105,7 +105,7 @@ class TaskWorld(World):
         assert self.exchange.state is state
 
     def is_heard(self, id_: bytes) -> bool:
-        return self.exchange.has_heard(id_)
+        return self.exchange.nested_requests.has_heard(id_)
 
     def end_call(self) -> None:
         # Of those that only another process has heard, this one does not know that they are open.

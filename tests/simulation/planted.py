@@ -56,7 +56,7 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "        out: Commands = []\n",
         ),
         "exchange: expiry does not cancel": (
-            'return self._give_up("the client did not answer in time")',
+            'return self._part("the client did not answer in time")',
             "return self._part(None)",
         ),
         "exchange: a retry that came twice gets no reply": ("        self.legs += (event.leg,)\n", ""),
