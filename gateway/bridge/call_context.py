@@ -124,7 +124,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     """Drawn when the exchange is first parked; most exchanges never are."""
     was_repeatable: bool = False
     """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
-    server_info: bytes | None = None
+    server_info: bytes = b""
     """Known as soon as there was a session."""
     lacking_round: int = 0
     """The newest round with a requestState that lacks something of what continues the call."""

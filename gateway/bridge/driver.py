@@ -235,24 +235,18 @@ class Driver(Engine):
 
         It is of a newer round than the exchange has reached here: who still waits here has sent a copy of an earlier
         retry. Or no client waits here, and that replica asked for visits to URLs: it alone sends the call again,
-        though the stream that both of them read has told this one of the URLs, too. Or only that replica was asked:
-        each has a round of this number.
+        though the stream that both of them read has told this one of the URLs, too. Or only that replica was asked,
+        on the side stream there: each has a round of this number.
         """
-        exchange = self._exchange
+        exchange, begun = self._exchange, self._takeover
         if envelope.round != exchange.round or exchange.legs:
             return envelope.round > exchange.round
-        is_referred = envelope.state == REFERRED and exchange.state in (PARKED, REFERRED)
-        return is_referred or self._was_asked_less(envelope)
-
-    def _was_asked_less(self, envelope: Envelope) -> bool:
-        """Whether a state has a question that the upstream has not asked here, but on the side stream there.
-
-        Not if the call was taken over with this very round: an answer may have had it run again, to be asked anew.
-        """
-        begun, heard = self._takeover, self._exchange.nested_requests.has_heard
-        is_common = begun is not None and begun.envelope.round == envelope.round
-        ids = [each.upstream_id for each in envelope.open if each.upstream_id is not None]
-        return bool(envelope.owner) and not is_common and not all(map(heard, ids))
+        if envelope.state == REFERRED and exchange.state in (PARKED, REFERRED):
+            return True
+        if not envelope.owner or (begun is not None and begun.envelope.round == envelope.round):
+            return False  # the call was taken over with this very round: an answer may have had it run again
+        asked = [each.upstream_id for each in envelope.open if each.upstream_id is not None]
+        return not all(map(exchange.nested_requests.has_heard, asked))
 
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.
@@ -320,7 +314,13 @@ class Driver(Engine):
             case on.Became():
                 pass  # the client sees an ordinary call
             case on.Progressed() | on.Logged():
-                self._notify(event)
+                newest: tuple[Any, ...] = self._exchange.legs[-1:]
+                message = modern_notification(event, newest[0]) if newest else None
+                if message is not None:  # the client wants it
+                    newest[0].send(message)
+                method = mcp.PROGRESS if isinstance(event, on.Progressed) else mcp.LOG
+                is_wanted = message is not None
+                self.live.process.metrics.notification(self.live.route.path, method, forwarded=is_wanted)
             case on.Stopped():
                 self._feed_unless_resumed_elsewhere(event)
             case _:
@@ -328,16 +328,6 @@ class Driver(Engine):
                 if isinstance(event, on.Resulted | on.Failed):
                     self._context.answered(event, translated)
                 self._feed(translated)
-
-    def _notify(self, event: on.Progressed | on.Logged) -> None:
-        """Pass a notification on to the newest leg that waits, if its client wants it."""
-        newest: tuple[Any, ...] = self._exchange.legs[-1:]
-        is_wanted = False
-        for leg in newest:
-            if is_wanted := (message := modern_notification(event, leg)) is not None:
-                leg.send(message)
-        method = mcp.PROGRESS if isinstance(event, on.Progressed) else mcp.LOG
-        self.live.process.metrics.notification(self.live.route.path, method, forwarded=is_wanted)
 
     # -- the end of a wait --------------------------------------------------------------------------------------
 

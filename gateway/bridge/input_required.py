@@ -48,23 +48,16 @@ def input_required(context: Context, ask: Ask, upstream: Whereabouts | None, lef
     )
     if left is not None:
         envelope = replace(envelope, owner=left.owner, epoch=left.epoch, expires=left.expires)
-    asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
-    state = _sealed(context, envelope, held=ask.held).encode()
-    info = context.server_info
-    meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, info) if info is not None else b""
-    return b'{"resultType":"input_required",%b"requestState":"%b"%b}' % (asked, state, meta)
-
-
-def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
-    process = context.live.process
     process.metrics.seals.inc()
-    for smaller in handoff.ever_smaller(envelope, held=held):
-        state = process.states.fitting(smaller)
-        if state is None:
-            continue
-        context.sealed(smaller, is_whole=smaller is envelope)
-        return state
-    raise CallLost(
-        "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
-        "nowhere else (continuation: replay)"
-    )
+    for smaller in handoff.ever_smaller(envelope, held=ask.held):
+        if (state := process.states.fitting(smaller)) is not None:
+            break
+    else:
+        raise CallLost(
+            "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
+            "nowhere else (continuation: replay)"
+        )
+    context.sealed(smaller, is_whole=smaller is envelope)
+    asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
+    meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, context.server_info) if context.server_info else b""
+    return b'{"resultType":"input_required",%b"requestState":"%b"%b}' % (asked, state.encode(), meta)

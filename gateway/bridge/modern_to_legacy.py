@@ -46,7 +46,7 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
     request, route = context.request, context.live.route
     match event:
         case on.Resulted(result=result):
-            assert context.server_info is not None, "a result comes from a session"
+            assert context.server_info, "a result comes from a session"
             try:
                 modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)
             except ValueError as exc:

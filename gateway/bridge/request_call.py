@@ -58,7 +58,7 @@ class RequestCall(UpstreamCall):
                 if not self._is_wanted():
                     self.release(clean=True)  # given up at the moment the session came
                     return
-                span = self._context.call_span(session.shaken.version)
+                span = context.call_span(session.shaken.version)
                 call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span)
                 if span is None and not bodies.on and session.begin(call, context.headers, self):
                     self._sent(call)
@@ -66,7 +66,16 @@ class RequestCall(UpstreamCall):
                     return
             else:
                 session, call = begun
-            await self._run_in(session, call, is_begun=begun is not None)
+            try:
+                await (self._send(call, session) if begun is None else session.read(call))
+            except SessionLost:
+                if not (self._is_wanted() and call.message):
+                    raise  # the client has left, or the server has begun: the call must not begin in another session
+                session = await self._another_session(session)
+                if self._is_wanted():
+                    await self._send(call, session)
+                else:
+                    self.release(clean=True)
         except GatewayError as exc:
             self._failed(exc, call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
@@ -75,19 +84,6 @@ class RequestCall(UpstreamCall):
         finally:
             if call is not None and call.span is not None:
                 call.span.end(_GIVEN_UP)
-
-    async def _run_in(self, session: Session, call: Call, *, is_begun: bool) -> None:
-        """Send the call or read one that was begun; in another session if the upstream refused this one."""
-        try:
-            await (session.read(call) if is_begun else self._send(call, session))
-        except SessionLost:
-            if not (self._is_wanted() and call.message):
-                raise  # the client has left, or the server has begun: the call must not begin in another session
-            session = await self._another_session(session)
-            if self._is_wanted():
-                await self._send(call, session)
-            else:
-                self.release(clean=True)
 
     def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
         self._sent(call)

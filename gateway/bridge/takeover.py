@@ -55,9 +55,35 @@ class Takeover:
     def upstream(self, *, is_recorded: bool) -> Whereabouts:
         """Where to resume the call; raises CallLost. `is_recorded` if its state had room for the answers so far."""
         upstream = self.envelope.upstream
-        if upstream is None or not upstream.is_resumable:
-            raise _owner_lost(self.envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)
-        return upstream
+        if upstream is not None and upstream.is_resumable:
+            return upstream
+        fate = "It was cancelled and may have had effects"
+        if self._may_be_sent_already:
+            gone = (
+                "its server asked for a visit to a URL, and nothing tells whether the call has been sent again since"
+            )
+            fate, is_recorded = "It may have had effects", True
+        elif upstream is None:
+            gone = (
+                "its requestState does not say where it runs: it had no session yet, its server has none, or it had "
+                "no room for that"
+            )
+            fate = "It may have had effects"  # nothing tells what to cancel
+        elif upstream.task is not None:
+            gone = "its server had sent neither the id of its task nor an event id to resume its stream from"
+            fate = "It was cancelled, but a task that it had made before may still run"
+        else:
+            gone = "its server had sent no event id to resume its stream from"
+        once = (
+            "the tool does not say that it may run twice"
+            if is_recorded
+            else "its answers did not fit into its requestState"
+        )
+        raise CallLost(
+            f"The replica {self.envelope.owner} that held this call is gone, and the call cannot be picked up or run "
+            f"again: {gone}, and {once}. {fate}; check before you call again without requestState",
+            data={"reason": "owner_lost"},
+        )
 
     def end(self, context: Context, reason: str, *, asks: bool = False) -> None:
         """Cancel a call that was not picked up, if no other process holds it; it `asks` if nobody will answer that."""
@@ -95,34 +121,4 @@ def cooled(context: Context, upstream: Whereabouts | None, due: float, *, is_tak
         context.key.principal,
         is_taken_over,
         *texts,
-    )
-
-
-def _owner_lost(envelope: Envelope, *, is_recorded: bool, may_be_sent_already: bool) -> CallLost:
-    """Why the call of a dead owner ends; `is_recorded` if its state had room for the answers so far."""
-    upstream = envelope.upstream
-    fate = "It was cancelled and may have had effects"
-    if may_be_sent_already:
-        gone = "its server asked for a visit to a URL, and nothing tells whether the call has been sent again since"
-        fate, is_recorded = "It may have had effects", True
-    elif upstream is None:
-        gone = (
-            "its requestState does not say where it runs: it had no session yet, its server has none, or it had no "
-            "room for that"
-        )
-        fate = "It may have had effects"  # nothing tells what to cancel
-    elif upstream.task is not None:
-        gone = "its server had sent neither the id of its task nor an event id to resume its stream from"
-        fate = "It was cancelled, but a task that it had made before may still run"
-    else:
-        gone = "its server had sent no event id to resume its stream from"
-    once = (
-        "the tool does not say that it may run twice"
-        if is_recorded
-        else "its answers did not fit into its requestState"
-    )
-    return CallLost(
-        f"The replica {envelope.owner} that held this call is gone, and the call cannot be picked up or run again: "
-        f"{gone}, and {once}. {fate}; check before you call again without requestState",
-        data={"reason": "owner_lost"},
     )

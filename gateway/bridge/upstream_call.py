@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Raw
 
@@ -51,6 +51,9 @@ class UpstreamCall(ABC):
         "opened",
         "runs",
     )
+
+    ends_its_session: ClassVar[bool] = False
+    """Whether the session never serves another call, and ends once everything has gone out in it."""
 
     def __init__(self, context: Context, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
@@ -117,9 +120,7 @@ class UpstreamCall(ABC):
     def can_be_left(self) -> bool:
         """Whether nothing is lost if the streams of the call are closed now, and resumed later."""
         session = self._session
-        if session is None:
-            return self.is_resumable
-        return self.is_resumable and session.can_be_left and self.newest is None
+        return self.is_resumable and (session is None or (session.can_be_left and self.newest is None))
 
     @property
     def may_be_resumed_elsewhere(self) -> bool:
@@ -317,24 +318,20 @@ class UpstreamCall(ABC):
 
     def _enqueue(self, send: Callable[..., Awaitable[UpstreamError | None]], *args: object) -> None:
         """Send something as soon as everything before it is sent."""
-        self._unsent += 1
-        sending = self._send_after(self.newest, send, args)
-        self.newest = self._context.live.process.tasks.start(sending, "send upstream")
+        before = self.newest
 
-    async def _send_after(
-        self,
-        before: asyncio.Task[UpstreamError | None] | None,
-        send: Callable[..., Awaitable[UpstreamError | None]],
-        args: tuple[object, ...],
-    ) -> UpstreamError | None:
-        try:
-            if before is not None:
-                _ = await asyncio.wait((before,))
-            return await send(*args)
-        finally:
-            self._unsent -= 1
-            if not self._unsent:
-                self.newest = None
+        async def sending() -> UpstreamError | None:
+            try:
+                if before is not None:
+                    _ = await asyncio.wait((before,))
+                return await send(*args)
+            finally:
+                self._unsent -= 1
+                if not self._unsent:
+                    self.newest = None
+
+        self._unsent += 1
+        self.newest = self._context.live.process.tasks.start(sending(), "send upstream")
 
     async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> UpstreamError | None:
         """Send answers, one after the other; return why not all of them were sent."""
@@ -411,11 +408,17 @@ class UpstreamCall(ABC):
 
     async def _cancel_again(self, session: Session, call: Call, reason: str, headers: Headers) -> None:
         """Cancel a call that may still run; nothing waits behind it, and another replica may have gone on with it."""
+        exchange, witness = self._context.exchange, self._context.live.process.witness
         for pause in CANCEL_AGAIN_SECONDS:
             await asyncio.sleep(pause)
             if not session.may_run(call) or session.is_forgotten:
                 return
-            if await self._is_ours(session) and await self._attempt(session.cancel(call, reason, headers)):
+            # Without a state, no other replica can have gone on with it.
+            if exchange.round and self._may_be_resumed_elsewhere(session):
+                is_taken = await witness.is_taken(self._context.exchange_id, exchange.round)
+                if is_taken is not False:
+                    continue
+            if await self._attempt(session.cancel(call, reason, headers)):
                 return
 
     async def _attempt(self, sending: Awaitable[None]) -> bool:
@@ -427,13 +430,6 @@ class UpstreamCall(ABC):
             self._context.unsent(str(exc))
             return isinstance(exc, Refused | SessionLost)
         return True
-
-    async def _is_ours(self, session: Session) -> bool:
-        """Whether no other replica has gone on with the call, and each can be asked; without a state, none can."""
-        context = self._context
-        if not (context.exchange.round and self._may_be_resumed_elsewhere(session)):
-            return True
-        return await context.live.process.witness.is_taken(context.exchange_id, context.exchange.round) is False
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -458,12 +454,14 @@ class UpstreamCall(ABC):
             if self.is_being_resumed and self._task is not asyncio.current_task():
                 self._stop_task()  # it would go on in the session that it waits for
             return
+        is_spoilt = (session.lost or not clean) and not self.ends_its_session
         if self._is_let_go:
             # The upstream's further questions are for the replica that continues the call.
             if self._call is not None:
                 self._call.listener = _DEAF
             session.detach()
-        elif (session.lost or not clean) and self._is_read_elsewhere(session):
+        elif is_spoilt and not session.pending and self._may_be_resumed_elsewhere(session):
+            # Another replica may have answered the open question, or taken the side stream, and reads the end.
             session.detach()
         else:
             self._released = session
@@ -471,10 +469,6 @@ class UpstreamCall(ABC):
                 self._kept_as_clean = clean
                 return
         self._give_back(session, clean=clean)
-
-    def _is_read_elsewhere(self, session: Session) -> bool:
-        """Whether another replica may have answered the open question, or taken the side stream, and reads the end."""
-        return not session.pending and self._may_be_resumed_elsewhere(session)
 
     def _may_be_read_elsewhere(self, session: Session) -> bool:
         """Whether a result that no client waited for can be read in the session, should this process end first.
@@ -495,13 +489,10 @@ class UpstreamCall(ABC):
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
         live = self._context.live
-        if live.process.draining.leaves_results and self._context.exchange.keeps_end and self._is_last_in(session):
+        is_last = self.ends_its_session or session.adopted  # the pool ends it rather than keep it for other calls
+        if live.process.draining.leaves_results and self._context.exchange.keeps_end and is_last:
             self._leave_result_in(session)
         live.upstream.pool.release(session, clean=clean)
-
-    def _is_last_in(self, session: Session) -> bool:
-        """Whether the pool ends the session rather than keep it for other calls."""
-        return session.adopted
 
     def drop(self, reason: str) -> None:
         """Give the session back at once, and cancel the call unless its answer has come."""

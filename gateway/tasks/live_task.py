@@ -244,7 +244,7 @@ class LiveTask(Driver):
     def _modern(self, result: Raw) -> bytes:
         """A result in its modern form; raises CallLost if it is malformed."""
         info = self._context.server_info
-        assert info is not None, "a result comes from a session"
+        assert info, "a result comes from a session"
         try:
             return results.modern(mcp.TOOLS_CALL, result, info, (0, "private"), retried=True).body
         except ValueError as exc:
@@ -338,7 +338,7 @@ class LiveTask(Driver):
 
     def view(self) -> View:
         """The task as it is now, if its result is in memory."""
-        assert self._context.server_info is not None, "it came with the handle"
+        assert self._context.server_info, "it came with the handle"
         return View(
             id=self._sealed,
             status=self.status,

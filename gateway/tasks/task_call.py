@@ -31,6 +31,8 @@ from gateway.telemetry import Step
 class TaskCall(UpstreamCall):
     """The call, in a session of its own: some servers lose the tasks of a session when another one ends."""
 
+    ends_its_session = True
+
     def __init__(self, context: Context, listener: Listener, former_holder: str = "") -> None:
         """`listener` raises Busy if there is no place for a task. `former_holder` followed the task before."""
         super().__init__(context, listener)
@@ -112,7 +114,7 @@ class TaskCall(UpstreamCall):
             if not self._is_wanted():
                 self.release(clean=True)  # given up at the moment the session came
                 return
-            span = self._context.call_span(session.shaken.version)
+            span = context.call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
             call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span, task)
             self._sent(call)
@@ -247,10 +249,6 @@ class TaskCall(UpstreamCall):
             driven.stop()
         super().release(clean=False)
 
-    def _is_read_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (see `release`)
-        """As for other calls; what is still to be sent for a task goes out in its session first."""
-        return False
-
     def end(self) -> None:
         """Follow the task of a client no longer: its handle leads here no more."""
         if self._is_given:
@@ -269,6 +267,3 @@ class TaskCall(UpstreamCall):
 
     async def _give_back_now(self, session: Session, clean: bool) -> None:  # noqa: FBT001  (an argument of `_enqueue`)
         super()._give_back(session, clean=clean)
-
-    def _is_last_in(self, session: Session) -> bool:  # noqa: ARG002  (a session that had a task never serves another)
-        return True
