@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall
@@ -68,9 +69,7 @@ def wanted(request: Request) -> Filter:
         raise InvalidParams(f"resourceSubscriptions may name at most {_MAX_URIS} URIs")
     if chosen.taskIds is not UNSET and not request.said.declared.tasks:
         raise TasksUndeclared("subscriptions/listen with taskIds")
-    chosen.taskIds = UNSET
-    chosen.resourceSubscriptions = list(dict.fromkeys(chosen.resourceSubscriptions))
-    return chosen
+    return replace(chosen, taskIds=UNSET, resourceSubscriptions=list(dict.fromkeys(chosen.resourceSubscriptions)))
 
 
 @asynccontextmanager
@@ -187,7 +186,6 @@ class Subscription:
         session.watch(self)
         try:
             await self._subscribe(session)
-            self._check(session)
         except BaseException:
             session.unwatch(self)
             pool.release(session, clean=False)
@@ -195,27 +193,24 @@ class Subscription:
         return session
 
     async def _subscribe(self, session: Session) -> None:
-        """Subscribe to what the upstream supports."""
+        """Subscribe to what the upstream supports; raises CallLost if the standalone stream ended meanwhile."""
         self._stream_ended.clear()
         self._topics.clear()
-        self._acknowledged_filter = honoured = Filter()
-        if not session.channel.hears_side:
-            return
+        honoured: dict[str, Any] = {}
+        uris: list[str] = []
+        hears, offers = session.channel.hears_side, session.shaken.offers
         for flag, (capability, method) in LISTS.items():
-            if getattr(self.filter, flag) and session.shaken.offers(capability, "listChanged"):
-                setattr(honoured, flag, True)
+            if hears and getattr(self.filter, flag) and offers(capability, "listChanged"):
+                honoured[flag] = True
                 self._topics[method, ""] = None
-        if session.shaken.offers("resources", "subscribe"):
-            for uri in self.filter.resourceSubscriptions:
-                topic = mcp.RESOURCE_UPDATED, uri
-                self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
-                if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
-                    del self._topics[topic]
-                else:
-                    honoured.resourceSubscriptions.append(uri)
-
-    def _check(self, session: Session) -> None:
-        """Raise CallLost if the standalone stream ended before it was watched."""
+        for uri in self.filter.resourceSubscriptions if hears and offers("resources", "subscribe") else ():
+            topic = mcp.RESOURCE_UPDATED, uri
+            self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
+            if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
+                del self._topics[topic]
+            else:
+                uris.append(uri)
+        self._acknowledged_filter = Filter(**honoured, resourceSubscriptions=uris)
         if session.lost:
             raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
 

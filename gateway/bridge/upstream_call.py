@@ -375,7 +375,7 @@ class UpstreamCall(ABC):
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""
-        if self.session is not None and self._unsent < _MAX_UNSENT:
+        if self.session is not None and self._takes_answers and self._unsent < _MAX_UNSENT:
             # A copy of the id, because the original keeps the whole message in memory.
             self._enqueue(self._respond, self.session, Raw(bytes(id_)), body, self._context.headers)
 

@@ -14,9 +14,8 @@ from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.own_ids import new_id
-from gateway.seal.request_state import Whereabouts
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import Channel, Headers, Hearer
+from gateway.upstream.channel import Headers, Hearer
 
 log = get_logger()
 
@@ -67,15 +66,10 @@ async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers)
         # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.
         with suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(seconds):
-                await _until_answered(channel, whereabouts, headers)
+                await channel.resume(whereabouts.cursor or "", headers, _AnswerTo(whereabouts.call), is_shared=False)
                 has_ended = True
     finally:
         await channel.close(end_session=has_ended)
-
-
-async def _until_answered(channel: Channel, whereabouts: Whereabouts, headers: Headers) -> None:
-    """Read the stream of a call until its answer. Raises what `Channel.resume` raises."""
-    await channel.resume(whereabouts.cursor or "", headers, _AnswerTo(whereabouts.call), is_shared=False)
 
 
 class _AnswerTo(Hearer):

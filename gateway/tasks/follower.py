@@ -167,14 +167,9 @@ class Follower:
         call = Call(id_, message, self._listener, self._progress_token)
         return await answer_to(call, self.session.run(call, self._context.headers))
 
-    @property
-    def must_not_be_cancelled(self) -> bool:
-        """Whether tasks/cancel would do harm."""
-        return orphans.must_not_be_cancelled(self.task_id)
-
     async def cancel(self) -> None:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""
-        if self.must_not_be_cancelled:
+        if orphans.must_not_be_cancelled(self.task_id):
             return
         message = jsonrpc.request(new_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
         await self.session.channel.send(message, self._context.headers)

@@ -6,6 +6,7 @@ that is `_meta` alone; fastmcp 3 refuses tasks/result until the task is over. So
 tasks/result brings, and whether the status is final.
 """
 
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
@@ -25,18 +26,14 @@ Ended = on.Resulted | on.Failed | on.Broke
 def created(result: Raw) -> on.Became | None:
     """What a CreateTaskResult says; None if this is another result."""
     task = jsonrpc.members(jsonrpc.members(result).get("task"))
-    task_id = jsonrpc.text(task.get("taskId"))
-    return on.Became(task_id, _seconds(task.get("ttl"))) if task_id else None
-
-
-def _seconds(raw: Raw | None) -> float | None:
-    try:
-        milliseconds = jsonrpc.value(raw) if raw is not None else None
-    except ValueError:
+    if not (task_id := jsonrpc.text(task.get("taskId"))):
         return None
-    if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool) or milliseconds <= 0:
-        return None
-    return milliseconds / 1000
+    ttl_seconds = None
+    with suppress(KeyError, ValueError):
+        ttl_ms = jsonrpc.value(task["ttl"])
+        if isinstance(ttl_ms, int | float) and not isinstance(ttl_ms, bool) and ttl_ms > 0:
+            ttl_seconds = ttl_ms / 1000
+    return on.Became(task_id, ttl_seconds)
 
 
 def status(got: Raw | jsonrpc.Error) -> str | None:

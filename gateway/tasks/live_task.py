@@ -337,29 +337,28 @@ class LiveTask(Driver):
         return "input_required" if self._exchange.questions else "working"
 
     def view(self) -> View:
-        """The task as it is now, if its result is in memory."""
+        """The task as it is now, if its result is in memory.
+
+        Its questions have sealed keys, with which any replica delivers the answers.
+        """
         assert self._context.server_info, "it came with the handle"
+        questions, seal, known = self._exchange.questions, self._table.sealer.questions.seal, self._keys
+        self._keys = {
+            key: known.get(key)
+            or seal(QuestionKey(self.id, each.method, each.upstream_id or b"", question_digest(each)))
+            for key, each in questions.items()
+        }
         return View(
             id=self._sealed,
             status=self.status,
             created=_text(self._handle.issued),
             updated=self._updated,
             ttl_ms=self._handle.ttl_ms,
-            questions=self._asked(),
+            questions={self._keys[key]: question for key, question in questions.items()},
             server_info=self._context.server_info,
             result=self._result,
             error=self._outcome[1] if self._outcome is not None else None,
         )
-
-    def _asked(self) -> dict[str, Question]:
-        """The open questions under sealed keys, with which any replica delivers the answers."""
-        questions, known = self._exchange.questions, self._keys
-        seal, self._keys = self._table.sealer.questions.seal, {}
-        for key, each in questions.items():
-            self._keys[key] = known.get(key) or seal(
-                QuestionKey(self.id, each.method, each.upstream_id or b"", question_digest(each))
-            )
-        return {self._keys[key]: question for key, question in questions.items()}
 
     def _question(self, sealed: str) -> Question | None:
         """The question of a key; another replica may have asked it."""

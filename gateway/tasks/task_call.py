@@ -16,6 +16,7 @@ from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED, OWNED
+from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError, bug
 from gateway.runtime.tasks import telling
@@ -207,7 +208,7 @@ class TaskCall(UpstreamCall):
             super().cancel(reason)
             return
         if self._is_given:
-            self._is_cancelled = not driven.must_not_be_cancelled
+            self._is_cancelled = not orphans.must_not_be_cancelled(driven.task_id)
         else:
             driven.stop()
         self._enqueue(self._cancel_task, driven)
@@ -227,11 +228,6 @@ class TaskCall(UpstreamCall):
     def _takes_answers(self) -> bool:
         """A task that was cancelled is not answered: `mcp` 1.30 would end a session."""
         return not self._is_cancelled
-
-    def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
-        """As for other calls."""
-        if self._takes_answers:
-            super().respond(id_, body)
 
     async def result_again(self) -> Raw | jsonrpc.Error:
         """Ask for the result of a task that is over; raises as `Session.ask`."""
