@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
@@ -38,8 +37,7 @@ class ClientMessage(msgspec.Struct, frozen=True, eq=False):
     @property
     def request_id(self) -> RequestId | None:
         """The id, if this is a request."""
-        id_ = self.opened.id
-        return request_id(id_) if self.opened.method is not None and isinstance(id_, Raw) else None
+        return None if self.opened.method is None else self.opened.rpc_id
 
 
 class ClientLink(Protocol):

@@ -69,8 +69,7 @@ class _WatchedReply(OneStream):
             for event in self._parser.feed(data):
                 with suppress(ValueError):
                     opened = jsonrpc.message(event.data)
-                    is_own = isinstance(opened.id, Raw) and request_id(opened.id) == self._request
-                    self.is_answered = self.is_answered or (opened.method is None and is_own)
+                    self.is_answered |= opened.method is None and opened.rpc_id == self._request
 
     def orphaned(self) -> None:
         """See `ReplyWriter`: a stream can be opened again, but a request gets its one response."""

@@ -21,7 +21,7 @@ from gateway.legacy_front.session_ids import Front
 from gateway.legacy_front.stream import ENDED, Stream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, IdInUse, InvalidRequest
-from gateway.protocol.jsonrpc import RequestId, request_id
+from gateway.protocol.jsonrpc import RequestId
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import Weight
@@ -198,14 +198,13 @@ class FrontSession:
             return
         opened = jsonrpc.message(message)
         if opened.method is None:
-            if isinstance(opened.id, Raw):
-                request, given = request_id(opened.id), NO_HEADERS
-                if request in self._open and request == self._initialize and isinstance(opened.result, Raw):
-                    self.is_initialized = True
-                    self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
-                    self.standalone.is_resumable = self._is_resumable
-                    given = {mcp.SESSION_ID: self.id}
-                self._respond(request, FinalMessage(message, headers=given))
+            request, given = opened.rpc_id or b"", NO_HEADERS
+            if request in self._open and request == self._initialize and isinstance(opened.result, Raw):
+                self.is_initialized = True
+                self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
+                self.standalone.is_resumable = self._is_resumable
+                given = {mcp.SESSION_ID: self.id}
+            self._respond(request, FinalMessage(message, headers=given))
             return
         stream = self.standalone
         if self.is_initialized:  # the reply to `initialize` is one JSON body

@@ -109,10 +109,14 @@ class Changes:
         async with self._in_turn():
             return await self._open(self.uris, headers)
 
-    def begin(self, headers: Headers) -> None:
-        """Listen to everything that is wanted, as soon as the server can be reached; a second time changes nothing."""
+    def begin(self, headers: Headers, *, has_missed: bool = False) -> None:
+        """Listen to everything that is wanted, as soon as the server can be reached; a second time changes nothing.
+
+        `has_missed`: the stream replaces a lost one.
+        """
         self._headers = headers
-        self._start_reopening(has_missed=False)
+        if self._reopening is None or self._reopening.done():
+            self._reopening = self._tasks.start(self._reopen(has_missed=has_missed), "listen")
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -181,11 +185,7 @@ class Changes:
         self._stream = None
         if world.monotonic() - began >= _EARLY_SECONDS:
             self._attempts = 0
-        self._start_reopening(has_missed=True)
-
-    def _start_reopening(self, *, has_missed: bool) -> None:
-        if self._reopening is None or self._reopening.done():
-            self._reopening = self._tasks.start(self._reopen(has_missed=has_missed), "listen")
+        self.begin(self._headers, has_missed=True)
 
     async def _reopen(self, *, has_missed: bool) -> None:
         """Open a stream, in place of a lost one if the client has missed changes.

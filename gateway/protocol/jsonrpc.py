@@ -46,6 +46,11 @@ class Message(msgspec.Struct, gc=False):
     result: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
 
+    @property
+    def rpc_id(self) -> "RequestId | None":
+        """The id of the request that this is, or that it answers; None for a message without one."""
+        return request_id(self.id) if isinstance(self.id, Raw) else None
+
 
 class Error(msgspec.Struct):
     """The `error` member of an error response; `message` is written even if empty, because it is required."""

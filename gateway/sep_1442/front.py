@@ -22,7 +22,6 @@ from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import MirroredSession, NoSession
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
-from gateway.protocol.jsonrpc import request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import PREFIX
 from gateway.sep_1442 import vocabulary
@@ -65,7 +64,7 @@ class Stateless:
         """Serve a request that `claims` is of the dialect; raises GatewayError."""
         sent = came.message()
         at, message = replace(came, headers=sent.headers), sent.opened
-        id_ = request_id(message.id) if isinstance(message.id, Raw) else None
+        id_ = message.rpc_id
         del sent
         if message.method is None:
             return await call_continuation.answer(self._shared, at, _stateless(at), message)

@@ -7,8 +7,6 @@ relay to a legacy server, or the mirror of a modern one, if that refuses `initia
 import asyncio
 from typing import Final
 
-from msgspec import Raw
-
 from gateway.bridge.driver import Driver
 from gateway.downstream.handler import RequestHandler
 from gateway.http.outbox import error_response
@@ -63,7 +61,7 @@ class StdioFront:
             opened = jsonrpc.message(line)
         except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message (a batch is not served): {exc}") from exc
-        is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
+        is_greeting = opened.method == mcp.INITIALIZE and opened.rpc_id is not None
         if self._legacy is None and (is_greeting or self._modern is None):
             # No legacy host names its version in `_meta`; one whose probe took too long goes on with the handshake of
             # legacy servers.

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Final
 
-from msgspec import Raw
-
 from gateway.http.outbox import error_response
 from gateway.legacy_front.backend import ClientMessage, cancelled
 from gateway.mirror.call_rounds import CallServer
@@ -13,7 +11,7 @@ from gateway.mirror.server_client import RouteServer
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, IdInUse
-from gateway.protocol.jsonrpc import RequestId, request_id
+from gateway.protocol.jsonrpc import RequestId
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.stdio_front.host import HOST, Host
@@ -65,8 +63,8 @@ class LegacyHost:
             except Busy as exc:
                 self._host.send(error_response(id_, exc))
                 return
-        elif opened.method is None and isinstance(opened.id, Raw):
-            _ = self._asked.pop(request_id(opened.id), None)
+        elif opened.method is None:
+            _ = self._asked.pop(opened.rpc_id or b"", None)
         elif (given_up := cancelled(opened)) in self._open:
             self._cancelled.add(given_up)
         try:
@@ -80,13 +78,13 @@ class LegacyHost:
     def send(self, message: bytes, related_to: RequestId | None) -> None:
         """Write a message; a response to no open request is dropped."""
         opened = jsonrpc.message(message)
-        if opened.method is None and isinstance(opened.id, Raw):
-            answered = request_id(opened.id)
-            if answered not in self._open:
+        id_ = opened.rpc_id
+        if opened.method is None and id_ is not None:
+            if id_ not in self._open:
                 return
-            self.forget(answered)
-        elif isinstance(opened.id, Raw) and related_to in self._open and len(self._asked) < _MAX_ASKED:
-            self._asked[request_id(opened.id)] = related_to
+            self.forget(id_)
+        elif id_ is not None and related_to in self._open and len(self._asked) < _MAX_ASKED:
+            self._asked[id_] = related_to
         self._host.send(message)
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:

@@ -206,9 +206,8 @@ class SessionRelay(SideListener):
         try:
             opened = jsonrpc.message(data)
             if opened.method is None:
-                if isinstance(opened.id, Raw):
-                    answered = request_id(opened.id)
-                    self._forget(answered, reads_on=answered == request)
+                answered = opened.rpc_id or b""
+                self._forget(answered, reads_on=answered == request)
             elif request is None and opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):
                 token = jsonrpc.fields(opened.params).get(mcp.META_PROGRESS_TOKEN)
                 wanted = b"" if token is None else request_id(token)

@@ -10,7 +10,6 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
@@ -29,7 +28,6 @@ from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.passthrough.header_rules import on_behalf
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown, not_served
-from gateway.protocol.jsonrpc import request_id
 from gateway.seal import sep_1655_items
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -69,7 +67,7 @@ async def _post(shared: Shared, at: Arrival) -> Response:
         with suppress(GatewayError):
             _ = _session(shared, at)  # an unreadable message does not end the session in which it came
         raise
-    id_ = request_id(message.id) if isinstance(message.id, Raw) else None
+    id_ = message.rpc_id
     if message.method == mcp.INITIALIZE and id_ is not None:
         if at.live.process.draining.refuses_calls:
             raise ShuttingDown("try again")
