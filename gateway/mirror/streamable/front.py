@@ -42,12 +42,20 @@ def owns(shared: Shared, incoming: Incoming) -> bool:
 
 async def serve(shared: Shared, came: Arrival) -> Response:
     """Serve one request of a legacy client; raises GatewayError."""
-    at = replace(came, headers=on_behalf(came.incoming, came.live))
+    at, draining = replace(came, headers=on_behalf(came.incoming, came.live)), came.live.process.draining
     match at.incoming.method:
         case "POST":
             return await _post(shared, at)
         case "GET":
-            return await _get(shared, at)
+            session = _session(shared, at)
+            place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
+            if place is not None and (subscribed := shared.tokens.subscribed(place, session)) is None:
+                return await call_continuation.resume(shared, at, session, place)
+            if draining.has_begun and at.incoming.peer_request is None:
+                raise ShuttingDown("open the stream again")
+            with draining.leaving_out():
+                home = await _home(shared, at, session)
+                return await home.write(at.reply, at.headers, subscribed) if isinstance(home, Home) else home
         case "DELETE":
             # A replica that starts later, or cannot be reached now, still takes the id of the session.
             session = _session(shared, at)
@@ -136,18 +144,6 @@ async def _request(
             exchange, wanted = world.token_urlsafe(9), shared.homes.level(session)
             return await StreamedCall(shared, at, session, exchange, request, wanted).write(at)
     return await at.reply.whole(FinalMessage(response))
-
-
-async def _get(shared: Shared, at: Arrival) -> Response:
-    session = _session(shared, at)
-    place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
-    if place is not None and (subscribed := shared.tokens.subscribed(place, session)) is None:
-        return await call_continuation.resume(shared, at, session, place)
-    if at.live.process.draining.has_begun and at.incoming.peer_request is None:
-        raise ShuttingDown("open the stream again")
-    with at.live.process.draining.leaving_out():
-        home = await _home(shared, at, session)
-        return await home.write(at.reply, at.headers, subscribed) if isinstance(home, Home) else home
 
 
 async def _home(shared: Shared, at: Arrival, session: MirroredSession) -> Home | Response:

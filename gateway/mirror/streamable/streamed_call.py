@@ -147,7 +147,17 @@ class StreamedCall(MirroredCall):
         self.report.asked()
         self._number += 1
         self._now = self._place_asking()
-        events = [sse.encode(self._asking(question)) for question in questions]
+        rounds, tokens, events = self._rounds, self._shared.tokens, []
+        has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self.live.route.dialects
+        asking = tuple([replace(each, params=None) for each in self._exchange.questions.values()])
+        for each in questions:
+            place = self._place(
+                key=each.key, has_state=has_state, request=rounds.request, progress=rounds.progress, asking=asking
+            )
+            if not self._resumes:  # nobody could continue the call
+                place = place.brief
+            asked = sep_1685_state.with_state(each, tokens.of_place(STATE, place)) if has_state else each
+            events.append(sse.encode(asked.nested(jsonrpc.encode(tokens.of_place(NESTED, place)))))
         # One id, after the last question: a client that got only some of them has not reached this place.
         events[-1] = self._with_id(events[-1], self._now)
         self._asked.append((self._number, b"".join(events)))
@@ -234,20 +244,6 @@ class StreamedCall(MirroredCall):
         if not self._resumes:
             return event
         return b"id: %b\n%b" % (self._shared.tokens.of_place(EVENT, place).encode(), event)
-
-    def _asking(self, question: Question) -> bytes:
-        """The nested request of a question."""
-        rounds, tokens = self._rounds, self._shared.tokens
-        has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self.live.route.dialects
-        asking = tuple([replace(each, params=None) for each in self._exchange.questions.values()])
-        place = self._place(
-            key=question.key, has_state=has_state, request=rounds.request, progress=rounds.progress, asking=asking
-        )
-        if not self._resumes:  # nobody could continue the call
-            place = place.brief
-        if has_state:
-            question = sep_1685_state.with_state(question, tokens.of_place(STATE, place))
-        return question.nested(jsonrpc.encode(tokens.of_place(NESTED, place)))
 
     # -- from the client ----------------------------------------------------------------------------------------
 
