@@ -15,7 +15,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recording quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-instructions image interop release clean
+.PHONY: help demo recording docs quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ demo: $(VENV)/package ## a legacy server, the gateway and a modern client: answe
 
 recording: $(VENV)/package ## docs/images/demo.svg, the picture of a run of the demo
 	$(BIN)/python scripts/recording > docs/images/demo.svg
+
+docs: $(VENV)/stamp ## the documentation as a site with search, in build/site
+	$(BIN)/python scripts/site
 
 quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 	$(PYTEST) -n 2 --dist worksteal -q $(PURE)

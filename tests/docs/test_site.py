@@ -1,0 +1,28 @@
+"""The documentation as a site."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.parts.launch import REPOSITORY
+
+SITE = REPOSITORY / "docs" / "site.yml"
+
+
+def test_the_site_is_built_without_a_dead_link_and_finds_what_the_pages_say(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "site"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "site" / "search.json").read_text())
+    pages = {item["location"].partition("#")[0] for item in found["items"] if "quiet_seconds" in item["text"]}
+    assert {"docs/configuration/", "docs/faq/"} <= pages
+
+
+def test_every_page_of_docs_is_in_the_contents() -> None:
+    listed = {page for part in yaml.safe_load(SITE.read_text())["nav"] for pages in part.values() for page in pages}
+    there = {str(page.relative_to(REPOSITORY)) for page in (REPOSITORY / "docs").glob("*.md")}
+    assert there - listed == set()
+    assert {page for page in listed if not (REPOSITORY / page).exists()} == {"docs/decisions/index.md"}
