@@ -16,7 +16,9 @@ from functools import partial
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
+
+from msgspec import Raw
 
 from gateway import world
 from gateway.children.stderr_log import StderrLog
@@ -38,6 +40,7 @@ Hear = Callable[[bytes, jsonrpc.Message], None]
 
 _JSONRPC: Final = "2.0"
 _REAPER: Final = Path(__file__).with_name("process_tree_reaper.py")
+_SIGNALS: Final = {each.value: each.name for each in signal.Signals}
 _EOF_SECONDS: Final = 1.5
 """How long a server may take to exit after its input is closed; server-everything ignores that."""
 _TERM_SECONDS: Final = 1.5
@@ -92,8 +95,6 @@ class Child(asyncio.BaseProtocol):
         """Done when no more messages can be exchanged: the reason, worded to follow `where`."""
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done when all its processes have ended."""
-        self.initialized = False
-        """Whether it answered `initialize`."""
         self.asked = False
         """Whether the gateway asked it to end."""
         self.created = world.monotonic()
@@ -105,6 +106,8 @@ class Child(asyncio.BaseProtocol):
         self._free: asyncio.Future[None] | None = None
         """Done when the pipe to it has taken everything; None if it has."""
         self._is_input_lost = False
+        self._exit = ""
+        """How the server exited, if that is known before its output ended."""
         self._output = _Output(Lines(client.limits.event_bytes), client.arriving, self)
         self.hear: Hear | None = None
         """What hears its messages, if anything does."""
@@ -198,7 +201,7 @@ class Child(asyncio.BaseProtocol):
             with suppress(OSError):  # the kernel killed the server with its reaper, but not the server's children
                 os.killpg(self.pid, signal.SIGKILL)
         await self._output.taken()
-        if self._output.exit:  # then a timer bounds the wait for the rest of its output
+        if self._exit:  # then a timer bounds the wait for the rest of its output
             _ = await asyncio.wait((self.over,))
         self._end("ended with its reaper, which was killed")
         # The kernel has closed the reaper's files, so the reaper exits within microseconds.
@@ -228,17 +231,19 @@ class Child(asyncio.BaseProtocol):
         match words:
             case ["started", pid]:
                 self.pid = self.stderr_log.pid = int(pid)
-            case ["failed", number, what]:
+            case ["failed", error, what]:
                 name = self._upstream.cwd if what == "directory" else self._upstream.name
-                _, why = not_here(self._upstream) or ("", f"{os.strerror(int(number))} ({what} {name})")
+                _, why = not_here(self._upstream) or ("", f"{os.strerror(int(error))} ({what} {name})")
                 self._end(f"cannot be started: {why}")
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on
-                how = _describe_exit(int(code))
+                number = -int(code)
+                name = _SIGNALS.get(number, f"signal {number}")
+                how = f"was ended by {name}" if number > 0 else f"ended (exit code {code})"
                 if self._output.closed:
                     self._end(how)
                 elif not self.over.done():  # its remaining output is still read
-                    self._output.exit = how
+                    self._exit = how
                     self._output.read_on()
                     self._end_soon(how)
             case _:
@@ -246,11 +251,9 @@ class Child(asyncio.BaseProtocol):
 
     def output_closed(self) -> None:
         """Its output ended: the server exited, or will never send anything again."""
-        if self.over.done():
-            return
-        if self._output.exit:
-            self._end(self._output.exit)
-        else:
+        if self._exit:
+            self._end(self._exit)
+        elif not self.over.done():
             self._end_soon("closed its output")
 
     def _end_soon(self, why: str) -> None:
@@ -326,7 +329,23 @@ class Child(asyncio.BaseProtocol):
                 f"{self.where} did not read its input within timeouts.answer_seconds; the call may have had effects"
             )
 
-    async def answers(self, answered: asyncio.Future[None], seconds: float | None = None) -> bool:
+    async def probe(self, request: bytes, id_: bytes, seconds: float) -> bytes | None:
+        """Send a request to it before it is used; return the line of its response, None if it ends or takes longer."""
+        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def hear(line: bytes, message: jsonrpc.Message) -> None:
+            if not answered.done() and message.method is None and message.id == Raw(id_):
+                answered.set_result(line)
+
+        self.hear = hear
+        self.asked = True  # a server that ends because of the probe is not a failure
+        with suppress(CallLost):
+            await self.send(request)
+            _ = await self.answers(answered, seconds)
+        self.asked = not answered.done()
+        return answered.result() if answered.done() else None
+
+    async def answers(self, answered: asyncio.Future[Any], seconds: float | None = None) -> bool:
         """Wait for the answer to what was sent; False if it takes longer. Raises CallLost if the child ends first."""
         _ = await asyncio.wait((answered, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self.over.done() and not answered.done():
@@ -381,8 +400,6 @@ class _Output(PieceReader):
         """`arriving` limits the unfinished lines of all children of the route."""
         super().__init__()
         self.closed = False
-        self.exit = ""
-        """How the child exited, if that is known before its output ended."""
         self._lines = lines
         self._arriving = arriving
         self._waits_for_others = False
@@ -450,12 +467,3 @@ def _opened(line: bytes) -> jsonrpc.Message:
     if line.lstrip()[:1] == b"{" and (message := jsonrpc.message(line)).jsonrpc == _JSONRPC:
         return message
     raise ValueError("a line is not JSON-RPC")
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended (exit code {code})"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

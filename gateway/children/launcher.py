@@ -52,6 +52,8 @@ class ChildLauncher:
         self._slots = asyncio.Semaphore(route.upstream.max_children)
         self._prestarted: deque[Child] = deque()
         self._lent = 0
+        self._unproved: set[Child] = set()
+        """Children that run, and were of no use yet."""
         self._failures = 0
         """Children in a row that ended before they answered `initialize`."""
         self.has_initialized = False
@@ -86,9 +88,10 @@ class ChildLauncher:
             self._lent -= 1
             self._changed.set()
 
-    def initialized(self, child: Child) -> None:
-        """The child answered `initialize`, so its command works."""
-        child.initialized = True
+    def works(self, child: Child, *, is_legacy: bool = False) -> None:
+        """The child is of use, so its command works; it `is_legacy` if it answered `initialize`."""
+        self.has_initialized |= is_legacy
+        self._unproved.discard(child)
         self._failures = 0
         self._settle(child)
 
@@ -142,6 +145,7 @@ class ChildLauncher:
                 self._slots.release()
                 return None
             child = Child(self._upstream, self._path, self.client, self._tasks, self._health)
+            self._unproved.add(child)
             child.over.add_done_callback(lambda _: self._over(child))
             if self._failures:
                 self._trial = child
@@ -151,6 +155,7 @@ class ChildLauncher:
                 child.over.set_result(f"cannot be started: {exc.strerror}")
                 raise Unreachable(f"{self.where} {child.over.result()}") from exc
             except BaseException:
+                self._unproved.discard(child)
                 self._settle(child)
                 raise
         except BaseException:
@@ -167,12 +172,12 @@ class ChildLauncher:
         self._settle(child)
         if child in self._prestarted:
             self._prestarted.remove(child)
-        if child.asked or child.initialized or world.monotonic() - child.created > _LONG_LIFE_SECONDS:
-            return
         now = world.monotonic()
-        self._failures += 1
-        self._last_reason = child.over.result()
-        self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
+        if child in self._unproved and not child.asked and now - child.created <= _LONG_LIFE_SECONDS:
+            self._failures += 1
+            self._last_reason = child.over.result()
+            self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
+        self._unproved.discard(child)
 
     def _gone(self, child: Child) -> None:
         del self._children[child]

@@ -30,6 +30,7 @@ _LEFT_SECONDS: Final = 1.0
 """How long processes that the server leaves behind may take to exit after SIGTERM."""
 _KILL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.01
+_NEVER: Final = float("inf")
 _IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Ignored, because the gateway decides when the server ends: it drains first."""
 
@@ -54,13 +55,22 @@ class ProcessTreeReaper:
         if _LINUX:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         failure = self._start(directory, command)
-        _let_go_of_streams()
+        # The server has the pipes now, and open copies would hide their end from the gateway.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for file in range(3):
+            os.dup2(nothing, file)
         if failure:
             self._tell(f"failed {failure}")
             return
         self._tell(f"started {self._server}")
         self._watch(woken)
-        self._kill_all()
+        deadline = time.monotonic() + _KILL_SECONDS
+        while self._reap() and time.monotonic() < deadline:
+            if self._server:
+                _send(-self._server, signal.SIGKILL)
+            for pid in _descendants():
+                _send(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)  # then again: one that was killed while it forked leaves a child unlisted
 
     def _start(self, directory: str, command: list[str]) -> str:
         """Start the server; return "ERRNO WHAT" if that fails, or else an empty string."""
@@ -82,32 +92,29 @@ class ProcessTreeReaper:
     def _watch(self, woken: int) -> None:
         """Return when the gateway orders the end, when it is gone, or when no process is left."""
         poller = select.poll()
-        for file in (woken, self._control.fileno()):
-            poller.register(file, select.POLLIN)
-        deadline = None
+        poller.register(woken, select.POLLIN)
+        poller.register(self._control, select.POLLIN)
+        deadline = _NEVER
         while self._reap():
-            if not self._server and deadline is None:
+            if not self._server and deadline == _NEVER:
                 deadline = time.monotonic() + _LEFT_SECONDS
                 for pid in _descendants():
                     _send(pid, signal.SIGTERM)
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return
-            ready = [file for file, _ in poller.poll(None if left is None else left * 1000)]
+            ready = dict(poller.poll(None if left == _NEVER else left * 1000))
             if woken in ready:
                 os.read(woken, 4096)
-            if self._control.fileno() in ready and not self._obey():
-                return
-
-    def _obey(self) -> bool:
-        """Carry out the orders of the gateway; return whether to continue."""
-        try:
-            orders = self._control.recv(64)
-        except OSError:
-            return False
-        if b"t" in orders and self._server:
-            _send(-self._server, signal.SIGTERM)
-        return bool(orders) and b"k" not in orders
+            if self._control.fileno() in ready:
+                try:
+                    orders = self._control.recv(64)
+                except OSError:
+                    return
+                if b"t" in orders and self._server:
+                    _send(-self._server, signal.SIGTERM)
+                if not orders or b"k" in orders:
+                    return
 
     def _reap(self) -> bool:
         """Collect processes that exited; return whether any is left."""
@@ -121,16 +128,6 @@ class ProcessTreeReaper:
             if pid == self._server:
                 self._server = 0
                 self._tell(f"ended {os.waitstatus_to_exitcode(status)}")
-
-    def _kill_all(self) -> None:
-        """Kill until no process is left: one that is killed while it forks leaves a child that was not on the list."""
-        deadline = time.monotonic() + _KILL_SECONDS
-        while self._reap() and time.monotonic() < deadline:
-            if self._server:
-                _send(-self._server, signal.SIGKILL)
-            for pid in _descendants():
-                _send(pid, signal.SIGKILL)
-            time.sleep(_POLL_SECONDS)
 
     def _tell(self, line: str) -> None:
         try:  # noqa: SIM105 - importing contextlib takes time
@@ -180,13 +177,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except OSError:
         pass  # it exited, or runs as another user after setuid
-
-
-def _let_go_of_streams() -> None:
-    """Close the pipes, which the server has now: open copies would hide their end from the gateway."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for file in range(3):
-        os.dup2(nothing, file)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -42,8 +42,7 @@ class StdioChannel(OneStreamChannel):
         if not isinstance(answer.found, Raw):
             said = "" if answer.found is None else answer.found.message[:200]
             raise Unreachable(f"{child.where} refused `initialize`: {said}")
-        self._launcher.initialized(child)
-        self._launcher.has_initialized = True
+        self._launcher.works(child, is_legacy=True)
         return answer.found
 
     def _hear_line(self, line: bytes, _said: jsonrpc.Message) -> None:

@@ -22,6 +22,8 @@ from gateway.telemetry import Metrics, NestedOutcome
 from gateway.upstream.channel import Hearer
 
 _DONE: Final = {"resultType": "complete"}
+_NAMED_BY: Final = {mcp.PROGRESS: "progressToken", mcp.CANCELLED: "requestId"}
+"""The parameters that name the request of a notification."""
 
 
 class _InFlight(msgspec.Struct, eq=False):
@@ -33,8 +35,37 @@ class _InFlight(msgspec.Struct, eq=False):
     wants_logs: bool
     hearer: Hearer
     answered: asyncio.Future[None]
-    heard: float = 0.0
+    heard: float
     """The event loop's time of the last message."""
+
+    def hand_over(self, message: bytes, *, is_last: bool = False) -> None:
+        """Give a message to the client, which hears nothing after the last one."""
+        self.heard = asyncio.get_running_loop().time()
+        try:
+            _ = self.hearer.hear(message)
+        except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe that all requests share)
+            self.answered.set_exception(exc)
+        else:
+            if is_last:
+                self.answered.set_result(None)
+
+    def respond(self, message: jsonrpc.Message) -> None:
+        """Give the client its response, with its own ids; a malformed one ends the request."""
+        result = message.result
+        try:
+            if isinstance(message.error, Raw):
+                response = b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(self.id), bytes(message.error))
+            elif not isinstance(result, Raw):
+                self.answered.set_exception(ValueError("a response needs a result or an error"))
+                return
+            elif self.method == mcp.LISTEN:
+                response = jsonrpc.result(self.id, jsonrpc.encode(_named(jsonrpc.fields(result), self.id)))
+            else:
+                response = jsonrpc.result(self.id, result)
+        except ValueError as exc:
+            self.answered.set_exception(exc)
+        else:
+            self.hand_over(response, is_last=True)
 
 
 class ModernStdio:
@@ -80,7 +111,6 @@ class ModernStdio:
             await child.send(sent)
             del sent
             loop, idle_seconds = asyncio.get_running_loop(), self._launcher.client.timeouts.idle_seconds
-            request.heard = loop.time()
             # A subscription may be silent for as long as nothing changes.
             left = None if request.method == mcp.LISTEN else idle_seconds
             while not await child.answers(request.answered, left):
@@ -104,7 +134,7 @@ class ModernStdio:
             async with asyncio.timeout(seconds), self._opening:
                 if self.child is None or self.child.over.done():
                     child = await self._launcher.take()
-                    self._launcher.initialized(child)  # it needs no handshake
+                    self._launcher.works(child)  # it needs no handshake
                     self.use(child)
                 assert self.child is not None
                 return self.child
@@ -118,63 +148,39 @@ class ModernStdio:
 
     def _hear(self, _line: bytes, message: jsonrpc.Message) -> None:
         if message.method is None:
-            self._respond(message)
+            request = self._requests.get(bytes(message.id)) if isinstance(message.id, Raw) else None
+            if request is not None and not request.answered.done():  # else it was cancelled
+                request.respond(message)
         elif isinstance(message.id, Raw):
             # A modern server sends none.
             self._metrics.nested_requests[self._route, message.method, NestedOutcome.UNSOLICITED].inc()
         else:
             self._notify(message.method, message.params)
 
-    def _respond(self, message: jsonrpc.Message) -> None:
-        request = self._requests.get(bytes(message.id)) if isinstance(message.id, Raw) else None
-        if request is None or request.answered.done():
-            return  # it was cancelled
-        try:
-            response = _response(message, request)
-        except ValueError as exc:
-            request.answered.set_exception(exc)
-        else:
-            _hand_over(request, response, is_last=True)
-
     def _notify(self, method: str, raw: Raw | msgspec.UnsetType) -> None:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
-        if method == mcp.CANCELLED:
-            ended = self._requests.get(bytes(params.get("requestId", b"")))
-            if ended is not None and ended.method == mcp.LISTEN and not ended.answered.done():
-                # The server ended a subscription without a response, which HTTP cannot do gracefully.
-                done = jsonrpc.result(ended.id, jsonrpc.encode(_named(dict(_DONE), ended.id)))
-                _hand_over(ended, done, is_last=True)
-            return
-        request = self._request_of(method, params)
+        if method == mcp.LOG:
+            wanting = [request for request in self._requests.values() if request.wants_logs]
+            request = wanting[0] if len(wanting) == 1 or (wanting and self._has_one_client) else None
+        elif method in _NAMED_BY:
+            request = self._requests.get(bytes(params.get(_NAMED_BY[method], b"")))
+        else:
+            meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+            request = self._requests.get(bytes(meta.get(mcp.META_SUBSCRIPTION, b"")))
         if request is None or request.answered.done():
             return
         named: Mapping[str, object] = params
+        if method == mcp.CANCELLED:
+            if request.method == mcp.LISTEN:
+                # The server ended a subscription without a response, which HTTP cannot do gracefully.
+                done = jsonrpc.encode(_named(dict(_DONE), request.id))
+                request.hand_over(jsonrpc.result(request.id, done), is_last=True)
+            return
         if method == mcp.PROGRESS and request.token is not None:
             named = {**params, "progressToken": request.token}
         elif request.method == mcp.LISTEN:
             named = _named(params, request.id)
-        _hand_over(request, jsonrpc.notification(method, named))
-
-    def _request_of(self, method: str, params: jsonrpc.Fields) -> _InFlight | None:
-        if method == mcp.PROGRESS:
-            return self._requests.get(bytes(params.get("progressToken", b"")))
-        if method == mcp.LOG:
-            wanting = [request for request in self._requests.values() if request.wants_logs]
-            return wanting[0] if len(wanting) == 1 or (wanting and self._has_one_client) else None
-        meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
-        return self._requests.get(bytes(meta.get(mcp.META_SUBSCRIPTION, b"")))
-
-
-def _hand_over(request: _InFlight, message: bytes, *, is_last: bool = False) -> None:
-    """Give a message to the client of a request, which hears nothing after the last one."""
-    request.heard = asyncio.get_running_loop().time()
-    try:
-        _ = request.hearer.hear(message)
-    except Exception as exc:  # noqa: BLE001  (the task of the request handles it, not the pipe that all requests share)
-        request.answered.set_exception(exc)
-    else:
-        if is_last:
-            request.answered.set_result(None)
+        request.hand_over(jsonrpc.notification(method, named))
 
 
 def _translated(message: bytes, number: bytes, hearer: Hearer) -> tuple[bytes, _InFlight]:
@@ -187,21 +193,9 @@ def _translated(message: bytes, number: bytes, hearer: Hearer) -> tuple[bytes, _
     token = meta.get(mcp.META_PROGRESS_TOKEN)
     if token is not None:
         params["_meta"] = Raw(jsonrpc.encode({**meta, mcp.META_PROGRESS_TOKEN: Raw(number)}))
-    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    wants_logs = mcp.META_LOG_LEVEL in meta
-    request = _InFlight(opened.id, opened.method, token, wants_logs, hearer, answered)
+    loop, wants_logs = asyncio.get_running_loop(), mcp.META_LOG_LEVEL in meta
+    request = _InFlight(opened.id, opened.method, token, wants_logs, hearer, loop.create_future(), loop.time())
     return jsonrpc.request(number, opened.method, params), request
-
-
-def _response(message: jsonrpc.Message, request: _InFlight) -> bytes:
-    """Return the response with the client's ids; raises ValueError if it is malformed."""
-    if isinstance(message.error, Raw):
-        return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(request.id), bytes(message.error))
-    if not isinstance(message.result, Raw):
-        raise ValueError("a response needs a result or an error")  # noqa: TRY004  (it is the message that is wrong)
-    if request.method == mcp.LISTEN:
-        return jsonrpc.result(request.id, jsonrpc.encode(_named(jsonrpc.fields(message.result), request.id)))
-    return jsonrpc.result(request.id, message.result)
 
 
 def _named(fields: dict[str, Raw] | dict[str, str], subscription: Raw) -> dict[str, object]:

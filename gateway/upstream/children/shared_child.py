@@ -50,8 +50,7 @@ class ChildHolder:
             if shared is not None and not shared.is_replaced:
                 if shared.handshake == handshake and not shared.child.over.done():
                     return shared
-                shared.is_replaced = True
-                await shared.end_if_unused()
+                await shared.replace()
             channel = StdioChannel(self.launcher)
             try:
                 result = await channel.initialize(message, headers)
@@ -79,16 +78,16 @@ class SharedChild:
         child.hear_with(self._hear)
 
     def _hear(self, line: bytes, message: jsonrpc.Message) -> None:
-        is_question = isinstance(message.id, Raw) and message.method not in (None, mcp.PING)
-        if is_question and self._given_up and any(each.may_ask for each in self.channels):
-            self._refuse(message)
-            return
+        id_ = bytes(message.id) if isinstance(message.id, Raw) else b""
         if message.method is None:
-            id_ = bytes(message.id) if isinstance(message.id, Raw) else b""
             self._given_up.discard(id_)
             hearing = [each for each in self.channels if each.awaits(id_)]
         else:
-            hearing = [each for each in self.channels if each.may_ask] or self.channels
+            asking = [each for each in self.channels if each.may_ask]
+            if id_ and message.method != mcp.PING and self._given_up and asking:
+                self._refuse(id_)
+                return
+            hearing = asking or self.channels
         for channel in hearing[:1]:
             channel.hear(line)
 
@@ -96,13 +95,12 @@ class SharedChild:
         """Nobody waits any more for the answer to a call that may ask."""
         self._given_up.add(id_)
 
-    def _refuse(self, message: jsonrpc.Message) -> None:
+    def _refuse(self, id_: bytes) -> None:
         """Refuse a question that may be of the call in flight, or of one that was given up.
 
         The sessions of this child end with their calls.
         """
-        assert isinstance(message.id, Raw), "it is a request"
-        self.child.write(jsonrpc.failure(bytes(message.id), _UNCLEAR))
+        self.child.write(jsonrpc.failure(id_, _UNCLEAR))
         if self.is_replaced:
             return
         cause = "the server asked something while a cancelled call may still run in it; the question was refused"
@@ -136,11 +134,13 @@ class SharedChild:
         """Forget a channel; a child that was replaced ends with its last one."""
         if channel in self.channels:
             self.channels.remove(channel)
-        await self.end_if_unused()
-
-    async def end_if_unused(self) -> None:
-        """End the child if it was replaced, and its last session has left."""
         if self.is_replaced and not self.channels:
+            await self.child.close()
+
+    async def replace(self) -> None:
+        """Give the child to no more sessions."""
+        self.is_replaced = True
+        if not self.channels:
             await self.child.close()
 
 

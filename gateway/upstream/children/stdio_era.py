@@ -7,17 +7,15 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import Raw
 
 from gateway import world
-from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import era, jsonrpc, mcp
-from gateway.protocol.errors import CallLost, Unreachable
+from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -83,21 +81,19 @@ class StdioEra:
         try:
             async with self.launcher.lent() as child:
                 child.stderr_log.hold_back()
-                line = await self._answer_of(child, era.discover(_PROBE_ID))
+                line = await child.probe(era.discover(_PROBE_ID), _PROBE_ID, _PROBE_SECONDS)
                 if line is not None:
                     found = bool(era.verdict(200, "application/json", line, _PROBE_ID))
                 # SDKs of legacy servers log what is wrong with an unknown method, in up to 50 lines.
                 child.stderr_log.go_on(forgets=found is False)
                 if line is None:
                     child.end()
+                elif found:
+                    self.launcher.works(child)
+                    self.launcher.stop_prestarting()
+                    self.modern.use(child)
                 else:
-                    child.asked = False
-                    if found:
-                        self.launcher.initialized(child)
-                        self.launcher.stop_prestarting()
-                        self.modern.use(child)
-                    else:
-                        self.launcher.keep(child)
+                    self.launcher.keep(child)
         except Unreachable:
             pass  # the handshake of a request explains the fault
         finally:
@@ -115,7 +111,7 @@ class StdioEra:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 child = await self.launcher.take()
-            answer = await self._answer_of(child, _INITIALIZE)
+            answer = await child.probe(_INITIALIZE, _PROBE_ID, _PROBE_SECONDS)
             child.end()
             self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
         except TimeoutError:  # `upstream.max_children` leaves room for no other child, nor for a legacy session
@@ -124,20 +120,3 @@ class StdioEra:
             pass
         finally:
             self._probe = None
-
-    async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
-        """Return the response of a child to a probe; None if it ends, or does not answer in time."""
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lines: list[bytes] = []
-
-        def hear(line: bytes, message: jsonrpc.Message) -> None:
-            if not lines and message.method is None and message.id == Raw(_PROBE_ID):
-                lines.append(line)
-                answered.set_result(None)
-
-        child.hear_with(hear)
-        child.asked = True  # a server that ends because of the probe is not a failure
-        with suppress(CallLost):
-            await child.send(request)
-            _ = await child.answers(answered, _PROBE_SECONDS)
-        return lines[0] if lines else None
