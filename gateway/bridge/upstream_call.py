@@ -313,7 +313,7 @@ class UpstreamCall(ABC):
     def send_answers(self, answers: tuple[tuple[Question, Raw], ...]) -> None:
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
-            self._call.heard = world.monotonic()  # until now the client was silent, not the upstream
+            self._call.stirs()
         self._enqueue(self._deliver, answers, self.runs)
 
     def _enqueue(self, send: Callable[..., Awaitable[UpstreamError | None]], *args: object) -> None:
@@ -411,7 +411,8 @@ class UpstreamCall(ABC):
         exchange, witness = self._context.exchange, self._context.live.process.witness
         for pause in CANCEL_AGAIN_SECONDS:
             await asyncio.sleep(pause)
-            if not session.may_run(call) or session.is_forgotten:
+            may_run = session.works_on(call) or session.shared.must_not_end
+            if not may_run or session.is_forgotten:
                 return
             # Without a state, no other replica can have gone on with it.
             if exchange.round and self._may_be_resumed_elsewhere(session):
@@ -444,7 +445,7 @@ class UpstreamCall(ABC):
 
     def _leave_result_in(self, session: Session) -> None:
         if not session.pending and self._can_be_found_in(session):
-            session.shared.must_not_end = True
+            session.shared.stray(may_ask=False)
 
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.protocol.jsonrpc import Message
-from gateway.sessions.call import Watcher
 
 
 class Member(Protocol):
@@ -25,7 +24,6 @@ class Member(Protocol):
     """The upstream does not know the session any more."""
     resting: bool
     """Its call waits for its user."""
-    watchers: tuple[Watcher, ...]
 
     @property
     def shared(self) -> "SharedSession[Any]":
@@ -85,11 +83,21 @@ class SharedSession(Generic[S]):
         speaking = [each for each in speaking if each.is_answered_by(message)] or speaking
         return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) + self.has_stray > 1
 
+    def asked(self, *, aside: bool) -> None:
+        """The server has asked on the side stream, or on the stream of a call."""
+        self.asked_aside |= aside
+        self.asked_in_call |= not aside
+
+    def stray(self, *, may_ask: bool) -> None:
+        """A call that nothing here reads may run on in it, and also ask if it `may_ask`."""
+        self.must_not_end = True
+        self.has_stray |= may_ask
+
     def join(self, joiner: S) -> None:
         """Let a joiner in."""
         self.joiners = frozenset((*self.joiners, joiner))
 
-    def leave(self, joiner: S) -> None:
-        """Take a joiner out; what it found lost is lost for the owner."""
+    def leave(self, joiner: S, *, is_lost: bool = False) -> None:
+        """Take a joiner out; what it found lost, or leaves behind as lost, is lost for the owner."""
         self.joiners = frozenset(each for each in self.joiners if each is not joiner)
-        self.owner.lost |= joiner.lost
+        self.owner.lost |= joiner.lost or is_lost

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Span
@@ -91,6 +92,15 @@ class Call(msgspec.Struct, eq=False):
     """The headers that the call was sent with."""
     runner: Runner | None = None
     """None for a request that a coroutine waits for from its beginning."""
+
+    def starts(self, headers: Headers, runner: Runner | None = None, reply: BegunReply | None = None) -> None:
+        """It is in flight from now on."""
+        self.headers, self.runner, self.reply = headers, runner, reply
+        self.sent = self.heard = world.monotonic()
+
+    def stirs(self) -> None:
+        """The upstream is not silent in it: it has said something, or could not before the client did."""
+        self.heard = world.monotonic()
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or the call was given up."""

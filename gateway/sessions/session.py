@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import handshake, input_requests
 from gateway.exchange.handshake import Handshake
@@ -22,20 +21,21 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost, bug
 from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks, telling
+from gateway.seal.request_state import Whereabouts
 from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
 from gateway.sessions.call import Call, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer, SideListener
+from gateway.upstream.channel import NO_HEADERS, BegunReply, Channel, Headers, Hearer, SideListener
 
 log = get_logger()
 
 _ANSWERS: Final = (on.Resulted, on.Failed)
 _AMBIGUOUS: Final = "Several calls are in flight, and the request names none of them"
 _NO_CALL: Final = "No call is in flight that could ask (SEP-2260)"
-_NOTHING: Final[Collection[str]] = frozenset()
+NOTHING: Final[Collection[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
 
@@ -81,8 +81,8 @@ class Session(SideListener, Hearer):
     is_forgotten: bool = False
     """Whether the server does not know it any more."""
     _log_level: str | None = None
-    _subscribed: Collection[str] = _NOTHING
-    """The resources that `set_subscriptions` subscribed to, or tried to."""
+    _subscribed: Collection[str] = NOTHING
+    """The resources that `prepare` subscribed to, or tried to."""
 
     def __post_init__(self) -> None:
         self.shared, self._headers = SharedSession(self), NO_HEADERS
@@ -129,15 +129,11 @@ class Session(SideListener, Hearer):
         """Whether this very call is in flight."""
         return self.in_flight is call
 
-    def may_run(self, call: Call) -> bool:
-        """Whether this call may still be at work, be it that nothing reads it any more."""
-        return self.works_on(call) or self.shared.must_not_end
-
     def lose(self) -> None:
         """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
-        self.lost = self.shared.must_not_end = True
-        if self.standing is None:  # a task goes on though a request about it broke, and its questions are its own
-            self.shared.has_stray = True
+        self.lost = True
+        # A task goes on though a request about it broke, and its questions are its own.
+        self.shared.stray(may_ask=self.standing is None)
 
     def settle_task(self) -> None:
         """The task that had the session for itself is over, and with it every request about it whose stream broke."""
@@ -166,17 +162,17 @@ class Session(SideListener, Hearer):
         self.opened = True
         self._metrics.sessions_opened[self._route,].inc()
 
-    async def adopt(self, session_id: str, shaken: Handshake, headers: Headers, *, is_shared: bool = False) -> None:
+    async def adopt(self, left_at: Whereabouts, headers: Headers, *, is_shared: bool = False) -> None:
         """Take over a session that another process opened, and whose call may still run at the upstream.
 
         The upstream already had its handshake. A new side stream is opened before anything is answered.
         """
         self.adopted = self._owes = True
-        self._is_shared = is_shared
-        self._headers = headers
-        self.shaken = shaken
-        self.channel.adopt(session_id, shaken.version)
-        await self.channel.listen(self.shaken.version, headers, self)
+        self._is_shared, self._headers = is_shared, headers
+        self.shared = SharedSession(self, has_stray=left_at.may_have_others)
+        self.shaken = handshake.recalled(left_at.version, left_at.server_info)
+        self.channel.adopt(left_at.session, left_at.version)
+        await self.channel.listen(left_at.version, headers, self)
 
     def join(self, owner: "Session") -> None:
         """Join the upstream session of an owner that `can_be_joined` (`sessions.affinity`)."""
@@ -186,22 +182,22 @@ class Session(SideListener, Hearer):
         self.opened = True
         self.shared.join(self)
 
-    async def set_log_level(self, level: str, headers: Headers, timeout_seconds: float) -> None:
-        """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
-        if level == self._log_level or not self.shaken.offers("logging"):
-            return
-        await self.ask(mcp.SET_LEVEL, {"level": level}, headers, timeout_seconds)
-        self._log_level = level
+    async def prepare(
+        self, log_level: str | None, uris: Collection[str], headers: Headers, timeout_seconds: float
+    ) -> None:
+        """Set the log level, and be subscribed to these resources alone, as far as the upstream offers that.
 
-    async def set_subscriptions(self, uris: Collection[str], headers: Headers, timeout_seconds: float) -> None:
-        """Be subscribed to these resources alone, if the upstream offers that; a refusal costs only their updates."""
+        A refusal costs only logs, or updates. Raises as `ask` does.
+        """
+        if log_level not in (None, self._log_level) and self.shaken.offers("logging"):
+            await self.ask(mcp.SET_LEVEL, {"level": log_level}, headers, timeout_seconds)
+            self._log_level = log_level
         before = self._subscribed
-        if uris == before or not self.shaken.offers("resources", "subscribe"):
-            return
-        for method, some, others in ((mcp.UNSUBSCRIBE, before, uris), (mcp.SUBSCRIBE, uris, before)):
-            for uri in [each for each in some if each not in others]:
-                await self.ask(method, {"uri": uri}, headers, timeout_seconds)
-        self._subscribed = uris
+        if uris != before and self.shaken.offers("resources", "subscribe"):
+            for method, some, others in ((mcp.UNSUBSCRIBE, before, uris), (mcp.SUBSCRIBE, uris, before)):
+                for uri in [each for each in some if each not in others]:
+                    await self.ask(method, {"uri": uri}, headers, timeout_seconds)
+            self._subscribed = uris
 
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
@@ -215,29 +211,25 @@ class Session(SideListener, Hearer):
         answer = OwnListener()
         call = Call(new_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
+        silent = f"The upstream of route {self._route} did not answer {method}"
+        failures: list[GatewayError] = []
+
+        async def asking() -> None:
+            with telling(failures.append):
+                try:
+                    async with asyncio.timeout(timeout_seconds):
+                        await self.run(call, headers)
+                except TimeoutError as exc:
+                    raise CallLost(f"{silent} in {timeout_seconds:g} s (timeouts.handshake_seconds)") from exc
+
         # A task of its own, because an asker that leaves must not keep the session from being ended: it may be ended
         # only once the server has answered.
-        failures: list[GatewayError] = []
-        asking = self._ask(call, method, headers, timeout_seconds, failures)
-        _ = await asyncio.wait((self._tasks.start(asking, "own request"),))
+        _ = await asyncio.wait((self._tasks.start(asking(), "own request"),))
         if failures:
             raise failures[0]
         if answer.outcome is None:
-            raise CallLost(f"The upstream of route {self._route} did not answer {method}")
+            raise CallLost(silent)
         return answer.outcome
-
-    async def _ask(
-        self, call: Call, method: str, headers: Headers, timeout_seconds: float, failures: list[GatewayError]
-    ) -> None:
-        with telling(failures.append):
-            try:
-                async with asyncio.timeout(timeout_seconds):
-                    await self.run(call, headers)
-            except TimeoutError as exc:
-                raise CallLost(
-                    f"The upstream of route {self._route} did not answer {method} in {timeout_seconds:g} s "
-                    "(timeouts.handshake_seconds)"
-                ) from exc
 
     def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.
@@ -253,11 +245,10 @@ class Session(SideListener, Hearer):
 
         `runner` is told if the reply breaks.
         """
-        call.reply = self.channel.begin(call.message, headers, self)
-        if call.reply is None:
+        reply = self.channel.begin(call.message, headers, self)
+        if reply is None:
             return False
-        call.runner = runner
-        self._sent(call, headers)
+        self._sent(call, headers, runner, reply)
         return True
 
     async def read(self, call: Call) -> None:
@@ -288,20 +279,20 @@ class Session(SideListener, Hearer):
 
         Raises what `Channel.resume` raises.
         """
-        call.runner = runner
-        self._sent(call, headers)
+        self._sent(call, headers, runner)
         try:
             await self._read(call, self.channel.resume(cursor, headers, self, is_shared=self._is_shared))
         except Refused:
             self.lose()  # for this process; the call still runs there
             raise
 
-    def _sent(self, call: Call, headers: Headers) -> None:
+    def _sent(
+        self, call: Call, headers: Headers, runner: Runner | None = None, reply: BegunReply | None = None
+    ) -> None:
         """The call is in flight from now on."""
         assert self.in_flight is None, "one call in flight per session"
-        self.in_flight, call.headers = call, headers
-        self.turned_away = False
-        call.sent = call.heard = world.monotonic()
+        self.in_flight, self.turned_away = call, False
+        call.starts(headers, runner, reply)
 
     async def _read(self, call: Call, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Read the stream of the call in flight."""
@@ -451,7 +442,7 @@ class Session(SideListener, Hearer):
                 self._metrics.upstream_failures[self._route, "unknown_id"].inc()
         elif isinstance(message.id, Raw):
             if is_ambiguous and method != mcp.PING:
-                self.shared.asked_aside = True
+                self.shared.asked(aside=True)
                 call = None  # the request may be any call's, so it does not show that this one is alive
             event = self._asked(message.id, method, message.params, call, is_ambiguous=is_ambiguous)
         elif method in inbound.CHANGES:
@@ -463,7 +454,7 @@ class Session(SideListener, Hearer):
                 self._metrics.notification(self._route, method, forwarded=False)
         if call is None:
             return False
-        call.heard = world.monotonic()
+        call.stirs()
         return event is not None and self._take_for_call(call, event, aside=aside)
 
     def _asked(
@@ -492,10 +483,8 @@ class Session(SideListener, Hearer):
         elif not isinstance(event, on.Nested):
             call.listener.hear(event)
             return False
-        elif aside:
-            self.shared.asked_aside = True
         else:
-            self.shared.asked_in_call = True
+            self.shared.asked(aside=aside)
         if not aside and call.is_accepted:
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.

@@ -138,7 +138,7 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "                self._drop(session)\n            if group.is_empty",
             "                break\n            if group.is_empty",
         ),
-        "sessions: who joined a session does not leave it": ("        joiner.shared.leave(joiner)\n", ""),
+        "sessions: who joined a session does not leave it": ("        joiner.shared.leave(joiner, is_lost=not is_orderly)\n", ""),
         "sessions: a session in quarantine is not dropped": (
             "        self._drop(session)\n        session.abandon()\n",
             "        session.abandon()\n",
@@ -227,7 +227,7 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "bridge/upstream_call.py": {
         "timers: a silent server is not noticed": ("        self._listener.hear(on.Stopped(silent))\n", ""),
         "timers: the client's time counts as the server's silence": (
-            "            self._call.heard = world.monotonic()  # until now the client was silent, not the upstream\n",
+            "            self._call.stirs()\n",
             "            pass\n",
         ),
         "bridge: an answer that was refused is lost": (

@@ -16,7 +16,6 @@ from typing import Final
 
 from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
-from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credentials_in
 from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
@@ -29,7 +28,7 @@ from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import ChangeListeners, Group, SessionRequest
-from gateway.sessions.session import Session
+from gateway.sessions.session import NOTHING, Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
 
@@ -161,11 +160,8 @@ class Pool:
         A process announces changes only of resources to which it was subscribed itself. The subscriptions of the
         caller have a process of their own, so they are repeated in the one that runs the call.
         """
-        if log_level is not None:
-            await session.set_log_level(log_level, headers, self.handshake_seconds)
-        if session.channel.is_process:
-            uris = self._listeners.uris(session.group.principal)
-            await session.set_subscriptions(uris, headers, self.handshake_seconds)
+        uris = self._listeners.uris(session.group.principal) if session.channel.is_process else NOTHING
+        await session.prepare(log_level, uris, headers, self.handshake_seconds)
 
     # -- what the upstream says to a credential ---------------------------------------------------------------------
 
@@ -253,10 +249,8 @@ class Pool:
         The upstream is not asked whether it knows the session. One that is shared with that process is never ended
         from here. Raises as `acquire` does.
         """
-        shaken = negotiate.recalled(whereabouts.version, whereabouts.server_info)
         session = await self._obtain(self.group(key), is_fresh=True)
-        session.shared.has_stray = whereabouts.may_have_others
-        await self._begin(session, session.adopt(whereabouts.session, shaken, headers, is_shared=is_shared))
+        await self._begin(session, session.adopt(whereabouts, headers, is_shared=is_shared))
         return session
 
     def adopted_channel(self, whereabouts: Whereabouts) -> Channel:
@@ -433,10 +427,9 @@ class Pool:
         group, owner = joiner.group, joiner.shared.owner
         if joiner.pending:
             owner.lose()
-        elif not (clean or joiner.turned_away) and joiner.shared.asked_aside:
-            owner.lost = True  # as in `_is_orderly`
+        is_orderly = clean or joiner.turned_away or not joiner.shared.asked_aside  # as in `_is_orderly`
         joiner.abandon()
-        joiner.shared.leave(joiner)
+        joiner.shared.leave(joiner, is_lost=not is_orderly)
         if owner in group.idle:
             self._capacity.rested(owner, group, group.idle[owner])
         self._assign(group)
@@ -499,9 +492,15 @@ async def _is_served(
     `own` is the session of the call, `elsewhere` a channel of the session that another process opened for it. `where`
     names the upstream in errors. Raises what a ping raises, except SessionLost.
     """
-    if elsewhere is not None and await _is_served_elsewhere(elsewhere, headers):
-        group.accept(headers)
-        return True
+    if elsewhere is not None:
+        try:
+            await elsewhere.ping(headers)
+            group.accept(headers)
+            return True  # noqa: TRY300
+        except SessionLost:
+            pass
+        finally:
+            await elsewhere.close(end_session=False)
     mine = own.shared.owner if own is not None else None  # a joiner speaks in the session of its owner
     for session in (mine, *group.sessions) if mine is not None else tuple(group.sessions):
         if session.lost or session not in session.group.sessions or not (session.opened or session.adopted):
@@ -515,16 +514,6 @@ async def _is_served(
         group.accept(headers)
         return True
     return False
-
-
-async def _is_served_elsewhere(channel: Channel, headers: Headers) -> bool:
-    try:
-        await channel.ping(headers)
-    except SessionLost:
-        return False
-    finally:
-        await channel.close(end_session=False)
-    return True
 
 
 def _opening_rate(settings: RouteSettings) -> Rate:
