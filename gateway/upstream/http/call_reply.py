@@ -30,6 +30,12 @@ class CallReply(ReplyReader, kw_only=True):
         found = self.place = self.place or Resumption(self.session.upstream.times)
         return found
 
+    def resumed(self, silence: asyncio.Timeout | None) -> None:
+        """A stream was opened again, which may be silent until this deadline."""
+        self.silence = silence
+        self.restart_silence()
+        self.resumption.connected()
+
     def restart_silence(self) -> None:
         """Measure the silence of a resumed stream from now on."""
         if self.silence is not None and not self.silence.expired():
@@ -37,7 +43,7 @@ class CallReply(ReplyReader, kw_only=True):
 
     def accepted(self) -> None:
         """Keep nothing that is not needed any more: a call may wait for long."""
-        self.session.newest = self.headers
+        self.session.accepted(self.headers)
         self.message = b""
         self.hearer.accepted()
         if self.is_stream:
@@ -55,14 +61,14 @@ class CallReply(ReplyReader, kw_only=True):
     def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
         """Take a reply that came in one piece."""
         if head.status < 300 and head.content_type != EVENT_STREAM and SMALL_BYTES >= len(body) <= self.max_bytes:
-            self.session.newest = self.headers
+            self.session.accepted(self.headers)
             self.message, failure = b"", None
             try:
                 self.hearer.accepted()
                 if self.hearer.hear(body):
                     self._done()
                     return
-            except Exception as exc:  # noqa: BLE001  (as in `hear_body`)
+            except Exception as exc:  # noqa: BLE001  (as in `on_end`)
                 failure = exc
             self.head = head
             self.pending.distrust()
@@ -101,12 +107,9 @@ class ResumedReply(StreamReply, kw_only=True):
 
     def opened(self) -> None:
         """The request goes on."""
-        request = self.request
-        if self.newest == request.headers:
+        if self.newest == self.request.headers:
             self.hearer.accepted()
-        request.silence = self.deadline
-        request.restart_silence()
-        request.resumption.connected()
+        self.request.resumed(self.deadline)
         super().opened()
 
     def take(self, event: sse.Event) -> None:

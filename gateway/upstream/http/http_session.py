@@ -27,12 +27,19 @@ class HttpSession:
         self.newest = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
         self.is_forgotten = False
-        """Whether the server was proved to have forgotten the session."""
         self._fixed = _fixed("")
         """The headers of all messages but the session id, shared by the sessions of a version."""
         self._id_line = b""
         """The header with the session id, as it is sent; empty without one."""
         self._prepared: Prepared | None = None
+
+    def accepted(self, headers: Headers) -> None:
+        """The server has accepted a message with these headers."""
+        self.newest = headers
+
+    def forgotten(self) -> None:
+        """The server was proved to have forgotten the session."""
+        self.is_forgotten = True
 
     def identify(self, session_id: str | None) -> None:
         """Send this id with all messages from now on. Raises ValueError for one that cannot be sent."""

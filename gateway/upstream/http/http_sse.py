@@ -99,9 +99,7 @@ class HttpSseChannel(OneStreamChannel):
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
 
         async def send() -> ReplyReader:
-            stream = _SessionStream(
-                self, client.limits.event_bytes, client.arriving, 0.0, unread=_UNREAD, channel=self
-            )
+            stream = _SessionStream(self, client.limits.event_bytes, client.arriving, unread=_UNREAD, channel=self)
             pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
             self._stream = stream
             return await stream.over(pending)
@@ -267,13 +265,9 @@ class HttpSseChannel(OneStreamChannel):
                 for _ in range(2):
                     if target is None:
                         break
+                    drain_seconds = self._times.drain_seconds
                     reply = ReplyReader(
-                        _UNHEARD,
-                        0,
-                        client.arriving,
-                        self._times.drain_seconds,
-                        needs_body=False,
-                        unread=_POST_REDIRECTS,
+                        _UNHEARD, 0, client.arriving, drain_seconds, needs_body=False, unread=_POST_REDIRECTS
                     )
                     own = {**headers, **self._fixed}
                     pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)

@@ -6,7 +6,7 @@ the coroutine that decides what becomes of the request. This file decides nothin
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Self, cast
 
 import msgspec
@@ -43,7 +43,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     max_bytes: int
     """The size of the largest message."""
     arriving: Arrivals
-    drain_seconds: float
+    drain_seconds: float = 0.0
     """How long a stream may stay open after the answer."""
     needs_body: bool = True
     """Whether more is wanted than that the server has accepted the request."""
@@ -66,8 +66,6 @@ class ReplyReader(msgspec.Struct, eq=False):
     """Whether nothing more is heard."""
     parser: sse.Parser | None = None
     """Made when a part of a stream is not one plain event."""
-    is_large: bool = False
-    """Whether the message that is arriving is counted by `arriving`."""
     failure: Exception | None = None
     """Why the reply ended, if it is over and not complete."""
     waiter: asyncio.Future[None] | None = None
@@ -138,27 +136,21 @@ class ReplyReader(msgspec.Struct, eq=False):
         if size > self.max_bytes:
             self._end(sse.EventTooLarge(f"a body is larger than {self.max_bytes} bytes"))
         elif size > SMALL_BYTES:
-            self._hold(size)
+            _ = self.arriving.hold(self.pending, size)
 
     def on_end(self) -> None:
-        """Hand over a body, if the server has accepted the request."""
+        """Hand over a body, if the server has accepted the request: it is the answer, or there is none."""
         if self.is_over:
             return
-        if self.parts and self.status < 300:
-            self.hear_body(self.body)
-        else:
-            self._end(None)
-
-    def hear_body(self, body: bytes) -> None:
-        """Hand over a body; it is the answer, or the reply is over without one."""
         failure = None
-        try:
-            self.hand_over(body)
-        except Exception as exc:  # noqa: BLE001  (who decides about the request handles it, not the connection)
-            failure = exc
-        # At once: another request could use the connection before it is seen that this is not the answer.
-        if failure is not None or not self.is_done:
-            self.pending.distrust()
+        if self.parts and self.status < 300:
+            try:
+                self.hand_over(self.body)
+            except Exception as exc:  # noqa: BLE001  (who decides about the request handles it, not the connection)
+                failure = exc
+            # At once: another request could use the connection before it is seen that this is not the answer.
+            if failure is not None or not self.is_done:
+                self.pending.distrust()
         self._end(failure)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
@@ -185,8 +177,16 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def _read(self, data: bytes) -> None:
         """Hand over the messages that this part of a stream completes."""
+        parser = self.parser
+        if parser is None:
+            only = sse.only_event(data)
+            if only is not None and len(data) <= self.max_bytes:
+                self.is_begun = True
+                self.take(sse.Event(only))
+                return
+            parser = self.parser = sse.Parser(self.max_bytes, is_begun=self.is_begun)
         try:
-            events = self._events(data)
+            events = parser.feed(data)
         except sse.EventTooLarge as exc:
             self._end(exc)
             return
@@ -194,20 +194,7 @@ class ReplyReader(msgspec.Struct, eq=False):
             self.take(event)
             if self.is_over:
                 return
-        size = 0 if self.parser is None else self.parser.unfinished_bytes
-        if size > SMALL_BYTES or self.is_large:  # nearly never
-            self._hold(size)
-
-    def _events(self, data: bytes) -> Sequence[sse.Event]:
-        """The events that a part of a stream completes; raises EventTooLarge."""
-        parser = self.parser
-        if parser is None:
-            only = sse.only_event(data)
-            if only is not None and len(data) <= self.max_bytes:
-                self.is_begun = True
-                return (sse.Event(only),)
-            parser = self.parser = sse.Parser(self.max_bytes, is_begun=self.is_begun)
-        return parser.feed(data)
+        _ = self.arriving.hold(self.pending, parser.unfinished_bytes)
 
     def answered(self) -> None:
         """The answer is here; the reply should end now, so that its connection can be used again."""
@@ -236,15 +223,11 @@ class ReplyReader(msgspec.Struct, eq=False):
         """Hear nothing more, and forget who did; who that was is returned."""
         self.is_over, hearer = True, self.hearer
         del self.hearer
-        if self.is_large:
+        if self.parser is not None or self.size > SMALL_BYTES:
             self.arriving.release(self.pending)
         if self.waiter is not None:
             self.wake()
         return hearer
-
-    def _hold(self, size: int) -> None:
-        """Read on only if there is room for more of a large reply."""
-        self.is_large = self.arriving.hold(self.pending, size)
 
 
 class StreamReply(ReplyReader):

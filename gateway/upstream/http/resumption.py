@@ -50,7 +50,8 @@ class Resumption:
 
         `counts_local`: give up after faults of the gateway's own host, too, and not only of the server.
         """
-        self.place, self._counts_local = place, counts_local
+        self.place = self.cursor = place
+        self._counts_local = counts_local
         self._failures = self._pauses = self._silences = 0
 
     def is_repeated(self, event_id: str) -> bool:

@@ -86,7 +86,7 @@ class StandaloneStream(Hearer):
         self._began = world.monotonic()
         try:
             client = self._session.upstream.client
-            reply = StreamReply(self, client.limits.event_bytes, client.arriving, 0.0, unread=_UNREAD)
+            reply = StreamReply(self, client.limits.event_bytes, client.arriving, unread=_UNREAD)
             reply.pending = self._session.get(self._headers, reply)
             self._reply = reply
         except BaseException:
@@ -169,7 +169,7 @@ class StandaloneStream(Hearer):
                 self._broke(is_refused=True)
             case None:
                 if reply.status == _UNKNOWN and self._was_open:
-                    self._session.is_forgotten = True
+                    self._session.forgotten()
                 self._end()  # the server does without this stream
             case ClientClosed():
                 self._is_closing = True  # the whole process ends

@@ -35,7 +35,7 @@ from gateway.upstream.http.http_errors import (
 from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
-from gateway.upstream.http.resumption import Resumption, asked_seconds
+from gateway.upstream.http.resumption import asked_seconds
 from gateway.upstream.http.standalone_stream import StandaloneStream
 
 _MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
@@ -107,7 +107,15 @@ class StreamableChannel(Channel):
             if reply.status not in _OTHER_TRANSPORT:
                 raise
             raise WrongTransport(exc.message.partition("; the call")[0]) from exc
-        self._session.identify(self._given_id(reply))
+        given = None if reply.head is None else reply.head.text(b"mcp-session-id")
+        if given and _SESSION_ID.fullmatch(given) is None:
+            error = NoHandshake(
+                f"{where} gave an Mcp-Session-Id that is not visible ASCII of at most {MAX_SESSION_ID_CHARACTERS} "
+                "characters"
+            )
+            error.fix = "correct the server: the specification allows only 0x21 to 0x7E in a session id"
+            raise error
+        self._session.identify(given)
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
         return result
@@ -121,7 +129,7 @@ class StreamableChannel(Channel):
 
         reply = await redirected(self._endpoint, send)
         if 0 < reply.status < 300:
-            self._session.newest = headers
+            self._session.accepted(headers)
         return reply
 
     def _reader(self, hearer: Hearer, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
@@ -129,20 +137,6 @@ class StreamableChannel(Channel):
         return ReplyReader(
             hearer, max_bytes, self._client.arriving, self._times.drain_seconds, needs_body=needs_body, unread=unread
         )
-
-    def _given_id(self, reply: ReplyReader) -> str | None:
-        """The id that the server gave the session. Raises NoHandshake if it cannot be sent back."""
-        found = None if reply.head is None else reply.head.text(b"mcp-session-id")
-        if not found:
-            return None
-        if _SESSION_ID.fullmatch(found) is None:
-            error = NoHandshake(
-                f"{self._endpoint.where} gave an Mcp-Session-Id that is not visible ASCII of at most "
-                f"{MAX_SESSION_ID_CHARACTERS} characters"
-            )
-            error.fix = "correct the server: the specification allows only 0x21 to 0x7E in a session id"
-            raise error
-        return found
 
     def suspect(self, *, is_accepted: bool) -> str:
         """Explain a silence: a server in JSON response mode sends nothing until the result, so questions are lost."""
@@ -176,19 +170,22 @@ class StreamableChannel(Channel):
 
     def begin(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> CallReply:
         """POST a request for whose reply no coroutine waits."""
-        client = self._client
-        self._request = reply = CallReply(
+        reply = self._request = self._call_reply(message, headers, hearer)
+        pending = reply.pending = self._session.post(message, headers, reply, is_repeatable=is_repeatable)
+        pending.hear_whole = reply.on_whole
+        return reply
+
+    def _call_reply(self, message: bytes, headers: Headers, hearer: Hearer) -> CallReply:
+        client, drain_seconds = self._client, self._times.drain_seconds
+        return CallReply(
             hearer,
             client.limits.event_bytes,
             client.arriving,
-            self._times.drain_seconds,
+            drain_seconds,
             session=self._session,
             message=message,
             headers=headers,
         )
-        pending = reply.pending = self._session.post(message, headers, reply, is_repeatable=is_repeatable)
-        pending.hear_whole = reply.on_whole
-        return reply
 
     async def request(
         self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
@@ -210,8 +207,10 @@ class StreamableChannel(Channel):
         try:
             return read_refusal(reply, self._endpoint, reply.message)
         except SuspectedSessionLoss as exc:
-            self._session.is_forgotten = await exc.is_confirmed(self.ping(reply.headers))
-            return exc.conclude(is_gone=self._session.is_forgotten)
+            is_gone = await exc.is_confirmed(self.ping(reply.headers))
+            if is_gone:
+                self._session.forgotten()
+            return exc.conclude(is_gone=is_gone)
         except StreamCut as exc:
             cut = exc
         finally:
@@ -239,64 +238,44 @@ class StreamableChannel(Channel):
 
     async def resume(self, cursor: str, headers: Headers, hearer: Hearer, *, is_shared: bool) -> None:
         """Resume a request that another process sent."""
-        client = self._client
-        request = self._request = CallReply(
-            hearer,
-            client.limits.event_bytes,
-            client.arriving,
-            0.0,
-            session=self._session,
-            message=b"",
-            headers=headers,
-        )
-        request.place = Resumption(self._times, cursor)
-        request.place.start(cursor, counts_local=is_shared)
+        request = self._request = self._call_reply(b"", headers, hearer)
+        request.resumption.start(cursor, counts_local=is_shared)
         await self._resume(request, hearer)
 
     async def _resume(self, request: CallReply, hearer: Hearer) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
-        while (pause_seconds := await self._read_again(request, hearer)) is not None:
-            await asyncio.sleep(pause_seconds)
-
-    async def _read_again(self, request: CallReply, hearer: Hearer) -> float | None:
-        """GET the stream once; return the pause before the next attempt, or None if the request is answered."""
-        client, resumption, newest = self._client, request.resumption, self._session.newest or request.headers
-        reply = ResumedReply(
-            hearer,
-            client.limits.event_bytes,
-            client.arriving,
-            0.0,  # a resumed stream stays open after the answer
-            unread=_MAY_PASS,
-            request=request,
-            newest=newest,
-        )
-        try:
-            async with asyncio.timeout(self._times.resume_head_seconds) as deadline:
-                reply.deadline = deadline
-                _ = await reply.over(self._session.get(request.headers, reply, last_event_id=resumption.place))
-        except TimeoutError:
-            pass  # `is_late`, unless the reply was over by then, in a process that has stood still
-        finally:
-            request.silence = None
-        if not reply.is_stream:
-            why, is_here = f"{self._endpoint.where} broke the connection (TimeoutError)", False
-            if not reply.is_late:
-                why, is_here = await self._refused_resume(reply, newest)
-            pause_seconds = resumption.failed(is_local=is_here)
-            if pause_seconds is None:
+        client, resumption, where = self._client, request.resumption, self._endpoint.where
+        while True:
+            newest = self._session.newest or request.headers
+            reply = ResumedReply(
+                hearer, client.limits.event_bytes, client.arriving, unread=_MAY_PASS, request=request, newest=newest
+            )
+            try:
+                async with asyncio.timeout(self._times.resume_head_seconds) as deadline:
+                    reply.deadline = deadline
+                    _ = await reply.over(self._session.get(request.headers, reply, last_event_id=resumption.place))
+            except TimeoutError:
+                pass  # `is_late`, unless the reply was over by then, in a process that has stood still
+            finally:
+                request.silence = None
+            if reply.is_done and not reply.is_late:
+                return
+            if reply.is_stream and reply.is_late:
+                resumption.silent()
+                continue
+            if reply.is_stream:
+                lost: CallLost = stream_cut(reply, where)
+                pause_seconds = resumption.cut(reply.retry_ms)
+            else:
+                why, is_here = f"{where} broke the connection (TimeoutError)", False
+                if not reply.is_late:
+                    why, is_here = await self._refused_resume(reply, newest)
+                pause_seconds = resumption.failed(is_local=is_here)
                 cause = f"{why.partition(';')[0]} when a running call was to be picked up"
-                raise CallLost(f"{cause}; the call may have had effects") from reply.failure
-            return pause_seconds
-        if reply.is_late:
-            resumption.silent()
-            return 0.0
-        if reply.is_done:
-            return None
-        cut = stream_cut(reply, self._endpoint.where)
-        pause_seconds = resumption.cut(cut.retry_ms)
-        if pause_seconds is None:
-            raise cut
-        return pause_seconds
+                lost = CallLost(f"{cause}; the call may have had effects")
+            if pause_seconds is None:
+                raise lost from reply.failure
+            await asyncio.sleep(pause_seconds)
 
     async def _refused_resume(self, reply: ReplyReader, headers: Headers) -> tuple[str, bool]:
         """Return why the stream cannot be resumed now, and whether that says nothing of the server, but of this host.
@@ -331,12 +310,11 @@ class StreamableChannel(Channel):
                 if not reply.is_done:
                     raise await self._refused(reply, headers)
                 self._is_ready = True
-                self._session.newest = headers
+                self._session.accepted(headers)
                 request = self._request
                 if request is not None and request.place is not None:
                     request.place.answered()
-                    if request.silence is not None:
-                        request.restart_silence()
+                    request.restart_silence()
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
