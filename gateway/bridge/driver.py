@@ -45,6 +45,7 @@ from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Listener, PoolKey
+from gateway.sessions.pool.authorisation import authorise
 from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome, Step
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
@@ -181,8 +182,8 @@ class Driver(Engine):
         self._retries += 1
 
     async def authorise(self, key: PoolKey, headers: Headers) -> None:
-        """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
-        await self.live.upstream.pool.authorise(key, headers, self._upstream_call.session)
+        """Have the upstream check a retry's credential where the call runs, or ran; raises as `authorise`."""
+        await authorise(self.live.upstream.pool, key, headers, self._upstream_call.session)
 
     def leave(self, leg: ResponseQueue) -> None:
         """The client of a leg closed its connection, or the replica that relayed the leg did."""

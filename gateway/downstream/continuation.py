@@ -24,6 +24,7 @@ from gateway.parking.lot import Lot
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, check
+from gateway.sessions.pool.authorisation import authorise, has_authorised
 from gateway.tasks.follower import holder
 from gateway.tasks.live_task import TaskTable
 from gateway.tasks.task_call import TaskCall
@@ -190,7 +191,7 @@ class Continuation:
             # A reload gave the path another upstream; the call continues where it began.
             round_ = round_.on(driver.live)
         # Before anything is answered: from then on, this client gets the messages of the upstream.
-        if driver.live.upstream.pool.has_authorised(round_.key, round_.headers):
+        if has_authorised(driver.live.upstream.pool, round_.key, round_.headers):
             return self._answer(round_, envelope, driver)
         return self._authorise_first(round_, envelope, driver)
 
@@ -232,7 +233,7 @@ class Continuation:
         Nothing but the record shows that the answers to a cold call were not sent yet.
         """
         live, upstream = round_.live, envelope.upstream
-        await live.upstream.pool.authorise(round_.key, round_.headers, elsewhere=upstream)
+        await authorise(live.upstream.pool, round_.key, round_.headers, elsewhere=upstream)
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry continued the call meanwhile
             return await self._answer(round_, envelope, driver)

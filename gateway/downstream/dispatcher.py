@@ -18,6 +18,7 @@ from gateway.protocol.errors import ShuttingDown
 from gateway.protocol.tool_list import Tool
 from gateway.sessions.group import Group
 from gateway.sessions.pool import tool_schemas
+from gateway.sessions.pool.authorisation import authorise
 from gateway.sessions.session import Session
 from gateway.tasks.live_task import LiveTask
 from gateway.tasks.task_call import TaskCall
@@ -77,7 +78,7 @@ class Dispatcher:
 
     async def _shake(self, round_: Round) -> Handshake:
         pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
-        await pool.authorise(key, headers, is_exempt=round_.is_exempt)
+        await authorise(pool, key, headers, is_exempt=round_.is_exempt)
         return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
 
     def _begin(self, round_: Round) -> Awaitable[Response]:

@@ -97,6 +97,10 @@ class Capacity(Generic[S]):
         _ = self.eligible.pop(group.principal, None)
         self._settle(group.principal, quota)
 
+    def started(self) -> None:
+        """The handshake of a session has ended, well or not."""
+        self.starting -= 1
+
     def closed(self, session: S, group: Group[S]) -> None:
         """A session was dropped."""
         self.occupied(session, group)

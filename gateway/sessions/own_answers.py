@@ -33,22 +33,22 @@ class OwnAnswers:
     _tasks: Tasks
     _send: Send
     _queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] | None = None
-    """While answers wait: an empty queue would take more memory than all else that a silent session has here."""
-    _is_sending: bool = False
+    """While answers are sent: an empty queue would take more memory than all else that a silent session has here."""
     _is_flooded: bool = False
 
     def add(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Queue one answer; beyond the bounds, warn once and drop it."""
-        queue = self._queue = deque() if self._queue is None else self._queue
-        if len(queue) >= _MAX_QUEUED or len(bytes(id_)) > _MAX_ID_BYTES:
+        if len(self._queue or ()) >= _MAX_QUEUED or len(bytes(id_)) > _MAX_ID_BYTES:
             if not self._is_flooded:
                 self._is_flooded = True
                 log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
             return
-        queue.append((Raw(bytes(id_)), body, headers))  # a copy: the id would keep the whole message
-        if not self._is_sending:
-            self._is_sending = True
-            self._tasks.spawn(self._send_all(queue), "answer without a client")
+        answer = Raw(bytes(id_)), body, headers  # a copy: the id would keep the whole message
+        if self._queue is None:
+            self._queue = deque((answer,))
+            self._tasks.spawn(self._send_all(self._queue), "answer without a client")
+        else:
+            self._queue.append(answer)
 
     async def _send_all(self, queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]]) -> None:
         try:
@@ -59,7 +59,6 @@ class OwnAnswers:
                 except GatewayError as exc:
                     log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
         finally:
-            self._is_sending = False
             self._queue = None
 
 

@@ -45,7 +45,10 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
             f"{handshake_seconds:g} s (timeouts.handshake_seconds); check that it is an MCP server"
         )
     if isinstance(exc, CallLost):
-        return Unreachable(exc.message.partition(";")[0] + _hint(route))
+        # A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3).
+        may_miss = (route.upstream.url or "").startswith("https") and route.upstream.tls.cert_file is None
+        hint = "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
+        return Unreachable(exc.message.partition(";")[0] + hint)
     if isinstance(exc, ValueError | RecursionError):
         return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
     if isinstance(exc, NoHandshake) and route.era == "bridge":
@@ -64,9 +67,3 @@ def cannot_ask(route: str) -> CannotAsk:
         f"The upstream of route {route} gives no Mcp-Session-Id (stateless mode): it asked the user, but an answer "
         "can never reach it. Run the server with sessions"
     )
-
-
-def _hint(route: Route) -> str:
-    """A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3)."""
-    may_miss = (route.upstream.url or "").startswith("https") and route.upstream.tls.cert_file is None
-    return "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""

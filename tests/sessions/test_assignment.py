@@ -56,7 +56,7 @@ class Scene:
 
     def open(self, name: str, group: str, *words: str) -> None:
         self.start(name, group, *words)
-        self.capacity.starting -= 1
+        self.capacity.started()
 
     def start(self, name: str, group: str, *words: str) -> None:
         session = self.sessions[name] = FakeSession(name)

@@ -17,8 +17,7 @@ from typing import Final
 from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.handshake import Handshake
-from gateway.http.upstream_headers import credentials_in
-from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreachable
+from gateway.protocol.errors import Busy
 from gateway.protocol.tool_list import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
@@ -163,55 +162,6 @@ class Pool:
         uris = self._listeners.uris(session.group.principal) if session.channel.is_process else NOTHING
         await session.prepare(log_level, uris, headers, self.handshake_seconds)
 
-    # -- what the upstream says to a credential ---------------------------------------------------------------------
-
-    def has_authorised(self, key: PoolKey, headers: Headers) -> bool:
-        """Whether the upstream need not see this credential now, as `authorise` has it."""
-        if self.route.upstream.command is not None or not credentials_in(self.route, headers):
-            return True
-        return self.group(key).accepts(headers)
-
-    async def authorise(
-        self,
-        key: PoolKey,
-        headers: Headers,
-        own: Session | None = None,
-        elsewhere: Whereabouts | None = None,
-        *,
-        is_exempt: bool = True,
-    ) -> None:
-        """Have the upstream see this credential, unless it just has; raises Refused, and what a ping raises.
-
-        The ping goes out in the call's `own` session, or in the one that another process opened for the call
-        `elsewhere`; if that is gone, or there is none, in any session of the key. No session is occupied for it: a
-        ping goes beside a call.
-
-        A principal may come from a token whose signature the gateway does not check. Nothing that the gateway answers
-        from memory (a handshake, a kept result, a change on another session) may go out on a forged one. Where the
-        upstream sees no credential of the client's, no claim of an unverified token makes a principal
-        (`auth.authenticator`).
-        """
-        group = self.group(key)
-        if self.has_authorised(key, headers):
-            return
-        where = f"The upstream {self.route.upstream.name} of route {self.route.path}"
-        adopted = None if elsewhere is None else self.adopted_channel(elsewhere)
-        try:
-            if not await _is_served(group, headers, own, adopted, where):
-                # No session is left: opening one shows the credential, too.
-                obtain = self.open if group.sessions else self.acquire
-                session = await obtain(key, headers, is_exempt=is_exempt)
-                try:
-                    if not group.accepts(headers):
-                        await session.ping(headers)
-                        group.accept(headers)
-                finally:
-                    self.release(session, clean=True)
-        except CallLost as exc:
-            raise Unreachable(
-                f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again"
-            ) from exc
-
     async def handshake(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
         group = self.group(key)
@@ -329,7 +279,7 @@ class Pool:
     def _end_start(self, group: Group[Session]) -> None:
         """The handshake of a session has ended, well or not."""
         self._forget_if_unused(group)
-        self._capacity.starting -= 1
+        self._capacity.started()
         self._assign(group)
 
     def _assign(self, group: Group[Session] | None) -> None:
@@ -352,7 +302,7 @@ class Pool:
                 # Its room is taken before its handshake begins.
                 session = self._session(found.request.group)
                 self._capacity.opened(session, session.group, is_fresh=found.request.is_fresh)
-                self._counts[_BUSY].value += 1
+                self._counts[_BUSY].inc()
             self._capacity.remove(found.request)
             found.request.outcome.set_result(session)
 
@@ -444,7 +394,7 @@ class Pool:
             self._assign(session.group)
 
     def _remove(self, session: Session) -> None:
-        self._counts[session.group.sessions[session]].value -= 1
+        self._counts[session.group.sessions[session]].inc(-1)
         self._capacity.closed(session, session.group)
         self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")
 
@@ -473,7 +423,11 @@ class Pool:
             if group.is_empty and group.used <= now - seconds:
                 self._served = max(self._served, group.served)
                 del self._groups[group.key]
-        return min((_unused_since(group, now) + seconds for group in self._groups.values()), default=None)
+        # Since when at the earliest something of each group was not used.
+        unused = [
+            next(iter(group.idle.values()), group.used if group.is_empty else now) for group in self._groups.values()
+        ]
+        return min(unused) + seconds if unused else None
 
     def retire(self) -> None:
         """End all idle sessions, and keep none any more: those in use end with their calls, and so do new ones."""
@@ -482,38 +436,6 @@ class Pool:
         for group in tuple(self._groups.values()):
             for session in tuple(group.idle):
                 self._drop(session)
-
-
-async def _is_served(
-    group: Group[Session], headers: Headers, own: Session | None, elsewhere: Channel | None, where: str
-) -> bool:
-    """Have the credential checked in an open session; returns False if none is left.
-
-    `own` is the session of the call, `elsewhere` a channel of the session that another process opened for it. `where`
-    names the upstream in errors. Raises what a ping raises, except SessionLost.
-    """
-    if elsewhere is not None:
-        try:
-            await elsewhere.ping(headers)
-            group.accept(headers)
-            return True  # noqa: TRY300
-        except SessionLost:
-            pass
-        finally:
-            await elsewhere.close(end_session=False)
-    mine = own.shared.owner if own is not None else None  # a joiner speaks in the session of its owner
-    for session in (mine, *group.sessions) if mine is not None else tuple(group.sessions):
-        if session.lost or session not in session.group.sessions or not (session.opened or session.adopted):
-            continue  # it is in its handshake, or has ended
-        try:
-            await session.ping(headers)
-        except SessionLost as exc:
-            if await session.is_alive() and session is mine:
-                raise Refused(f"{where} does not accept the credential in the call's session", status=403) from exc
-            continue
-        group.accept(headers)
-        return True
-    return False
 
 
 def _opening_rate(settings: RouteSettings) -> Rate:
@@ -533,10 +455,3 @@ def _is_orderly(session: Session) -> bool:
     side stream they may arrive after its end.
     """
     return session.group.main is session and (session.turned_away or not session.shared.asked_aside)
-
-
-def _unused_since(group: Group[Session], now: float) -> float:
-    """Since when at the earliest something of a group was not used."""
-    if group.idle:
-        return next(iter(group.idle.values()))
-    return now if group.sessions or group.waiting else group.used

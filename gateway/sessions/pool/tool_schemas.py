@@ -21,6 +21,7 @@ from gateway.protocol.tool_list import OmittedTool, Tool, ToolList
 from gateway.runtime.newest import Newest
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import UNKNOWN_TOOL, Group
+from gateway.sessions.pool.authorisation import authorise
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
@@ -70,7 +71,7 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
         if http is not None:
             param_headers.check(tool.mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
-        await pool.authorise(key, headers, is_exempt=is_exempt)
+        await authorise(pool, key, headers, is_exempt=is_exempt)
         raise
     return tool
 
