@@ -21,7 +21,7 @@ from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import ChangeQueue
 from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared
 from gateway.protocol.request import Request
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, get_logger
@@ -252,8 +252,7 @@ class Subscription:
             except Refused:
                 return None
             except GatewayError as exc:
-                if isinstance(exc, UpstreamError):
-                    self._live.process.metrics.upstream_failures[self._live.route.path, exc.reason].inc()
+                self._live.upstream.health.count(exc)
                 continue
             if self._acknowledged_filter == acknowledged:
                 return session

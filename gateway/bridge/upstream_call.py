@@ -197,9 +197,7 @@ class UpstreamCall(ABC):
         live.upstream.health.note(exc)
         if call is not None and call.span is not None:
             call.span.end(ending_of(exc))
-        if isinstance(exc, UpstreamError):
-            live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
-            exc.is_counted = True
+        live.upstream.health.count(exc)
         replayable = self._context.may_run_again(exc)
         if call is None or call is self._call:
             has_state = bool(self._context.exchange.round)

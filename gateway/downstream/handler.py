@@ -240,8 +240,7 @@ class RequestHandler:
             ending = ending_of(exc)
             if isinstance(exc, UpstreamError) and not exc.is_counted:
                 # There was no call yet: the upstream refused the handshake or the credential.
-                round_.live.process.metrics.upstream_failures[round_.live.route.path, exc.reason].inc()
-                exc.is_counted = True
+                round_.live.upstream.health.count(exc)
             if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
                 round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
                 passed = await self._passed_after_all(round_.incoming, reply, round_.live)

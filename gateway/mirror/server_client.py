@@ -14,7 +14,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.translation import initialize_result
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, NoHandshake
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -210,9 +210,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             if not reply.is_done:
                 self._read(reply, hearer)
         except GatewayError as exc:
-            if isinstance(exc, UpstreamError):
-                live.process.metrics.upstream_failures[live.route.path, exc.reason].inc()
-                exc.is_counted = True
+            live.upstream.health.count(exc)
             live.upstream.health.note(exc)
             raise
 

@@ -72,15 +72,14 @@ class Passage(ABC):
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         self._weight.release()
-        metrics, path = self.live.process.metrics, self.live.route.path
         if isinstance(exc, DownstreamError):
             self.outcome = Passed.REFUSED
         elif isinstance(exc, UpstreamError):
             self.outcome = Passed.UNREACHABLE
             if not exc.is_counted:
-                metrics.upstream_failures[path, exc.reason].inc()
+                self.live.upstream.health.count(exc)
         seconds = None if self.is_long_lived else world.monotonic() - self._started
-        metrics.passed(path, self.era, self.outcome, seconds)
+        self.live.process.metrics.passed(self.live.route.path, self.era, self.outcome, seconds)
         if self.is_long_lived:
             _ = self.live.upstream.streams.pop(self, None)
             self.live.process.draining.leave_out(-1)

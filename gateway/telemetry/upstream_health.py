@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway import world
-from gateway.protocol.errors import GatewayError, Unreachable
+from gateway.protocol.errors import GatewayError, Unreachable, UpstreamError
 from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.process_status import Failure
 from gateway.telemetry.recent_errors import RecentError, RecentErrors
@@ -41,8 +41,14 @@ class UpstreamHealth:
         if noted is not None and noted.kind in _FAILURES:
             self._failure = noted
 
+    def count(self, error: GatewayError) -> None:
+        """Count an error in the metrics, if it is the upstream's."""
+        if isinstance(error, UpstreamError):
+            self._metrics.upstream_failures[self._route, error.reason].inc()
+            error.is_counted = True
+
     def malformed(self) -> None:
-        """A child has written a line that is not JSON-RPC: some servers print logs on stdout."""
+        """The server has sent what is not JSON-RPC: some children print logs on stdout."""
         self._metrics.upstream_failures[self._route, "malformed"].inc()
 
     def child_started(self) -> None:

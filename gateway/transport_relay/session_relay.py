@@ -215,7 +215,7 @@ class SessionRelay(SideListener):
             elif request is None and len(self._open) == 1:
                 request = next(iter(self._open))
         except ValueError:
-            self.live.process.metrics.upstream_failures[self.live.route.path, "malformed"].inc()
+            self.live.upstream.health.malformed()
             return
         self._link.send(data, request)
 
@@ -232,8 +232,7 @@ class SessionRelay(SideListener):
 
     def _refuse(self, request: RequestId, error: GatewayError) -> None:
         self.live.upstream.health.note(error)
-        if isinstance(error, UpstreamError):
-            self.live.process.metrics.upstream_failures[self.live.route.path, error.reason].inc()
+        self.live.upstream.health.count(error)
         self._link.refuse(request, error)
 
     def _lost(self, error: UpstreamError) -> None:
