@@ -320,7 +320,7 @@ REQUIREMENTS: Final = (
         "behavior-requirements",
         "Progress notifications MUST only reference tokens that were provided in an active request and are associated "
         "with an in-progress operation.",
-        (DRIVER + "test_a_new_leg_brings_its_own_progress_token_and_id", NEWEST_LEG),
+        (DRIVER + "test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under_its_own_ids", NEWEST_LEG),
     ),
     Requirement(
         PROGRESS,

@@ -68,18 +68,6 @@ async def test_an_error_of_the_upstream_is_logged_by_its_code(
     assert (line["level"], line["cause"]) == ("info", "the upstream answered with error -32000")
 
 
-async def test_a_client_that_leaves_is_logged_as_a_cancelled_call(
-    log_lines: Lines, upstream: FakeUpstream, client: Client
-) -> None:
-    upstream.tool(lambda turn: turn.for_ever())
-    call = later(client.call())
-    _ = await upstream.saw("tools/call")
-    await leave(call)
-    await eventually(lambda: log_lines(Event.EXCHANGE_FINISHED))
-    (line,) = log_lines(Event.EXCHANGE_FINISHED)
-    assert (line["level"], line["outcome"]) == ("info", "cancelled")
-
-
 async def test_a_cancellation_that_the_upstream_refuses_is_logged(
     log_lines: Lines, upstream: FakeUpstream, client: Client
 ) -> None:

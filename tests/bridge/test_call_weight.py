@@ -12,10 +12,9 @@ from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
-from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.status import told
-from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later, leave
+from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 LARGE = {"text": "x" * 100_000}
@@ -77,17 +76,6 @@ async def test_a_call_that_runs_weighs_until_its_end(upstream: FakeUpstream, beg
     assert (await running).text == "done"
     assert weighed(stand) == 0
     assert (await client.call(arguments=LARGE)).text == "done"
-
-
-async def test_a_call_whose_client_leaves_weighs_nothing(upstream: FakeUpstream, stand: Stand) -> None:
-    gate = Gate(upstream)
-    client = stand.client()
-    asked = await client.call(arguments=LARGE)
-    retry = later(client.answer(asked, arguments=LARGE))
-    await gate.answered.wait()
-    await leave(retry)
-    await eventually(lambda: weighed(stand) == 0, "the call was given up")
-    gate.go.set()
 
 
 async def test_questions_and_answers_are_weighed(upstream: FakeUpstream, stand: Stand) -> None:

@@ -120,20 +120,6 @@ async def test_only_what_this_request_asked_for_is_forwarded(upstream: FakeUpstr
     assert b"id:" not in loud.data.replace(b'"id":', b"")
 
 
-async def test_a_new_leg_brings_its_own_progress_token_and_id(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
-        await turn.result(text("ok"))
-
-    upstream.tool(tool)
-    asked = await client.call(meta={"progressToken": 1})
-    done = await client.answer(asked, meta={"progressToken": 2})
-    assert [n["params"]["progressToken"] for n in done.notifications] == [2]
-    assert done.final["id"] != asked.final["id"]
-
-
 async def _fails(turn: Turn) -> None:
     await turn.say({"id": turn.id, "error": {"code": -7, "message": "no"}})
 

@@ -141,17 +141,6 @@ async def test_a_client_that_leaves_has_it_cancelled_upstream(
     assert not plain(stand)
 
 
-async def test_a_client_that_waits_gets_its_keep_alive_in_time(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(timeouts={"keepalive_seconds": 0.2})
-    client = stand.client()
-    await warm(client, upstream)
-    tool = Waiting(upstream)
-    async with client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
-        assert await response.content.readline() == b":\n"
-        tool.go.set()
-        assert b'"done"' in await response.read()
-
-
 async def test_an_error_of_the_upstream_is_logged_and_counted_as_of_any_exchange(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

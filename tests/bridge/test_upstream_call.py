@@ -14,8 +14,9 @@ from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.session import Session
-from gateway.telemetry import Metrics
+from gateway.telemetry import Event, Metrics
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, text
+from tests.support.logs import Lines
 from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, later, leave
@@ -281,7 +282,7 @@ async def test_a_call_is_judged_by_what_its_tool_was_when_it_was_parked(upstream
 
 
 async def test_leaving_in_the_first_round_cancels_at_once_and_once(
-    upstream: FakeUpstream, stand: Stand, client: Client
+    log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
     ended = asyncio.Event()
 
@@ -303,6 +304,8 @@ async def test_leaving_in_the_first_round_cancels_at_once_and_once(
     await upstream.saw("DELETE")
     await eventually(lambda: stand.sessions("quarantined") == 0)
     assert len(upstream.of(mcp.CANCELLED)) == 1
+    (line,) = log_lines(Event.EXCHANGE_FINISHED)
+    assert (line["level"], line["outcome"]) == ("info", "cancelled")
 
 
 async def test_a_cancellation_that_is_refused_is_sent_again_though_nothing_reads_the_call_any_more(

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from gateway import world
 from gateway.protocol import mcp
 from gateway.server.drain import drain
@@ -148,31 +150,9 @@ async def test_a_new_call_that_is_read_after_the_deadline_of_the_drain_is_sent_t
     assert (await two.client().call("plain")).text == "plain"
 
 
-async def test_a_request_that_outlasts_the_drain_and_cannot_be_continued_ends_with_an_error(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    one, _ = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.3})
-    upstream.tool(echo)
-    await one.client().call("tool")
-
-    go = asyncio.Event()
-
-    async def hang(turn: Turn) -> None:
-        await go.wait()
-        await turn.result({"prompts": []})
-
-    upstream.on("prompts/list", hang)
-    ending = later(drain(one.gateway, delay_seconds=0))
-    await eventually(lambda: one.gateway.draining.has_begun)
-    ended = await one.client().post("prompts/list")
-    assert (ended.status, ended.error["data"]["reason"]) == (503, "stopping")
-    go.set()
-    await in_time(ending)
-    await drop(one)
-
-
-async def test_a_new_call_that_waits_for_the_list_of_tools_is_given_up_in_time(
-    upstream: FakeUpstream, cluster: Cluster
+@pytest.mark.parametrize("listed", ["prompts", "tools"], ids=["the request itself", "what its tool is"])
+async def test_a_list_that_outlasts_the_drain_ends_its_request_with_an_error(
+    upstream: FakeUpstream, cluster: Cluster, listed: str
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.5})
     upstream.tool(echo)
@@ -181,14 +161,14 @@ async def test_a_new_call_that_waits_for_the_list_of_tools_is_given_up_in_time(
 
     async def hang(turn: Turn) -> None:
         await go.wait()
-        await turn.result({"tools": []})
+        await turn.result({listed: []})
 
-    upstream.on("tools/list", hang)
+    upstream.on(f"{listed}/list", hang)
     ending = later(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
-    ended = await one.client().call("plain")
+    ended = await (one.client().call("plain") if listed == "tools" else one.client().post("prompts/list"))
     assert ended.outcome == (503, -32603, "stopping")
-    assert "Retry-After" in ended.headers
+    assert ("Retry-After" in ended.headers) == (listed == "tools"), "a call that was not sent can come again"
     go.set()
     await in_time(ending)
     await drop(one)

@@ -165,22 +165,16 @@ async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
         await eventually(lambda: not held.is_writing)
 
 
+@pytest.mark.parametrize("are_all", [False, True], ids=["its connection", "all connections"])
 async def test_a_connection_that_is_to_close_closes_behind_its_reply(
-    accepted: list[NotedConnection], stand: Stand, gate: Gate
+    accepted: list[NotedConnection], stand: Stand, gate: Gate, *, are_all: bool
 ) -> None:
     async with raw_connection(stand) as raw:
         _ = await caught(stand, gate, raw)
-        accepted[-1].close()
-        gate.opened.set()
-        answer = await raw.rest()
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert b"\r\nConnection: close\r\n" in answer
-
-
-async def test_a_client_that_is_sent_away_gets_its_reply_first(stand: Stand, gate: Gate) -> None:
-    async with raw_connection(stand) as raw:
-        _ = await caught(stand, gate, raw)
-        stand.gateway.client_listener.send_away()
+        if are_all:
+            stand.gateway.client_listener.send_away()
+        else:
+            accepted[-1].close()
         gate.opened.set()
         answer = await raw.rest()
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")

@@ -110,16 +110,6 @@ async def test_a_request_that_waits_behind_another_one_is_decided_anew_after_a_r
     assert gate.ended == [True] * 4
 
 
-async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
-    async with calling(stand) as (raw, sent):
-        await gate.catch(stand, raw, sent)
-    await upstream.saw("notifications/cancelled")
-    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
-    labels = LABELS | {"outcome": "cancelled"}
-    assert stand.metric("mcp_server_operation_duration_seconds_count", **labels) == 1
-    gate.opened.set()
-
-
 async def test_a_client_may_leave_as_soon_as_its_request_is_here(
     stand: Stand, gate: Gate, accepted: list[NotedConnection]
 ) -> None:

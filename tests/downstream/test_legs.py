@@ -49,11 +49,13 @@ async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream
         (driver,) = [each for each in stand.gateway.lot if each.glance(0.0).state == State.RUNNING]
     await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
     assert stand.gateway.downstream.in_flight == 0
-    gate.go.set()
     async with raw_connection(stand) as raw:
         await raw.send(retry(stand, params))
+        await eventually(lambda: driver.glance(0.0).state == State.RUNNING)
+        gate.go.set()
         assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
     assert len(upstream.of("answer")) == len(upstream.of("tools/call"))
+    assert mcp.CANCELLED not in upstream.words
 
 
 async def test_two_retries_at_once_share_one_answer_and_one_result(upstream: FakeUpstream, stand: Stand) -> None:

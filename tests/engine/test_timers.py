@@ -85,24 +85,6 @@ async def test_a_long_leg_ends_with_a_state_only_round_at_most_so_many_times(
     assert len(upstream.of("tools/call")) == 1
 
 
-async def test_a_retry_that_is_repeated_within_grace_gets_the_result_and_the_answer_goes_once(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(hold={"grace_seconds": 5})
-    client, gate = stand.client(), Gate(upstream)
-    asked = await client.call()
-    first = later(client.answer(asked))
-    await gate.answered.wait()
-    await leave(first)
-    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
-    again = later(client.answer(asked))
-    await eventually(lambda: stand.gateway.downstream.in_flight == 1)
-    gate.go.set()
-    assert (await again).text == "done"
-    assert len(upstream.of("answer")) == 1
-    assert mcp.CANCELLED not in upstream.words
-
-
 async def test_a_retry_that_is_not_repeated_is_cancelled_after_grace(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

@@ -124,16 +124,6 @@ async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstr
 # -- no connection ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_refused_connection_is_told_as_that_and_nothing_was_sent(client: HttpClient) -> None:
-    async with FakeHttp(says()) as server:
-        pass
-    heard = await Sender(client, server.url).send()
-    assert heard.words == ["failed"]
-    assert type(heard.failure) is NotConnected
-    assert not heard.failure.sent
-    assert str(heard.failure) == "Connection refused"
-
-
 async def test_a_name_that_cannot_be_a_host_is_told_as_that(client: HttpClient) -> None:
     sender = Sender(client, "http://127.0.0.1/mcp", Origin("a" * 64 + ".example", 80))
     heard = await sender.send()

@@ -190,19 +190,13 @@ async def test_an_idle_tls_connection_that_the_upstream_ends_is_forgotten(client
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_next_address_is_tried_when_one_refuses(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeHttp(answers(OK)) as server:
-        _resolve(monkeypatch, ["127.0.0.9", "127.0.0.1"], server.port)
-        heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
-        assert heard.words == COMPLETE
-
-
-async def test_an_address_that_stays_silent_does_not_hold_up_the_next_one(
-    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("first", ["127.0.0.9", "127.0.0.8"], ids=["one that refuses", "one that stays silent"])
+async def test_an_address_does_not_hold_up_the_next_one(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     async with FakeHttp(answers(OK)) as server:
         with black_hole(f"127.0.0.8:{server.port}"):
-            _resolve(monkeypatch, ["127.0.0.8", "127.0.0.1"], server.port)
+            _resolve(monkeypatch, [first, "127.0.0.1"], server.port)
             heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
             assert heard.words == COMPLETE
 
@@ -214,7 +208,9 @@ async def test_a_host_whose_addresses_all_refuse_is_not_connected(
         pass
     _resolve(monkeypatch, ["127.0.0.8", "127.0.0.9"], server.port)
     heard = await Sender(client, f"http://two.example:{server.port}/mcp").send()
+    assert heard.words == ["failed"]
     assert type(heard.failure) is NotConnected
+    assert not heard.failure.sent
     assert str(heard.failure) == "Connection refused"
 
 

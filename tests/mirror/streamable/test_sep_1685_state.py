@@ -74,12 +74,15 @@ async def test_a_client_that_declares_the_scope_gets_a_state(client: PaperClient
 
 
 @pytest.mark.parametrize("declared", [{}, {"state": {}}, {"state": {"scopes": ["session"]}}, {"state": {"scopes": 1}}])
-async def test_a_client_without_the_scope_gets_no_state(begin: Begin, server: FakeModern, declared: Json) -> None:
+async def test_a_client_without_the_scope_gets_no_state_and_may_set_none(
+    begin: Begin, server: FakeModern, declared: Json
+) -> None:
     server.tools["ask"] = ask
     client = await PaperClient.begun(await begin(route=ROUTE), capabilities={**CAPABILITIES, **declared})
     async with client.call("ask") as stream:
         question = await stream.message()
         assert "_meta" not in question["params"]
+        assert await client.refusal(question, ACCEPT | {"_meta": {KEY: "own"}}) == REFUSED
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
 
@@ -163,16 +166,6 @@ async def test_the_state_of_another_request_is_refused(begin: Begin, server: Fak
             assert await client.echo(first, ACCEPT) == await client.echo(second, DECLINE) == 202
         for each in (stream, another, third):
             assert text(await each.message()) == {"a": ACCEPT, "b": DECLINE}
-
-
-async def test_a_state_that_nobody_set_is_refused(begin: Begin, server: FakeModern) -> None:
-    server.tools["ask"] = ask
-    client = await PaperClient.begun(await begin(route=ROUTE), capabilities=CAPABILITIES)
-    async with client.call("ask") as stream:
-        question = await stream.message()
-        assert await client.refusal(question, ACCEPT | {"_meta": {KEY: "own"}}) == REFUSED
-        assert await client.answer(question, ACCEPT) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
 
 
 async def test_a_state_counts_once(client: PaperClient, server: FakeModern) -> None:
