@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
@@ -49,8 +49,13 @@ _DEFAULTS = Config(routes=())
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
+    elif arguments == ["version"]:
+        arguments = ["--version"]
     try:
-        code = _run(_spelt_out(sys.argv[1:] if argv is None else list(argv)))
+        code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
@@ -59,19 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _spelt_out(arguments: list[str]) -> list[str]:
-    """Return the arguments with the options that `version`, `help` and `help COMMAND` stand for."""
-    if arguments[:1] == ["help"]:
-        return [*arguments[1:2], "--help"]
-    return ["--version"] if arguments == ["version"] else arguments
-
-
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["demo"]:
         return demo.run(arguments[1:])
     if arguments[:1] == ["health"]:
         return container_health.main(arguments[1:])
-    arguments, command = _split(arguments)
+    # Our arguments come before `--`, the server's command after it.
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments, command = arguments[:place], arguments[place + 1 :]
     parser = _parser()
     if not arguments:
         parser.print_help(sys.stderr)
@@ -110,14 +110,6 @@ def _carried_out(options: argparse.Namespace) -> int:
         print(exc.message, file=sys.stderr)
         return 1
     return code
-
-
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split at `--`: our arguments come before it, the server's command after it."""
-    if "--" not in arguments:
-        return arguments, []
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -235,7 +227,18 @@ def _logged(config: Config, level: Level | None) -> Config:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    config = _logged(_given(options), options.log_level)
+    if options.stdio:
+        given = for_command(options.command, options.env, options.listen, options.admin)
+    elif options.env:
+        raise ConfigError([Problem("--env", "needs --stdio; with --config, set upstream.env in the file")])
+    elif options.config is None:
+        given = for_upstream(options.upstream, options.listen, options.admin)
+    elif options.listen or options.admin:
+        problem = Problem("--listen, --admin", "not allowed with --config; set listen and admin in the file")
+        raise ConfigError([problem])
+    else:
+        given = load(options.config)
+    config = _logged(given, options.log_level)
     file = None if options.config is None else ConfigFile(options.config, options.log_level)
     try:
         if config.workers > 1:
@@ -249,25 +252,28 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _given(options: argparse.Namespace) -> Config:
-    if options.stdio:
-        return for_command(options.command, options.env, options.listen, options.admin)
-    if options.env:
-        raise ConfigError([Problem("--env", "needs --stdio; with --config, set upstream.env in the file")])
-    if options.config is None:
-        return for_upstream(options.upstream, options.listen, options.admin)
-    if options.listen or options.admin:
-        problem = Problem("--listen, --admin", "not allowed with --config; set listen and admin in the file")
-        raise ConfigError([problem])
-    return load(options.config)
-
-
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config)
-    here, elsewhere = _missing_programs(config)
+    here: list[Problem] = []
+    warned, noted = list(cautions(config)), list(notes(config))
+    for route in config.routes:
+        if route.upstream.command is not None and (missing := not_here(route.upstream)):
+            key, text = missing
+            is_program, name = key == "command", route.upstream.name
+            where = f" ({searched_path(route.upstream)})" if is_program and os.sep not in name else ""
+            problem = Problem(f"routes[{route.path}].upstream.{key}", f"{text}{where} on this machine")
+            # Anything but an absolute program may be there on the machine that the configuration is for.
+            if is_program and Path(name).is_absolute():
+                here.append(problem)
+            else:
+                warned.append(str(problem))
     if here:
         raise ConfigError(here, str(options.config))
-    warned, noted = [*cautions(config), *map(str, elsewhere)], list(_notes(config))
+    if config.traces:
+        try:
+            check_traces()
+        except TracesUnavailable as exc:
+            noted.append(exc.message)
     if options.json:
         print(json.dumps({"valid": True, "cautions": warned, "notes": noted}, indent=2))
     else:
@@ -275,29 +281,6 @@ def _check(options: argparse.Namespace) -> int:
         asks = f"no server was asked: `mrtr-gateway doctor --config {options.config}` asks them"
         print("configuration is valid", *remarks, asks, sep="\n")
     return 1 if options.strict and (warned or noted) else 0
-
-
-def _missing_programs(config: Config) -> tuple[list[Problem], list[Problem]]:
-    """Return what no command can start with; apart, what may be there on the machine that the configuration is for."""
-    here: list[Problem] = []
-    elsewhere: list[Problem] = []
-    for route in config.routes:
-        if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            key, text = missing
-            is_program, name = key == "command", route.upstream.name
-            where = f" ({searched_path(route.upstream)})" if is_program and os.sep not in name else ""
-            found = here if is_program and Path(name).is_absolute() else elsewhere
-            found.append(Problem(f"routes[{route.path}].upstream.{key}", f"{text}{where} on this machine"))
-    return here, elsewhere
-
-
-def _notes(config: Config) -> Iterator[str]:
-    yield from notes(config)
-    if config.traces:
-        try:
-            check_traces()
-        except TracesUnavailable as exc:
-            yield exc.message
 
 
 def _schema(_: argparse.Namespace) -> int:

@@ -93,25 +93,20 @@ def whereabouts(flag: str | None, file: Path | None, env: Mapping[str, str]) -> 
     return _VARIABLE.sub(lambda match: env.get(match[1]) or match[2] or "", str(found)), f"admin of {file}"
 
 
-def _endpoint(address: str, source: str) -> tuple[str, int]:
-    """Return (host, port) to connect to; loopback if the gateway listens on all addresses."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) <= 65_535:
-        raise Unwell(f"{address[:_SHOWN_CHARACTERS]!r} ({source}) is not an address; use the form {_DEFAULT}")
-    host = match["six"] or match["host"]
-    return _ANY.get(host, host), int(match["port"])
-
-
 # --- asking ---
 
 
 def _ask(address: str, source: str, path: str, seconds: float) -> str:
     """Return the body of `GET path`; raises Unwell unless the status is 200, in time."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) <= 65_535:
+        raise Unwell(f"{address[:_SHOWN_CHARACTERS]!r} ({source}) is not an address; use the form {_DEFAULT}")
+    host = match["six"] or match["host"]
+    host = _ANY.get(host, host)  # loopback if the gateway listens on all addresses
     place = f"{address} ({source})"
-    endpoint = _endpoint(address, source)
     deadline = time.monotonic() + seconds
     try:
-        with socket.create_connection(endpoint, timeout=seconds) as connection:
+        with socket.create_connection((host, int(match["port"])), timeout=seconds) as connection:
             connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             reply = _read(connection, deadline)
     except TimeoutError as exc:

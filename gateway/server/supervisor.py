@@ -18,8 +18,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import Final
 
@@ -204,8 +203,11 @@ class _Life:
     def __init__(self, config: Config, worker: Worker, file: ConfigFile | None) -> None:
         # A daemon, so that multiprocessing ends it if a bug ends the supervisor.
         self._process = _SPAWN.Process(target=_work, args=(config, worker, file), daemon=True)
-        with _blocked_signals():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the worker starts with this mask
+        try:
             self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -239,16 +241,6 @@ async def _claim(config: Config, address: str) -> None:
         raise cannot_listen(config, address, exc) from exc
     server.close()
     await server.wait_closed()
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Start a process in here with its signals blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(config: Config, worker: Worker, file: ConfigFile | None) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,10 +104,14 @@ async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
             os.kill(line["pid"], 0)
 
 
-def test_signals_are_blocked_only_while_a_worker_starts() -> None:
+def test_signals_are_blocked_only_while_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[set[signal.Signals | int]] = []
+    process = Mock(pid=1)
+    process.start.side_effect = lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    monkeypatch.setattr(supervisor._SPAWN, "Process", Mock(return_value=process))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with supervisor._blocked_signals():
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    _ = supervisor._Life(config(), Worker(0, 1, "", b""), None)
+    assert masks[0] >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
