@@ -47,6 +47,8 @@ random = _random.random
 """A number from 0 to 1, to spread what would else come at once; it can be guessed."""
 socket_pair = socket.socketpair
 """Two sockets that are connected to each other."""
+host_name = socket.gethostname
+"""The name of this host."""
 start_process: Callable[..., Started] = subprocess.Popen
 """Start a program; takes what `subprocess.Popen` does. Raises OSError."""
 
@@ -102,13 +104,3 @@ def listening(host: str, port: int) -> Socket:
     """A socket that listens. Raises OSError."""
     family, _, _, _, to = socket.getaddrinfo(host, port, type=STREAM)[0]
     return socket.create_server(to[:2], family=family)
-
-
-def duplicate(of: Socket) -> Socket:
-    """Another file of a socket."""
-    return of.dup()
-
-
-def host_name() -> str:
-    """The name of this host."""
-    return socket.gethostname()

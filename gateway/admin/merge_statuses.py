@@ -101,7 +101,10 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     return replace(
         own,
         notices=(*missing, *_notices(parts)),
-        processes=tuple(sorted(processes, key=lambda process: _number(process.id))),
+        # By host, and "gw#9" before "gw#10".
+        processes=tuple(
+            sorted(processes, key=lambda process: (process.id.partition("#")[0], len(process.id), process.id))
+        ),
         routes=tuple(failing_first(map(_route, routes.values()))),
         routes_total=max(part.routes_total for part in parts.values()),
         held=tuple(call for part in parts.values() for call in part.held),
@@ -143,11 +146,6 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
 def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
-
-
-def _number(process: str) -> tuple[str, int]:
-    host, _, number = process.partition("#")
-    return host, int(number) if number.isdecimal() else 0
 
 
 def _route(rows: Sequence[RouteStatus]) -> RouteStatus:

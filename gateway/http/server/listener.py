@@ -97,7 +97,7 @@ class Listener:
             before, self._tls, self._servers = self._servers, tls, []
             for server in before:
                 for listening in server.sockets:
-                    self._servers.append(await self._accept(tls, sock=world.duplicate(listening)))
+                    self._servers.append(await self._accept(tls, sock=listening.dup()))
             for server in before:
                 server.close()
 
@@ -170,7 +170,7 @@ def _waiting(at: Any) -> list[world.Socket]:
     No more than fit into its queue: others may come for as long as this goes on.
     """
     found: list[world.Socket] = []
-    with world.duplicate(at) as listening, suppress(OSError):  # there is none left
+    with at.dup() as listening, suppress(OSError):  # there is none left
         for _ in range(_BACKLOG):
             found.append(listening.accept()[0])
             found[-1].setblocking(False)

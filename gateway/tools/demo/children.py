@@ -13,8 +13,8 @@ LAST_LINES = 30
 _LOOK_SECONDS = 0.05
 
 
-class ChildError(Exception):
-    """A child ended or did not become ready; the message contains its output."""
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says what failed, why, and how to fix it or what a child printed."""
 
 
 class DemoProcess:
@@ -37,8 +37,8 @@ class DemoProcess:
             if (found := re.search(f"{pattern}.*\n", self.output())) is not None:
                 return found[1]
             if self._process.returncode is not None:
-                raise ChildError(f"{self.name} ended with status {self._process.returncode}. {self.last_words()}")
-        raise ChildError(f"{self.name} was not ready after {READY_SECONDS:.0f} s. {self.last_words()}")
+                raise DemoFailed(f"{self.name} ended with status {self._process.returncode}. {self.last_words()}")
+        raise DemoFailed(f"{self.name} was not ready after {READY_SECONDS:.0f} s. {self.last_words()}")
 
     def last_words(self) -> str:
         """Return the end of the output, for troubleshooting."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from gateway.tools.demo.children import DemoFailed
+
 OLD = ("MRTR_DEMO_OLD_PYTHON", "1.30.0")
 MODERN = ("MRTR_DEMO_MODERN_PYTHON", "2.3.0")
 
@@ -15,12 +17,8 @@ _PIP_OPTIONS: Final = ("--quiet", "--disable-pip-version-check", "--no-compile")
 _ASK_VERSION = "from importlib.metadata import version; print(version('mcp'))"
 
 
-class PartsError(Exception):
-    """An environment is not available; the message says what failed, why, and how to fix it."""
-
-
 def interpreters(cache: Path) -> tuple[str, str]:
-    """Return the paths of two Python interpreters, with the old and the modern SDK release; raises PartsError."""
+    """Return the paths of two Python interpreters, with the old and the modern SDK release; raises DemoFailed."""
     found: dict[str, str] = {}
     missing: dict[str, tuple[str, Path]] = {}
     for variable, release in (OLD, MODERN):
@@ -28,7 +26,7 @@ def interpreters(cache: Path) -> tuple[str, str]:
         found[release] = str(home / "bin" / "python")
         if named := os.environ.get(variable):
             if (present := _release(named)) is None:
-                raise PartsError(
+                raise DemoFailed(
                     f"{variable} names {named}, which cannot import mcp.\n"
                     f"Fix: install mcp=={release} there, or unset {variable}."
                 )
@@ -79,7 +77,7 @@ def _release(python: str) -> str | None:
 
 
 def _at_once(steps: Iterable[tuple[list[str], str, str]]) -> None:
-    """Run commands beside each other; if one fails, or the demo is stopped, none goes on. Raises PartsError.
+    """Run commands beside each other; if one fails, or the demo is stopped, none goes on. Raises DemoFailed.
 
     A step is a command, what has failed if it fails, and the fix.
     """
@@ -94,4 +92,4 @@ def _at_once(steps: Iterable[tuple[list[str], str, str]]) -> None:
             if process.returncode:
                 last = [line for line in said.splitlines() if line.strip()][-6:]
                 why = "\n".join(f"  {line}" for line in last) or f"  exit status {process.returncode}"
-                raise PartsError(f"{what}:\n{why}\nFix: {fix}.")
+                raise DemoFailed(f"{what}:\n{why}\nFix: {fix}.")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from gateway.tools.demo.children import ChildError, started
-from gateway.tools.demo.environments import PartsError, interpreters, say
-from gateway.tools.demo.sequence_diagram import WIDEST, Row, draw, rows
+from gateway.tools.demo.children import DemoFailed, started
+from gateway.tools.demo.environments import interpreters, say
+from gateway.tools.demo.sequence_diagram import WIDEST, draw, rows
 
 HERE = Path(__file__).parent
 UNATTENDED_SECONDS = 60.0
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
         _ = signal.signal(number, _stop)
     try:
         return _play(*interpreters(options.cache))
-    except (PartsError, ChildError) as exc:
+    except DemoFailed as exc:
         print(f"mrtr-gateway demo: {exc}", file=sys.stderr)
         return 1
     except SystemExit as exc:
@@ -79,7 +79,7 @@ def _play(old: str, modern: str) -> int:
             client = [modern, "-I", str(HERE / "modern_client.py"), url]
             status = subprocess.run(client, check=False, timeout=None if attended else UNATTENDED_SECONDS).returncode
         except subprocess.TimeoutExpired:
-            raise ChildError(f"the modern client did not end within {UNATTENDED_SECONDS:.0f} s.") from None
+            raise DemoFailed(f"the modern client did not end within {UNATTENDED_SECONDS:.0f} s.") from None
         told = rows(gateway.output())
 
         print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
@@ -90,11 +90,6 @@ def _play(old: str, modern: str) -> int:
             for child in (server, gateway):
                 print(f"{child.name}: {child.last_words()}", file=sys.stderr)
             return 1
-    _explain(told)
-    return 0
-
-
-def _explain(told: Sequence[Row]) -> None:
     methods = [(row.side, row.title.partition(" ")[0].strip(",")) for row in told]
     questions, requests = methods.count(("old", "elicitation/create")), methods.count(("new", "tools/call"))
     times = {1: "once", 2: "twice"}.get(questions, f"{questions} times")
@@ -106,3 +101,4 @@ def _explain(told: Sequence[Row]) -> None:
         f"\n  {HERE}"
         "\n\n  Next, with your own server:  mrtr-gateway serve --upstream http://your-server/mcp"
     )
+    return 0

@@ -65,8 +65,7 @@ async def greet(exam: ProbeContext) -> bool | None:
         return None
     if exam.endpoint.url.scheme == "https":
         await network.look_at_certificate(exam)
-    _who_answers(exam, reply)
-    _compare_clocks(exam, reply)
+    _look_at_head(exam, reply)
     if reply.status in (401, 403, 421):
         raise await _refused(exam, reply)
     # None if the reply does not tell.
@@ -96,8 +95,8 @@ async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
         raise await network.explain(exam, exc) from None
 
 
-def _who_answers(exam: ProbeContext, reply: ProbeReply) -> None:
-    """Raise Stopped if the reply cannot come from an MCP server."""
+def _look_at_head(exam: ProbeContext, reply: ProbeReply) -> None:
+    """Say who answers, and compare the clocks. Raises ProbeStopped if the reply cannot come from an MCP server."""
     named = next((reply.headers[name] for name in _PROXY_HEADERS if _PROXY.search(reply.headers.get(name, ""))), "")
     named = clean(named, 80)
     is_page = "html" in reply.content_type or reply.body.lstrip()[:1] == b"<"
@@ -123,20 +122,6 @@ def _who_answers(exam: ProbeContext, reply: ProbeReply) -> None:
             "A proxy that buffers replies or closes silent streams breaks questions and long calls.",
             "Disable response buffering for this path, and set its timeouts above timeouts.idle_seconds.",
         )
-
-
-def website(exam: ProbeContext, found: str) -> ProbeStopped:
-    """Report that a website answers; the caller raises the result."""
-    return exam.failed(
-        "http",
-        found,
-        "This URL belongs to a website. An MCP server answers with JSON or an event stream.",
-        "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
-        "page means that a proxy requires credentials.",
-    )
-
-
-def _compare_clocks(exam: ProbeContext, reply: ProbeReply) -> None:
     try:
         skew = round(parsedate_to_datetime(reply.headers.get("Date", "")).timestamp() - world.wall())
     except (ValueError, OverflowError):
@@ -150,6 +135,17 @@ def _compare_clocks(exam: ProbeContext, reply: ProbeReply) -> None:
         )
     else:
         exam.ok("clock", f"in sync, to within {max(1, abs(skew))} s")
+
+
+def website(exam: ProbeContext, found: str) -> ProbeStopped:
+    """Report that a website answers; the caller raises the result."""
+    return exam.failed(
+        "http",
+        found,
+        "This URL belongs to a website. An MCP server answers with JSON or an event stream.",
+        "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
+        "page means that a proxy requires credentials.",
+    )
 
 
 async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
