@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.config.model.config import Config, State
-from gateway.config.model.route import Route
+from gateway.config.model.route import Credentials
 from gateway.config.parsing.formats import FORMS
-from gateway.config.parsing.problems import ConfigError, Problem, unreadable
+from gateway.config.parsing.problems import Problem, collected, unreadable, unusable
 from gateway.config.parsing.state_keys import read_key_lines
 from gateway.config.tls import contexts, named_files
 
@@ -25,19 +25,25 @@ _Section = TypeVar("_Section", bound=Struct)
 def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     """Return the configuration with the secrets of its files and absolute paths, and the problems found."""
     problems: list[Problem] = []
+    state, routes = config.state, []
+    with collected(problems):
+        state = _with_keys(state, folder)
+    for place, given in enumerate(config.routes):
+        tls = _placed(given.upstream.tls, folder, "ca_file", "cert_file", "key_file")
+        route = replace(given, upstream=replace(given.upstream, tls=tls))
+        with collected(problems):
+            credentials = _with_secret(route.credentials, folder, f"routes[{place}].credentials.token_file")
+            route = replace(route, credentials=credentials)
+        routes.append(route)
     config = replace(
         config,
-        state=_with_keys(config.state, folder, problems),
+        state=state,
         tls=_placed(config.tls, folder, "cert_file", "key_file", "client_ca_file"),
         principal=_placed(config.principal, folder, "jwks_file", "jwks_ca_file"),
-        routes=tuple(
-            _with_secrets(route, folder, f"routes[{place}]", problems) for place, route in enumerate(config.routes)
-        ),
+        routes=tuple(routes),
     )
-    try:
+    with collected(problems):
         _ = contexts(config)
-    except ConfigError as exc:
-        problems += exc.found
     return config, problems
 
 
@@ -47,50 +53,37 @@ def _placed(section: _Section, folder: Path, *keys: str) -> _Section:
     return replace(section, **paths) if paths else section
 
 
-def _with_keys(state: State, folder: Path, problems: list[Problem]) -> State:
+def _with_keys(state: State, folder: Path) -> State:
     path = "state.keys_file"
     if state.keys_file is None:
         return state
     if state.keys:
-        problems.append(Problem(path, "is set together with state.keys; keep only one of them"))
-        return state
-    text = _read(folder / state.keys_file, path, "write one key per line", problems)
-    if text is None:
-        return state
-    keys = read_key_lines(text)
+        raise unusable(path, "is set together with state.keys; keep only one of them")
+    keys = read_key_lines(_read(folder / state.keys_file, path, "write one key per line"))
     if not keys:
-        problems.append(Problem(path, "contains no key; add one with `mrtr-gateway keygen`"))
+        raise unusable(path, "contains no key; add one with `mrtr-gateway keygen`")
     return replace(state, keys=keys)
 
 
-def _with_secrets(route: Route, folder: Path, path: str, problems: list[Problem]) -> Route:
-    tls = _placed(route.upstream.tls, folder, "ca_file", "cert_file", "key_file")
-    route = replace(route, upstream=replace(route.upstream, tls=tls))
-    credentials = route.credentials
+def _with_secret(credentials: Credentials, folder: Path, path: str) -> Credentials:
     if credentials.token_file is None:
-        return route
-    path = f"{path}.credentials.token_file"
+        return credentials
     if credentials.token is not None:
-        problems.append(Problem(path, "is set together with token; keep only one of them"))
-        return route
-    text = _read(folder / credentials.token_file, path, "write the secret in one line", problems)
-    if text is None:
-        return route
-    if FORMS["header value"].parse(text.strip()) is None:
-        problems.append(Problem(path, "is not one line of plain text; write the secret and nothing else"))
-        return route
-    return replace(route, credentials=replace(credentials, token=text.strip()))
+        raise unusable(path, "is set together with token; keep only one of them")
+    token = _read(folder / credentials.token_file, path, "write the secret in one line").strip()
+    if FORMS["header value"].parse(token) is None:
+        raise unusable(path, "is not one line of plain text; write the secret and nothing else")
+    return replace(credentials, token=token)
 
 
-def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | None:
+def _read(file: Path, path: str, fix: str) -> str:
     try:
         with file.open("rb") as opened:
             return opened.read(_MAX_FILE_BYTES).decode()
     except OSError as exc:
-        problems.append(Problem(path, unreadable(file, exc)))
-    except UnicodeDecodeError:
-        problems.append(Problem(path, f"is not UTF-8 text; {fix}"))
-    return None
+        raise unusable(path, unreadable(file, exc)) from exc
+    except UnicodeDecodeError as exc:
+        raise unusable(path, f"is not UTF-8 text; {fix}") from exc
 
 
 def contents(config: Config) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from gateway.config.model.config import Config, Principal, State
-from gateway.config.model.route import Credentials, Route, Upstream, UpstreamTls
+from gateway.config.model.route import Route, Upstream, UpstreamTls
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.problems import Problem, nearest
 from gateway.config.parsing.state_keys import decode_key
@@ -148,31 +148,25 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
             f"{path}.upstream.transport", "is stdio, but stdio has no url; give upstream.command, or another transport"
         )
     yield from _child(f"{path}.upstream", upstream)
-    yield from _upstream_tls(f"{path}.upstream.tls", upstream)
-    yield from _credentials(f"{path}.credentials", route.credentials)
-    yield from _headers(path, route)
-
-
-def _upstream_tls(path: str, upstream: Upstream) -> Iterator[Problem]:
     tls = upstream.tls
     if tls != UpstreamTls() and not (upstream.url or "").startswith("https"):
-        yield Problem(path, "is set, but upstream.url is not https; give an https url, or remove it")
+        yield Problem(f"{path}.upstream.tls", "is set, but upstream.url is not https; give an https url, or remove it")
     if tls.key_file is not None and tls.cert_file is None:
-        yield Problem(f"{path}.key_file", "is set without cert_file; give the certificate too, or remove it")
+        yield Problem(
+            f"{path}.upstream.tls.key_file", "is set without cert_file; give the certificate too, or remove it"
+        )
     if not tls.verify and (tls.ca_file or tls.server_name):
         yield Problem(
-            f"{path}.verify", "is false, so ca_file and server_name have no effect; remove verify, or remove them"
+            f"{path}.upstream.tls.verify",
+            "is false, so ca_file and server_name have no effect; remove verify, or remove them",
         )
-
-
-def _credentials(path: str, credentials: Credentials) -> Iterator[Problem]:
-    if credentials.mode == "replace":
-        if credentials.token is None:
-            yield Problem(f"{path}.token", "is missing, but mode is replace; give token or token_file")
-        return
-    for key in ("token", "token_file", "header"):
+    credentials = route.credentials
+    if credentials.mode == "replace" and credentials.token is None:
+        yield Problem(f"{path}.credentials.token", "is missing, but mode is replace; give token or token_file")
+    for key in ("token", "token_file", "header") if credentials.mode != "replace" else ():
         if getattr(credentials, key) is not None:
-            yield Problem(f"{path}.{key}", "is only read with mode: replace; set that, or remove it")
+            yield Problem(f"{path}.credentials.{key}", "is only read with mode: replace; set that, or remove it")
+    yield from _headers(path, route)
 
 
 def _headers(path: str, route: Route) -> Iterator[Problem]:

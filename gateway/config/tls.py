@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from gateway.config.model.config import Config, Tls
 from gateway.config.model.route import UpstreamTls
-from gateway.config.parsing.problems import ConfigError, Problem, unreadable
+from gateway.config.parsing.problems import ConfigError, Problem, collected, unreadable, unusable
 from gateway.identity.jwt_verification import Key, read_keys
 
 _ENCRYPTED: Final = "is encrypted; write the key without a password"
@@ -36,30 +36,22 @@ def contexts(config: Config) -> Contexts:
     listener = issuer = None
     upstreams: dict[str, ssl.SSLContext | None] = {}
     keys: tuple[Key, ...] = ()
-    with _collected(problems):
+    with collected(problems):
         listener = listener_context(config.tls)
-    with _collected(problems):
+    with collected(problems):
         issuer = upstream_context(UpstreamTls(ca_file=config.principal.jwks_ca_file), "principal.jwks_")
     if (jwks := config.principal.jwks_file) is not None:
-        with _collected(problems):
+        with collected(problems):
             try:
                 keys = read_keys(Path(_readable("principal.jwks_file", jwks)).read_bytes())
             except ValueError as exc:
-                raise _unusable("principal.jwks_file", f"{exc}; fetch it from the issuer again") from exc
+                raise unusable("principal.jwks_file", f"{exc}; fetch it from the issuer again") from exc
     for place, route in enumerate(config.routes):
-        with _collected(problems):
+        with collected(problems):
             upstreams[route.path] = upstream_context(route.upstream.tls, f"routes[{place}].upstream.tls.")
     if problems:
         raise ConfigError(problems)
     return Contexts(listener, upstreams, issuer, keys)
-
-
-@contextmanager
-def _collected(problems: list[Problem]) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as exc:
-        problems += exc.found
 
 
 def listener_context(tls: Tls) -> ssl.SSLContext | None:
@@ -123,14 +115,14 @@ def _trust(context: ssl.SSLContext, key: str, path: str) -> None:
     try:
         context.load_verify_locations(cafile=_readable(key, path))
     except ssl.SSLError as exc:
-        raise _unusable(key, "contains no readable certificate; give certificates as PEM") from exc
+        raise unusable(key, "contains no readable certificate; give certificates as PEM") from exc
 
 
 def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None) -> None:
     """Load a certificate and its key; the checks tell which file is wrong, because OpenSSL does not."""
     problems: list[Problem] = []
     for name, file in (("cert_file", cert_file), ("key_file", key_file)):
-        with _collected(problems):
+        with collected(problems):
             _ = file and _readable(section + name, file)
     if problems:
         raise ConfigError(problems)
@@ -138,17 +130,17 @@ def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str |
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert_file)
     except ssl.SSLError as exc:
-        raise _unusable(f"{section}cert_file", "contains no readable certificate; give it as PEM") from exc
+        raise unusable(f"{section}cert_file", "contains no readable certificate; give it as PEM") from exc
 
     def refuse() -> str:
-        raise _unusable(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
+        raise unusable(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
 
     try:
         context.load_cert_chain(cert_file, key_file, password=refuse)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
-            raise _unusable(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc
-        raise _unusable(key_name, "contains no readable private key; give it as PEM") from exc
+            raise unusable(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc
+        raise unusable(key_name, "contains no readable private key; give it as PEM") from exc
 
 
 def _readable(key: str, path: str) -> str:
@@ -157,9 +149,5 @@ def _readable(key: str, path: str) -> str:
         with open(path, "rb") as file:  # noqa: PTH123 - the path is a text
             _ = file.read(1)
     except OSError as exc:
-        raise _unusable(key, unreadable(path, exc)) from exc
+        raise unusable(key, unreadable(path, exc)) from exc
     return path
-
-
-def _unusable(key: str, text: str) -> ConfigError:
-    return ConfigError([Problem(key, text)])

@@ -28,12 +28,6 @@ _MEANT: Final = {
 Number = inspect.IntType | inspect.FloatType
 
 
-def for_missing(name: str) -> str:
-    """Return a valid example of a key that must be there."""
-    upstream = 'upstream: {url: "http://127.0.0.1:9000/mcp"}'
-    return f"add {({'routes': f'routes: [{{{upstream}}}]', 'upstream': upstream}).get(name, 'it')}"
-
-
 def for_number(kind: Number, value: object, path: str, default: object) -> str:
     """Return the number that a text such as `10m` means for this key, else a valid example."""
     meant = value if isinstance(value, float) else None
@@ -62,12 +56,6 @@ def for_text(form: str, value: object, default: object) -> str:
     return f'write "{default if isinstance(default, str) and default else FORMS[form].example}"'
 
 
-def for_truth(value: object) -> str:
-    """Return what YAML 1.1 reads a word such as `on` as, else both values."""
-    word = str(value).lower()
-    return "write true" if word in ("yes", "on") else "write false" if word in ("no", "off") else "write true or false"
-
-
 def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
     """Return how to write a value, or its words, as a list."""
     if isinstance(value, dict):
@@ -78,33 +66,25 @@ def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
         if known:
             return f'write each entry as an item that begins with "- {known[0]}: ..."'
         return "write its entries as a list"
-    if isinstance(value, str) and not secret:
-        return f"write {_shown_words(value)}"
-    return "write [ ] around it"
-
-
-def _shown_words(text: str) -> str:
-    try:
-        words = shlex.split(text)
-    except ValueError:  # an open quotation
-        words = text.split()
-    whole = shown(text)
+    if not isinstance(value, str) or secret:
+        return "write [ ] around it"
+    whole = shown(value)
     if "(hidden)" in whole or "..." in whole:
-        return "its words as a list, each in quotes"
-    return json.dumps([word.strip(",") for word in words if word.strip(",")] or [text], ensure_ascii=False)
+        return "write its words as a list, each in quotes"
+    try:
+        words = shlex.split(value)
+    except ValueError:  # an open quotation
+        words = value.split()
+    listed = [word.strip(",") for word in words if word.strip(",")] or [value]
+    return f"write {json.dumps(listed, ensure_ascii=False)}"
 
 
-def for_section(kind: inspect.StructType, value: object) -> str:
-    """Return a section in which a single value stands under the key that it was probably meant for."""
-    found = _section(kind, str(value)) if isinstance(value, str) else None
-    return f"write {found}" if found is not None else "write key: value"
-
-
-def _section(kind: inspect.StructType, text: str) -> str | None:
+def section_of(kind: inspect.StructType, text: str) -> str | None:
+    """Return a section in which a single text stands under the key that it was probably meant for, if there is one."""
     for field in kind.fields:
         inner, form = _plain(field.type)
         if isinstance(inner, inspect.StructType):
-            found = _section(inner, text)
+            found = section_of(inner, text)
         elif isinstance(inner, inspect.LiteralType):
             found = shown(text) if text in inner.values else None
         else:

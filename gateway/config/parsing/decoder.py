@@ -17,6 +17,11 @@ from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
 
 _Extra = Mapping[str, Any]
+_UPSTREAM = 'upstream: {url: "http://127.0.0.1:9000/mcp"}'
+_EXAMPLES = {"routes": f"routes: [{{{_UPSTREAM}}}]", "upstream": _UPSTREAM}
+"""Of keys that must be there."""
+_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+"""What YAML 1.1 reads these words as."""
 
 
 class Walker:
@@ -86,7 +91,8 @@ class Walker:
 
     def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            text = f"{_as_read(value)}, but a section is expected; {advice.for_section(kind, value)}"
+            meant = advice.section_of(kind, str(value)) if isinstance(value, str) else None
+            text = f"{_as_read(value)}, but a section is expected; write {meant or 'key: value'}"
             return self._refuse(path or "document", text)
         fields = {field.name: field for field in kind.fields}
         misspelt = {self._unknown(key, value, fields, path) for key in value if key not in fields}
@@ -100,7 +106,8 @@ class Walker:
         if field.name in section:
             value = self._read(field.type, section[field.name], place, {"default": field.default})
         else:
-            value = self._refuse(place, f"is missing; {advice.for_missing(field.name)}") if field.required else UNREAD
+            example = _EXAMPLES.get(field.name, "it")
+            value = self._refuse(place, f"is missing; add {example}") if field.required else UNREAD
         return _empty(field.type) if value is UNREAD and field.required else value
 
     def _unknown(
@@ -165,9 +172,9 @@ class Walker:
     def _truth(self, value: object, path: str) -> object:
         if isinstance(value, Given):
             value = {"true": True, "false": False}.get(value, value)
-        return (
-            value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; {advice.for_truth(value)}")
-        )
+        if isinstance(value, bool):
+            return value
+        return self._refuse(path, f"{_as_read(value)}; write {_BOOLEANS.get(str(value).lower(), 'true or false')}")
 
     def _number(self, kind: advice.Number, value: object, path: str, extra: _Extra) -> object:
         if isinstance(value, Given):

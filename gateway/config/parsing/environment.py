@@ -23,24 +23,21 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
     """
     if "${" not in text:
         return text
-    filled = _REFERENCE.sub(lambda match: _fill(match, env), text)
+    filled, end = "", 0
+    origins: list[str] = []
+    for match in _REFERENCE.finditer(text):
+        name = match["name"]
+        if match["bad"]:
+            raise ValueError("has a ${ that does not begin a variable; write ${NAME}, or $${ for a literal ${")
+        value = "${" if name is None else env.get(name)
+        if match["rest"] is not None:
+            value = value or match["default"]
+        if value is None:
+            raise ValueError(f"${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")
+        filled, end = f"{filled}{text[end : match.start()]}{value}", match.end()
+        origins.append(match[0] if name is None else f"${{{name}}}")
     # Escaped text is `Given` too: an optional key's text is read twice, and would then be taken for a variable.
-    origins = (f"${{{match['name']}}}" if match["name"] else match[0] for match in _REFERENCE.finditer(text))
-    return Given(filled, ", ".join(origins))
-
-
-def _fill(match: re.Match[str], env: Mapping[str, str]) -> str:
-    name = match["name"]
-    if match["bad"]:
-        raise ValueError("has a ${ that does not begin a variable; write ${NAME}, or $${ for a literal ${")
-    if name is None:
-        return "${"
-    value = env.get(name)
-    if match["rest"] is not None:
-        return value or match["default"]
-    if value is None:
-        raise ValueError(f"${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")
-    return value
+    return Given(filled + text[end:], ", ".join(origins))
 
 
 def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> list[Problem]:
@@ -50,7 +47,12 @@ def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> 
     for name in sorted(env):
         value = env[name]
         if name in places:
-            _place(tree, places[name], Given(value, name))
+            *above, last = places[name]
+            section = tree
+            for key in above:  # the decoder reports those that are not mappings
+                section = section.setdefault(key, {}) if isinstance(section, dict) else None
+            if isinstance(section, dict):
+                section[last] = Given(value, name)
         elif (
             name.startswith(_PREFIX)
             and name != FILE_VARIABLE
@@ -72,15 +74,6 @@ def _unknown(name: str, places: Mapping[str, object]) -> str:
         else "set lists and routes in the file, with ${VAR} for their values"
     )
     return f"is not a setting; {hint}"
-
-
-def _place(tree: object, keys: tuple[str, ...], value: Given) -> None:
-    """Set the value if the sections around it are mappings; the decoder reports those that are not."""
-    *sections, last = keys
-    for section in sections:
-        tree = tree.setdefault(section, {}) if isinstance(tree, dict) else None
-    if isinstance(tree, dict):
-        tree[last] = value
 
 
 def _places(kind: inspect.StructType, above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:

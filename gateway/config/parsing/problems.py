@@ -4,7 +4,8 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -55,6 +56,20 @@ class ConfigError(Exception):
     def located(self) -> tuple[str, ...]:
         """The reasons, each with its place in the file if it has one there."""
         return tuple(each.located(self.source) for each in self.found)
+
+
+def unusable(path: str, text: str) -> ConfigError:
+    """Return the error for one key."""
+    return ConfigError([Problem(path, text)])
+
+
+@contextmanager
+def collected(problems: list[Problem]) -> Iterator[None]:
+    """Add what a ConfigError says to the problems, and go on."""
+    try:
+        yield
+    except ConfigError as exc:
+        problems += exc.found
 
 
 def touches(one: str, other: str) -> bool:

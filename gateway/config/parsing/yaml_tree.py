@@ -58,7 +58,12 @@ def read_tree(text: str) -> Document:
             return Document(UNREAD, problems, {})
         node = yaml.compose(text, _TextLoader)
     except yaml.YAMLError as exc:
-        return Document(UNREAD, [_syntax_problem(exc)], {})
+        # The place and the reason, but not the line: it may contain a key.
+        mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
+        what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
+        problem = Problem("", f"is not YAML: {what}; check indentation, colons and quotes here")
+        placed = problem._replace(place=_place(mark)) if mark else problem._replace(path="document")
+        return Document(UNREAD, [placed], {})
     tree = _Tree()
     return Document({} if node is None else tree.build(node, ""), tree.problems, tree.places)
 
@@ -101,21 +106,14 @@ class _Tree:
 
     def build(self, node: Node, path: str) -> object:
         """Return the plain tree of a node."""
-        if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
-            return self._mapping(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             return [self._item(item, item, joined(path, number_)) for number_, item in enumerate(node.value)]
         if isinstance(node, ScalarNode) and node.tag == f"{_TAG}str":
             found = number(node.value)
             plain = _SPELT.get(node.value, node.value) if found is None else found
             return plain if node.style is None else node.value
-        return self._refuse(node, "has a YAML tag, which is not supported; remove it")
-
-    def _item(self, begin: Node, node: Node, path: str) -> object:
-        self.places[path] = _place(begin.start_mark)
-        return self.build(node, path)
-
-    def _mapping(self, node: MappingNode, path: str) -> dict[str, object]:
+        if not isinstance(node, MappingNode) or node.tag != f"{_TAG}map":
+            return self._refuse(node, "has a YAML tag, which is not supported; remove it")
         tree: dict[str, object] = {}
         for key_node, value_node in node.value:
             key = key_node.value
@@ -127,17 +125,13 @@ class _Tree:
                 tree[key] = self._item(key_node, value_node, joined(path, key))
         return tree
 
+    def _item(self, begin: Node, node: Node, path: str) -> object:
+        self.places[path] = _place(begin.start_mark)
+        return self.build(node, path)
+
     def _refuse(self, node: Node, text: str) -> Unreadable:
         self.problems.append(Problem("", text, _place(node.start_mark)))
         return UNREAD
-
-
-def _syntax_problem(exc: yaml.YAMLError) -> Problem:
-    """Name the place and the reason, but do not quote the line: it may contain a key."""
-    mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
-    what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
-    text = f"is not YAML: {what}; check indentation, colons and quotes here"
-    return Problem("", text, _place(mark)) if mark else Problem("document", text)
 
 
 def _place(mark: Any) -> tuple[int, int]:
