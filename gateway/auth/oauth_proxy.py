@@ -10,7 +10,7 @@ Only the published documents are cached, for some seconds, so any replica can se
 import asyncio
 import re
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urljoin
 
 from multidict import MultiMapping
@@ -57,14 +57,6 @@ _PREFLIGHT: Final = {
 _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
-class _Target(NamedTuple):
-    """The document or endpoint that a path names, and the route that it belongs to."""
-
-    kind: str
-    """A key of `oauth_metadata.ENDPOINTS`, or a well-known path."""
-    suffix: str
-
-
 class OAuthProxy:
     """The OAuth paths on the listener of the routes."""
 
@@ -107,18 +99,19 @@ class OAuthProxy:
         asked = _target(http.head.path)
         if asked is None:
             return None
+        kind, suffix = asked
         check_once((AUTHORIZATION, self._config.principal.header), http.head.headers)
-        methods = _METHODS.get(asked.kind, _POST) if asked.kind in oauth_metadata.ENDPOINTS else ("GET",)
+        methods = _METHODS.get(kind, _POST) if kind in oauth_metadata.ENDPOINTS else ("GET",)
         if http.head.method == "OPTIONS":
             response = WholeResponse(status=204, headers=_PREFLIGHT | {_ALLOWED_METHODS: ", ".join(methods)})
         elif http.head.method not in methods:
             raise NotAllowed(
-                f"HTTP {http.head.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
+                f"HTTP {http.head.method[:20]} is not served at {kind}; it takes {', '.join(methods)}",
                 allowed=", ".join((*methods, "OPTIONS")),
             )
         else:
             try:
-                response = await self._answer(http, asked)
+                response = await self._answer(http, kind, suffix)
             except UpstreamError as exc:
                 exc.status = 502
                 raise
@@ -129,14 +122,19 @@ class OAuthProxy:
             response.headers["Vary"] = "Origin"
         return response
 
-    async def _answer(self, http: HttpRequest, asked: _Target) -> WholeResponse:
-        live = self._at(asked.suffix)
+    async def _answer(self, http: HttpRequest, kind: str, suffix: str) -> WholeResponse:
+        live = self._at(suffix)
         if live is not None and live.route.upstream.url is None:  # a stdio server has none of its own
-            if asked.kind == oauth_metadata.RESOURCE and self._issuer is not None:
-                resource = self._public(http) + (asked.suffix or "/")
-                return _document(oauth_metadata.of_issuer(self._issuer, resource))
+            if kind == oauth_metadata.RESOURCE and self._issuer is not None:
+                return _document(oauth_metadata.of_issuer(self._issuer, self._public(http) + (suffix or "/")))
             live = None
-        live = live or self._only(asked)
+        if live is None:  # a path without a suffix belongs to the only upstream
+            over_http = [each for each in self._routes.live.values() if each.route.upstream.url is not None]
+            if suffix or len({oauth_metadata.origin(each.route.upstream.url) for each in over_http}) != 1:
+                raise MethodNotFound(
+                    f"{kind}{suffix[:80]} does not belong to a route; append the path of a route to {kind}"
+                )
+            live = over_http[0]
         place = self._place(http, live)
         body = b""
         if http.head.method == "POST":
@@ -148,24 +146,15 @@ class OAuthProxy:
         self._at_once += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):
-                if asked.kind in oauth_metadata.ENDPOINTS:
-                    return await self._forward(http, body, asked.kind, live, place)
-                return await self._metadata(asked, live, place)
+                if kind in oauth_metadata.ENDPOINTS:
+                    return await self._forward(http, body, kind, live, place)
+                return await self._metadata(kind, suffix, live, place)
         except TimeoutError as exc:
             raise Unreachable(
                 f"{where(live)} did not answer an OAuth request within timeouts.handshake_seconds"
             ) from exc
         finally:
             self._at_once -= 1
-
-    def _only(self, asked: _Target) -> LiveRoute:
-        """The route to the only upstream, for a path without a suffix; raises MethodNotFound."""
-        over_http = [live for live in self._routes.live.values() if live.route.upstream.url is not None]
-        if not asked.suffix and len({oauth_metadata.origin(live.route.upstream.url) for live in over_http}) == 1:
-            return over_http[0]
-        raise MethodNotFound(
-            f"{asked.kind}{asked.suffix[:80]} does not belong to a route; append the path of a route to {asked.kind}"
-        )
 
     # -- the public URL -----------------------------------------------------------------------------------------
 
@@ -190,16 +179,16 @@ class OAuthProxy:
 
     # -- metadata -----------------------------------------------------------------------------------------------
 
-    async def _metadata(self, asked: _Target, live: LiveRoute, place: Place) -> WholeResponse:
+    async def _metadata(self, kind: str, suffix: str, live: LiveRoute, place: Place) -> WholeResponse:
         published = await self._upstream.published(live, place)
-        is_resource = asked.kind == oauth_metadata.RESOURCE
+        is_resource = kind == oauth_metadata.RESOURCE
         if is_resource and published.resource is not None:
             return _document(oauth_metadata.protected_resource(published.resource, place))
         if is_resource and self._issuer is not None:
             return _document(oauth_metadata.of_issuer(self._issuer, place.resource))
         if not is_resource and published.server is not None:
-            return _document(oauth_metadata.authorization_server(published.server, place, asked.suffix))
-        raise MethodNotFound(f"The upstream of route {live.route.path} publishes no {asked.kind.rpartition('/')[2]}")
+            return _document(oauth_metadata.authorization_server(published.server, place, suffix))
+        raise MethodNotFound(f"The upstream of route {live.route.path} publishes no {kind.rpartition('/')[2]}")
 
     # -- endpoints ----------------------------------------------------------------------------------------------
 
@@ -239,13 +228,13 @@ class OAuthProxy:
             return WholeResponse(body=await body_of(reply, live), status=reply.status, headers=kept)
 
 
-def _target(path: str) -> _Target | None:
-    """The document or endpoint that a path names; None if it is not an OAuth path."""
+def _target(path: str) -> tuple[str, str] | None:
+    """The endpoint or well-known path that a path begins with, and its route's suffix; None for any other path."""
     for kind in (oauth_metadata.RESOURCE, oauth_metadata.SERVER, oauth_metadata.OPENID, *oauth_metadata.ENDPOINTS):
         if path == kind or path.startswith(f"{kind}/"):
-            return _Target(kind, path[len(kind) :].rstrip("/"))
+            return kind, path[len(kind) :].rstrip("/")
     if path.endswith(oauth_metadata.OPENID):  # OpenID Connect Discovery puts it behind the issuer's path
-        return _Target(oauth_metadata.OPENID, path.removesuffix(oauth_metadata.OPENID))
+        return oauth_metadata.OPENID, path.removesuffix(oauth_metadata.OPENID)
     return None
 
 

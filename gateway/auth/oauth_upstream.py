@@ -50,21 +50,19 @@ class OAuthUpstream:
         """The first of these documents that exists, from the cache or from the upstream."""
         key = live.route.path, paths[0]
         document, until = self._cache.get(key, (None, 0.0))
-        if until < world.monotonic():
-            document = await _fetch(live, paths)
-            _ = self._cache.keep(key, (document, world.monotonic() + _CACHED_SECONDS))
+        if until >= world.monotonic():
+            return document
+        document = None
+        for path in dict.fromkeys(paths):
+            async with request("GET", live, path, {"Accept": "application/json"}, b"") as reply:
+                if reply.status == 200:
+                    document = _parsed(await body_of(reply, live), f"{where(live)} ({path})")
+                    break
+                if reply.status >= 500 or reply.status == 429:
+                    # A 404 would make the client sign in another way.
+                    raise Unreachable(f"{where(live)} answered {path} with HTTP {reply.status}")
+        _ = self._cache.keep(key, (document, world.monotonic() + _CACHED_SECONDS))
         return document
-
-
-async def _fetch(live: LiveRoute, paths: tuple[str, ...]) -> Document | None:
-    for path in dict.fromkeys(paths):
-        async with request("GET", live, path, {"Accept": "application/json"}, b"") as reply:
-            if reply.status == 200:
-                return _parsed(await body_of(reply, live), f"{where(live)} ({path})")
-            if reply.status >= 500 or reply.status == 429:
-                # A 404 would make the client sign in another way.
-                raise Unreachable(f"{where(live)} answered {path} with HTTP {reply.status}")
-    return None
 
 
 @asynccontextmanager

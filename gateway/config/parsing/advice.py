@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from msgspec import inspect
 
@@ -82,7 +82,7 @@ def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
 def section_of(kind: inspect.StructType, text: str) -> str | None:
     """Return a section in which a single text stands under the key that it was probably meant for, if there is one."""
     for field in kind.fields:
-        inner, form = _plain(field.type)
+        inner, extra, _ = plain(field.type)
         if isinstance(inner, inspect.StructType):
             found = section_of(inner, text)
         elif isinstance(inner, inspect.LiteralType):
@@ -90,19 +90,21 @@ def section_of(kind: inspect.StructType, text: str) -> str | None:
         else:
             found = None
             with suppress(ValueError):
-                if form == "url" and FORMS[form].parse(text) is not None:
+                if extra.get("form") == "url" and FORMS["url"].parse(text) is not None:
                     found = shown(text)
         if found is not None:
             return f"{{{field.name}: {found}}}"
     return None
 
 
-def _plain(kind: inspect.Type) -> tuple[inspect.Type, str]:
-    """Return a type without its annotation and without `None`, and the name of its text form."""
-    form = ""
+def plain(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any], bool]:
+    """Return a type without its annotations and without `None`, the annotations, and whether it may be `None`."""
+    extra: dict[str, Any] = {}
+    is_optional = False
     while isinstance(kind, inspect.Metadata | inspect.UnionType):
         if isinstance(kind, inspect.Metadata):
-            form, kind = (kind.extra or {}).get("form", form), kind.type
+            extra, kind = {**extra, **(kind.extra or {})}, kind.type
         else:
+            is_optional = True
             kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
-    return kind, form
+    return kind, extra, is_optional

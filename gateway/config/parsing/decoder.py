@@ -53,9 +53,8 @@ class Walker:
         return UNREAD
 
     def _read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
-        """Read one value of any kind; `extra` holds its annotations: `form`, `secret`."""
-        if isinstance(kind, inspect.Metadata):
-            return self._read(kind.type, value, path, {**extra, **(kind.extra or {})})
+        """Read one value of any kind; `extra` holds annotations in addition to its own: `form`, `secret`."""
+        kind, own, is_optional = advice.plain(kind)
         if type(value) is str:
             try:
                 value = substitute(value, self._env)
@@ -64,7 +63,9 @@ class Walker:
         if isinstance(value, Unreadable):
             self.spoilt.append(path)
             return UNREAD
-        return self._read_plain(kind, value, path, extra)
+        if is_optional and (value is None or (isinstance(value, Given) and value == "")):
+            return None  # an empty variable too, so that the environment can unset a value
+        return self._read_plain(kind, value, path, {**extra, **own})
 
     def _read_plain(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
         found: object
@@ -75,8 +76,6 @@ class Walker:
                 found = self._list(kind, value, path, extra)
             case inspect.DictType():
                 found = self._dict(kind, value, path)
-            case inspect.UnionType():
-                found = self._optional(kind, value, path, extra)
             case inspect.LiteralType():
                 found = self._choice(kind, value, path)
             case inspect.BoolType():
@@ -137,9 +136,8 @@ class Walker:
 
     def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
         if not isinstance(value, list):
-            item = kind.item_type
-            notes = {**extra, **((item.extra or {}) if isinstance(item, inspect.Metadata) else {})}
-            fix = advice.for_list(kind, value, secret="secret" in notes)
+            _, of_items, _ = advice.plain(kind.item_type)
+            fix = advice.for_list(kind, value, secret="secret" in extra or "secret" in of_items)
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
@@ -154,13 +152,6 @@ class Walker:
             place = joined(path, key)
             found[self._read(kind.key_type, key, place, {})] = self._read(kind.value_type, item, place, {})
         return {key: item for key, item in found.items() if UNREAD not in (key, item)}
-
-    def _optional(self, kind: inspect.UnionType, value: object, path: str, extra: _Extra) -> object:
-        """Read `kind | None`; an empty variable is None, so that the environment can unset a value."""
-        if value is None or (isinstance(value, Given) and value == ""):
-            return None
-        inner = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
-        return self._read(inner, value, path, extra)
 
     def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:
         if isinstance(value, str) and value in kind.values:
@@ -219,9 +210,7 @@ class Walker:
 def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
     """Return the section, or the list of sections, among these fields that has a key."""
     for name, field in fields.items():
-        kind, place = field.type, name
-        if isinstance(kind, inspect.Metadata):
-            kind = kind.type
+        kind, place = advice.plain(field.type)[0], name
         if isinstance(kind, inspect.VarTupleType):
             kind, place = kind.item_type, f"{name}[]"
         if isinstance(kind, inspect.StructType) and any(key == inner.name for inner in kind.fields):
@@ -230,7 +219,7 @@ def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
 
 
 def _empty(kind: inspect.Type) -> object:
-    inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+    inner, _, _ = advice.plain(kind)
     return inner.cls() if isinstance(inner, inspect.StructType) else ()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import inspect
 
+from gateway.config.parsing.advice import plain
 from gateway.config.parsing.problems import Given, Problem, nearest
 from gateway.config.parsing.retired_keys import retired
 
@@ -36,7 +37,6 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
             raise ValueError(f"${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")
         filled, end = f"{filled}{text[end : match.start()]}{value}", match.end()
         origins.append(match[0] if name is None else f"${{{name}}}")
-    # Escaped text is `Given` too: an optional key's text is read twice, and would then be taken for a variable.
     return Given(filled + text[end:], ", ".join(origins))
 
 
@@ -80,7 +80,7 @@ def _places(kind: inspect.StructType, above: tuple[str, ...]) -> Iterator[tuple[
     """Yield (variable name, path) of every single value in the structs."""
     for field in kind.fields:
         keys = (*above, field.name)
-        inner = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
+        inner, _, _ = plain(field.type)
         if isinstance(inner, inspect.StructType):
             yield from _places(inner, keys)
         elif not isinstance(inner, inspect.VarTupleType | inspect.DictType):
