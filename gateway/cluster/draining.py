@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gateway import world
 from gateway.protocol.errors import ShuttingDown
 
 T = TypeVar("T")
@@ -62,11 +61,6 @@ class Draining:
     def refuses_calls(self) -> bool:
         """Whether new calls are refused, because no other replica begins them either."""
         return self.has_begun and self.ends_at is None
-
-    @property
-    def is_past_end(self) -> bool:
-        """Whether this process, which may have stood still, waits no longer for legs that others serve for it."""
-        return self.ends_at is not None and world.monotonic() >= self.ends_at
 
     async def prepared(self, preparing: Awaitable[T], seconds: float | None = None) -> T:
         """Wait for what a round needs before its call begins; raises ShuttingDown if it is not here in time.

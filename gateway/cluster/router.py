@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway import world
 from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership, host_of
 from gateway.cluster.peer_client import PeerClient
@@ -237,8 +238,10 @@ class Router:
 
     async def send_to(self, member: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have a certain replica serve a call; None if it does not take it. Raises TakenCallLost as `send_on`."""
-        if self._draining.is_past_end:
-            return None  # its reply would come too late, and the call may not be sent again
+        ends_at = self._draining.ends_at
+        if ends_at is not None and world.monotonic() >= ends_at:
+            # This process has stood still: the reply would come too late, and the call may not be sent again.
+            return None
         try:
             return await self._peers.forward("new", member, incoming, reply)
         except PeerStuck as exc:
