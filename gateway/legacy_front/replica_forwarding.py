@@ -41,12 +41,14 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
             raise
         if watched.is_answered:
             return await reply.end(COMPLETE)
-        error = CallLost("The replica that has this session broke off its reply; the request may have had effects")
-        error.status = 502
-        raise error from exc
+        raise CallLost(
+            "The replica that has this session broke off its reply; the request may have had effects", status=502
+        ) from exc
     except OwnerStalled as exc:
-        stalled = Stopping(f"The replica {owner} that has this session does not react; send the request again")
-        stalled.data = {"reason": "owner_stalled"}
+        stalled = Stopping(
+            f"The replica {owner} that has this session does not react; send the request again",
+            data={"reason": "owner_stalled"},
+        )
         stalled.headers = {"Retry-After": "1"}
         raise stalled from exc
     if replied is None:

@@ -147,11 +147,10 @@ class HttpPassage(Passage):
         except TimeoutError as exc:
             timeouts = self.live.config.timeouts
             seconds = timeouts.idle_seconds if waits else timeouts.answer_seconds
-            error = CallLost(
-                f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
-            )
-            error.status = 504
-            raise error from exc
+            raise CallLost(
+                f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects",
+                status=504,
+            ) from exc
         except RequestFailed as exc:
             failure = exc.mapped(endpoint.where)
             if isinstance(exc, ConnectTimedOut):

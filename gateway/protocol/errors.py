@@ -41,9 +41,12 @@ class GatewayError(Exception):
     fix = "look for this requestId in the gateway's log"
     """The operator's next step; it goes to the log. The message goes to the client."""
 
-    def __init__(self, message: str, *, data: Mapping[str, Any] | None = None, fix: str = "") -> None:
-        """`fix` replaces that of the class, where more is known."""
+    def __init__(
+        self, message: str, *, data: Mapping[str, Any] | None = None, fix: str = "", status: int | None = None
+    ) -> None:
+        """`fix` and `status` replace those of the class, where more is known."""
         self.fix = fix or self.fix
+        self.status = self.status if status is None else status
         self.message = clean(message)
         super().__init__(self.message)
         self.data = {"reason": self.reason, **(data or {})} if self.reason else data
@@ -79,10 +82,6 @@ class ParseError(DownstreamError):
 
 class InvalidRequest(DownstreamError):
     """The body is JSON, but not a JSON-RPC request."""
-
-    def __init__(self, message: str, *, status: int = DownstreamError.status) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Notification(DownstreamError):
@@ -251,8 +250,7 @@ class Busy(DownstreamError):
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1, limit: str = "") -> None:
         """`limit` is the metric label for the limit, if it has one."""
-        super().__init__(message)
-        self.status = status
+        super().__init__(message, status=status)
         self.limit = limit
         self.headers["Retry-After"] = str(retry_after_seconds)
 
@@ -347,10 +345,9 @@ class Refused(UpstreamError):
         nonce: str | None = None,
         is_clients: bool = True,
     ) -> None:
-        super().__init__(message, data={"status": status})
+        super().__init__(message, data={"status": status}, status=status if is_clients else None)
         if not is_clients:
             return
-        self.status = status
         if challenge is not None:
             self.headers["WWW-Authenticate"] = challenge
         if nonce is not None:

@@ -100,7 +100,8 @@ class _Messages(MessageReply):
             raw = jsonrpc.message(final.body).error
             said = jsonrpc.error(raw) if isinstance(raw, Raw) else jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
             data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
-            self.error = error = GatewayError(said.message, data=data if isinstance(data, dict) else None)
-            error.code, error.status = said.code, final.status
+            shown = data if isinstance(data, dict) else None
+            self.error = error = GatewayError(said.message, data=shown, status=final.status)
+            error.code = said.code
             error.headers.update(final.headers)
         return WholeResponse()

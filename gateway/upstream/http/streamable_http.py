@@ -109,12 +109,11 @@ class StreamableChannel(Channel):
             raise WrongTransport(exc.message.partition("; the call")[0]) from exc
         given = None if reply.head is None else reply.head.text(b"mcp-session-id")
         if given and _SESSION_ID.fullmatch(given) is None:
-            error = NoHandshake(
+            raise NoHandshake(
                 f"{where} gave an Mcp-Session-Id that is not visible ASCII of at most {MAX_SESSION_ID_CHARACTERS} "
-                "characters"
+                "characters",
+                fix="correct the server: the specification allows only 0x21 to 0x7E in a session id",
             )
-            error.fix = "correct the server: the specification allows only 0x21 to 0x7E in a session id"
-            raise error
         self._session.identify(given)
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
