@@ -16,7 +16,7 @@ from gateway.cluster.router import Held, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.parking.cold_calls import ColdCall
@@ -91,7 +91,7 @@ class Continuation:
         """End the call whose next round this would be, since its client cannot come back."""
         assert incoming.caller is not None, "a further round has the caller of the round before"
         with suppress(DownstreamError):
-            driver = self.lot.find(self.open(incoming, incoming.caller).exchange)
+            driver = self.lot.find(incoming.open_state(self._process.states, incoming.caller).exchange)
             if driver is not None:
                 driver.expire()
 
@@ -122,14 +122,6 @@ class Continuation:
             metrics.continuations[incoming.path, Step.FORWARDED].inc()
             metrics.operations[incoming.path, request.method, request.said.version, *found.ending].observe(seconds)
         return found
-
-    def open(self, incoming: Incoming, caller: Caller) -> Envelope:
-        """Open the state of a request; raises InvalidState."""
-        request = incoming.request()
-        envelope = self._process.states.open(request.request_state or "")
-        check(envelope, incoming.bearer(caller), request)
-        incoming.state = envelope
-        return envelope
 
     def _opened(self, round_: Round) -> Envelope:
         """Open the state of a round; raises InvalidState, or NoHandshake.
@@ -163,13 +155,14 @@ class Continuation:
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:
         """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""
+        states = self._process.states
         try:
-            return self.open(incoming, await self._authenticator.caller(incoming, is_checked=True))
+            return incoming.open_state(states, await self._authenticator.caller(incoming, is_checked=True))
         except InvalidState:
             if self._authenticator.verifies:
                 raise
             incoming.caller = None
-        return self.open(incoming, await self._authenticator.caller(incoming, is_checked=False))
+        return incoming.open_state(states, await self._authenticator.caller(incoming, is_checked=False))
 
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""

@@ -20,7 +20,6 @@ from gateway.http.known_call import KnownCall
 from gateway.http.reply import Challenge, HttpReply
 from gateway.http.server.connection import Connection
 from gateway.http.server.request import HttpRequest
-from gateway.http.server.request_id import request_id
 from gateway.http.server.response import Response
 from gateway.http.server.wire import PIECE_BYTES
 from gateway.parking.lot import Lot
@@ -123,8 +122,8 @@ class DirectCalls:
 
     def begin(self, http: HttpRequest, body: bytes, connection: Connection) -> DirectCall | None:
         """Begin the call of a request; returns None if it has to be served as any other."""
-        head = http.head
-        way: KnownWay | None = None if head.values is None else head.values.way
+        known = http.head.values
+        way: KnownWay | None = None if known is None else known.way
         if way is None or bodies.on or self._draining.has_begun:
             return None
         live, group = way.live, way.group
@@ -135,10 +134,8 @@ class DirectCalls:
         if request is None:
             return None
         started = world.monotonic()
-        given, own = head.request_id, self._own_ids
-        http.id = next(own) if given is None else request_id(given, own)
         call = DirectCall(
-            ClientCall(live, request, way.key, way.headers, len(body), http.id),
+            ClientCall(live, request, way.key, way.headers, len(body), http.identify(self._own_ids)),
             self._lot,
             calls=self,
             http=http,

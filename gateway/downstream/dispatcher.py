@@ -26,115 +26,118 @@ from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE
 
 
-class Dispatcher:
-    """Serves the rounds of one listener."""
+def serve(round_: Round, continuation: Continuation) -> Awaitable[Response]:
+    """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
+    request = round_.request
+    if request.method == mcp.DISCOVER:
+        return _discover(round_)
+    if request.request_state is not None:
+        return continuation.serve(round_)
+    if request.method in task_requests.METHODS:
+        return task_requests.serve(round_, continuation.lot, continuation.tasks)
+    if round_.live.process.draining.has_begun:
+        return _send_on(round_)
+    if request.method == mcp.LISTEN:
+        return _listen(round_)
+    return _begin(round_, continuation)
 
-    def __init__(self, continuation: Continuation) -> None:
-        self._lot, self._tasks, self._legs = continuation.lot, continuation.tasks, continuation.legs
-        self._continuation = continuation
 
-    def serve(self, round_: Round) -> Awaitable[Response]:
-        """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
-        request = round_.request
-        if request.method == mcp.DISCOVER:
-            return self._discover(round_)
-        if request.request_state is not None:
-            return self._continuation.serve(round_)
-        if request.method in task_requests.METHODS:
-            return task_requests.serve(round_, self._lot, self._tasks)
-        if round_.live.process.draining.has_begun:
-            return self._send_on(round_)
-        if request.method == mcp.LISTEN:
-            return self._listen(round_)
-        return self._begin(round_)
+async def _listen(round_: Round) -> Response:
+    """Serve a subscription."""
+    with round_.weigh():
+        async with subscription.subscription(round_, is_exempt=round_.is_exempt) as stream:
+            round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
+            return await round_.write(stream)
 
-    async def _listen(self, round_: Round) -> Response:
-        """Serve a subscription."""
+
+async def _send_on(round_: Round) -> Response:
+    """Have another replica begin the call, since this one ends."""
+    incoming = round_.incoming
+    if incoming.peer_request is not None:
+        raise PeerReplaced(incoming.peer_request.to)  # one hop only: the sender tries the next replica
+    if round_.request.method != mcp.LISTEN:  # a subscription would end with this process
         with round_.weigh():
-            async with subscription.subscription(round_, is_exempt=round_.is_exempt) as stream:
-                round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
-                return await round_.write(stream)
+            replied = await round_.live.process.router.send_on(incoming, round_.reply)
+        if replied is not None:
+            return replied
+    raise ShuttingDown("call again")
 
-    async def _send_on(self, round_: Round) -> Response:
-        """Have another replica begin the call, since this one ends."""
-        incoming = round_.incoming
-        if incoming.peer_request is not None:
-            raise PeerReplaced(incoming.peer_request.to)  # one hop only: the sender tries the next replica
-        if round_.request.method != mcp.LISTEN:  # a subscription would end with this process
-            with round_.weigh():
-                replied = await round_.live.process.router.send_on(incoming, round_.reply)
-            if replied is not None:
-                return replied
-        raise ShuttingDown("call again")
 
-    async def _discover(self, round_: Round) -> Response:
-        """Answer server/discover with what the legacy server declares in its handshake to a caller whom it accepts."""
-        try:
-            with round_.weigh():
-                shaken = await round_.live.process.draining.prepared(self._shake(round_), round_.seconds_left)
-        except ShuttingDown:
-            return await self._send_on(round_)
-        return await round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
+async def _discover(round_: Round) -> Response:
+    """Answer server/discover with what the legacy server declares in its handshake to a caller whom it accepts."""
+    try:
+        with round_.weigh():
+            shaken = await round_.live.process.draining.prepared(_shake(round_), round_.seconds_left)
+    except ShuttingDown:
+        return await _send_on(round_)
+    return await round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
 
-    async def _shake(self, round_: Round) -> Handshake:
-        pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
-        await authorise(pool, key, headers, is_exempt=round_.is_exempt)
-        return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
 
-    def _begin(self, round_: Round) -> Awaitable[Response]:
-        """Begin an exchange."""
-        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        if request.method in mcp.ASKING:
-            self._lot.check(key.principal)
-        if round_.incoming.opened is not None:
-            round_.incoming.keep_once()
-        if request.method == mcp.TOOLS_CALL:
-            group = live.upstream.pool.group(key)
-            tool = group.tool(request.target, headers)
-            if tool is None or tool.mirrored:
-                return self._call_checked(round_)
-            if tool.task_support:
-                return self._call(round_, _choice(round_, tool))
-            return self._call(round_, Choice.PLAIN, group)
-        return self._call(round_)
+async def _shake(round_: Round) -> Handshake:
+    pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
+    await authorise(pool, key, headers, is_exempt=round_.is_exempt)
+    return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
 
-    async def _call_checked(self, round_: Round) -> Response:
-        """Begin a call whose headers may have to repeat its arguments, once its tool is known."""
-        pool, http = round_.live.upstream.pool, round_.incoming.compared()
-        try:
-            with round_.weigh():  # it is weighed again when it begins
-                checking = tool_schemas.check(
-                    pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
-                )
-                tool = await round_.live.process.draining.prepared(checking, round_.seconds_left)
-        except ShuttingDown:
-            return await self._send_on(round_)
-        return await self._call(round_, _choice(round_, tool))
 
-    def _call(
-        self, round_: Round, choice: Choice = Choice.PLAIN, group: Group[Session] | None = None
-    ) -> Awaitable[Response]:
-        """Send a call upstream; `group` is that of its key, if it was looked up already."""
-        if choice is Choice.PLAIN and round_.incoming.peer_request is None:
-            plain = PlainCall(round_, self._lot)
-            if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
-                if group is not None:
-                    learn(round_, group)
-                return self._legs.write_plain(round_, plain)
+def _begin(round_: Round, continuation: Continuation) -> Awaitable[Response]:
+    """Begin an exchange."""
+    live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
+    if request.method in mcp.ASKING:
+        continuation.lot.check(key.principal)
+    if round_.incoming.opened is not None:
+        round_.incoming.keep_once()
+    if request.method == mcp.TOOLS_CALL:
+        group = live.upstream.pool.group(key)
+        tool = group.tool(request.target, headers)
+        if tool is None or tool.mirrored:
+            return _call_checked(round_, continuation)
+        if tool.task_support:
+            return _call(round_, continuation, _choice(round_, tool))
+        return _call(round_, continuation, Choice.PLAIN, group)
+    return _call(round_, continuation)
+
+
+async def _call_checked(round_: Round, continuation: Continuation) -> Response:
+    """Begin a call whose headers may have to repeat its arguments, once its tool is known."""
+    pool, http = round_.live.upstream.pool, round_.incoming.compared()
+    try:
+        with round_.weigh():  # it is weighed again when it begins
+            checking = tool_schemas.check(
+                pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
+            )
+            tool = await round_.live.process.draining.prepared(checking, round_.seconds_left)
+    except ShuttingDown:
+        return await _send_on(round_)
+    return await _call(round_, continuation, _choice(round_, tool))
+
+
+def _call(
+    round_: Round,
+    continuation: Continuation,
+    choice: Choice = Choice.PLAIN,
+    group: Group[Session] | None = None,
+) -> Awaitable[Response]:
+    """Send a call upstream; `group` is that of its key, if it was looked up already."""
+    if choice is Choice.PLAIN and round_.incoming.peer_request is None:
+        plain = PlainCall(round_, continuation.lot)
+        if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
+            if group is not None:
+                learn(round_, group)
+            return continuation.legs.write_plain(round_, plain)
+    if choice is Choice.GIVE:
+        continuation.tasks.check(round_.key.principal)
+    weight = round_.weigh()
+    try:
         if choice is Choice.GIVE:
-            self._tasks.check(round_.key.principal)
-        weight = round_.weigh()
-        try:
-            if choice is Choice.GIVE:
-                driver: Driver = LiveTask(round_, self._lot, self._tasks, weight)
-            else:
-                driver = Driver(round_, self._lot, TaskCall if choice is Choice.DRIVE else None, weight)
-            queue = round_.queue()
-            driver.begin(queue)
-        except BaseException:
-            weight.release()
-            raise
-        return self._legs.write(round_, driver, queue)
+            driver: Driver = LiveTask(round_, continuation.lot, continuation.tasks, weight)
+        else:
+            driver = Driver(round_, continuation.lot, TaskCall if choice is Choice.DRIVE else None, weight)
+        queue = round_.queue()
+        driver.begin(queue)
+    except BaseException:
+        weight.release()
+        raise
+    return continuation.legs.write(round_, driver, queue)
 
 
 def _choice(round_: Round, tool: Tool) -> Choice:

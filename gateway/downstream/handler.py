@@ -10,21 +10,19 @@ from gateway.auth.authenticator import Authenticator
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce
-from gateway.downstream import stdio_forwarding
+from gateway.downstream import dispatcher, stdio_forwarding
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import DirectCalls
-from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import placed
 from gateway.downstream.rejections import reject
-from gateway.downstream.round import LEFT, Round, begin_span, new_round
+from gateway.downstream.round import LEFT, Round, new_round
 from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import is_ours
 from gateway.http.incoming import Caller, Incoming, received
 from gateway.http.outbox import ending_of
 from gateway.http.reply import HttpReply, ReplyWriter
-from gateway.http.server import request_id as ids
-from gateway.http.server.request import HttpRequest
+from gateway.http.server.request import HttpRequest, numbered
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import asks_as_client
 from gateway.legacy_front.arrival import Arrival
@@ -71,14 +69,13 @@ class RequestHandler:
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
         self._catalog = ToolCatalog()
-        self._ids = ids.numbered(world.token_hex(6))
+        self._ids = numbered(world.token_hex(6))
         self._served = 0
         """The requests in flight that coroutines serve."""
         legs = self.legs = continuation.legs
         self.direct = DirectCalls(
             routes.process.draining, self._stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
         )
-        self._dispatcher = Dispatcher(continuation)
 
     @property
     def in_flight(self) -> int:
@@ -92,9 +89,9 @@ class RequestHandler:
 
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
-        head = http.head
-        http.id = ids.request_id(head.request_id, self._ids)
-        incoming = received(http, None if head.values is None else head.values.caller)
+        http.identify(self._ids)
+        known = http.head.values
+        incoming = received(http, None if known is None else known.caller)
         reply = HttpReply(http, self._stages.challenge)
         return self._replied(self._stages.serve, incoming, reply)
 
@@ -191,7 +188,7 @@ class RequestHandler:
         if is_ours(at, self._continuation.tasks):
             return True
         try:
-            _ = self._continuation.open(at.incoming, at.caller)
+            _ = at.incoming.open_state(at.live.process.states, at.caller)
         except DownstreamError:
             return False
         return True
@@ -208,7 +205,8 @@ class RequestHandler:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
         started = world.monotonic()
         request = incoming.request()  # it is refused before its caller is known, and without a span
-        incoming.span = begin_span(incoming, request, live)
+        if (traces := live.process.traces) is not None:
+            incoming.begin_round_span(traces, live.route.path)
         try:
             caller = incoming.caller or await self._caller(incoming, live)
             serving = self._serve_round(new_round(incoming, request, reply, live, caller, started))
@@ -229,7 +227,7 @@ class RequestHandler:
                 found = await placed(round_) if round_.live.route.dialects else round_
                 if isinstance(found, Round):
                     round_ = found
-                    response = await self._dispatcher.serve(round_)
+                    response = await dispatcher.serve(round_, self._continuation)
                 else:
                     response = found
             ending = response.ending

@@ -106,12 +106,12 @@ class LegacyRouting:
         is_post = incoming.method == "POST"
         if passed.status not in withheld or not isinstance(passed, WholeResponse):
             if is_post and passed.status == 200:
-                probe.refuses_legacy = False
+                probe.note_legacy(is_refused=False)
             return passed
         if is_post and (front == "http" or eras.refuses_legacy(passed.content_type, passed.body)):
             may_be_modern = at.live.route.era != "bridge"
             if may_be_modern and await probe.is_modern(on_behalf(incoming, at.live), waits=True):
-                probe.refuses_legacy = True
+                probe.note_legacy(is_refused=True)
                 return await (mirror.serve(self.mirrored, at) if front is None else self._mirrored(front, at))
         if front is None:
             is_mirrored = not is_post and probe.known and probe.refuses_legacy

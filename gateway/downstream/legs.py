@@ -64,10 +64,8 @@ class Legs:
             del self.plain[plain]
         if plain.final is not None:
             body, ending = plain.final
-            if (response := round_.reply.plain(body)) is None:
-                return await round_.reply.whole(FinalMessage(body, ending=ending))
-            response.ending = ending
-            return response
+            response = round_.reply.plain(body, ending)
+            return response or await round_.reply.whole(FinalMessage(body, ending=ending))
         return await self.write(round_, plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Response:

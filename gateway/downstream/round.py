@@ -18,7 +18,7 @@ from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import Ending, Operation, Outcome, Span, Step
+from gateway.telemetry import Ending, Outcome, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
@@ -128,7 +128,11 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         known = None  # the head alone does not tell the sender
     sender = None if known is None else known.sender
     if sender is None or sender.said is not request.said or sender.route is not live.route:
-        sender = _sender(incoming, request, live, caller)
+        headers, said = _upstream_headers(incoming, request, live, caller), request.said
+        names = live.route.pooled_headers if live.route.forward_headers else ()
+        forwarded = tuple([(name, headers[name]) for name in names if name in headers])
+        key = PoolKey(caller.principal, bytes(said.client_info), bytes(said.capabilities), forwarded)
+        sender = _Sender(said, live.route, key, headers)
         if known is not None and request.said.is_shared:
             known.sender = sender
     return Round(
@@ -144,16 +148,6 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         caller=caller,
         started=started,
     )
-
-
-def _sender(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> _Sender:
-    """Find out what goes upstream of a head and of `_meta`."""
-    headers, said = _upstream_headers(incoming, request, live, caller), request.said
-    forwarded: tuple[tuple[str, str], ...] = ()
-    if live.route.forward_headers:
-        forwarded = tuple([(name, headers[name]) for name in live.route.pooled_headers if name in headers])
-    key = PoolKey(caller.principal, bytes(said.client_info), bytes(said.capabilities), forwarded)
-    return _Sender(said, live.route, key, headers)
 
 
 def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> Headers:
@@ -184,14 +178,3 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
     if selects:
         sent.update(own_headers(route))
     return sent or NO_HEADERS  # held calls keep them
-
-
-def begin_span(incoming: Incoming, request: Request, live: LiveRoute) -> Span | None:
-    """Begin the span of a round, if rounds are traced; a forwarded round continues its span on another replica."""
-    traces = live.process.traces
-    if traces is None:
-        return None
-    if incoming.peer_request is not None:
-        return traces.elsewhere(incoming.peer_request.trace)
-    about = Operation(request.method, request.target, request.said.version, live.route.path)
-    return incoming.begin_span(traces, about, request.id, request.said.user_meta)

@@ -4,7 +4,7 @@ A stage replies, raises the error that refuses the request, or calls the next st
 returns what the next one returns: a level of coroutines costs half a percent of a request that is passed on.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -17,7 +17,7 @@ from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
-from gateway.http.server.body import body_now, last_id, read_body
+from gateway.http.server.body import last_id
 from gateway.http.server.response import Response
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
@@ -27,13 +27,6 @@ Stage = Callable[[Next, Incoming, HttpReply], Awaitable[Response]]
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
-
-
-def stacked(stages: Sequence[Stage], last: Next) -> Next:
-    """Return the function that calls the first stage, each of which calls the next, and the final one `last`."""
-    for stage in reversed(stages):
-        last = partial(stage, last)
-    return last
 
 
 class Stages:
@@ -54,7 +47,11 @@ class Stages:
         self._receiving = routes.process.traffic.receiving
         self._oauth_proxy = OAuthProxy(in_force, routes)
         self.challenge = self._oauth_proxy.challenge
-        self.serve = stacked((self._check_host, self._find_path, self._authenticate, self._receive), serve)
+        stages: tuple[Stage, ...] = (self._check_host, self._find_path, self._authenticate, self._receive)
+        for stage in reversed(stages):
+            serve = partial(stage, serve)
+        self.serve = serve
+        """Calls the first stage, each of which calls the next."""
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
@@ -94,7 +91,7 @@ class Stages:
             if 0 < reply.http.head.length <= _REFUSED_BYTES:  # the error should name the request's id
                 seconds = self._limits(incoming).receive_seconds
                 with suppress(DownstreamError):
-                    incoming.body = await read_body(reply.http, _REFUSED_BYTES, seconds, self._receiving)
+                    await incoming.receive(reply.http, _REFUSED_BYTES, seconds, self._receiving)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
             await self._keep_session(exc, incoming, reply)
@@ -102,13 +99,11 @@ class Stages:
         return await then(incoming, reply)
 
     async def _receive(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
-        """Read the body. No local variable has it: what waits here waits until the call has ended."""
+        """Read the body."""
         try:
             limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
-            incoming.body = body_now(reply.http, limits.body_bytes)
-            if not incoming.body:
-                limit, seconds = limits.body_bytes, limits.receive_seconds
-                incoming.body = await read_body(reply.http, limit, seconds, self._receiving)
+            if not incoming.receive_now(reply.http, limits.body_bytes):
+                await incoming.receive(reply.http, limits.body_bytes, limits.receive_seconds, self._receiving)
         except GatewayError as exc:
             await self._keep_session(exc, incoming, reply)
             raise
@@ -127,6 +122,8 @@ class Stages:
         if live is None or error.status_in_session == error.status or not self._legacy.names_session(incoming, live):
             return
         if not incoming.body:
-            error.request_id = await last_id(reply.http, self._limits(incoming).receive_seconds)
-        if incoming.body or error.request_id is not None:
-            incoming.found_session()
+            id_ = await last_id(reply.http, self._limits(incoming).receive_seconds)
+            if id_ is None:
+                return
+            incoming.drop_body(id_)
+        incoming.found_session()

@@ -20,7 +20,6 @@ from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS, Hearer
@@ -37,8 +36,12 @@ _STATUSES: Final = {
 
 async def serve(at: Arrival, catalog: ToolCatalog) -> Response | None:
     """Return the server's reply; None if the server is not modern. `catalog` has the tools of servers over HTTP."""
-    incoming, live = at.incoming, at.live
-    if _has_served_session(live) or not await is_modern(live, own_headers(live.route)):
+    incoming, live, era = at.incoming, at.live, at.live.upstream.era
+    if era is not None and era.known is None and live.upstream.pool.served > float("-inf"):
+        # No probe could tell its era, but it has served a session, as legacy servers do: a host would wait for another
+        # probe at every request.
+        return None
+    if not await is_modern(live, own_headers(live.route)):
         return None
     parsed = incoming.parsed()
     if parsed.id is None:
@@ -101,7 +104,10 @@ class StdioPassage(Passage, Hearer):
         server, headers, repeated = RouteServer(live), own_headers(live.route), dict[str, str]()
         target = parsed.target or ""
         if parsed.method == mcp.TOOLS_CALL:
-            tool = await self._catalog.tool(self._caller, server, _profile(parsed), headers, target)
+            meta = parsed.meta or {}  # what a host says of itself in every request
+            info = bytes(meta.get(mcp.META_CLIENT_INFO, b'{"name":"host","version":"0"}'))
+            profile = Profile(mcp.LEGACY, info, bytes(meta.get(mcp.META_CAPABILITIES, b"{}")))
+            tool = await self._catalog.tool(self._caller, server, profile, headers, target)
             repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
         id_, body = bytes(self._id), self.incoming.body
         request = ModernRequest(id_, body, parsed.method, target, headers, repeated)
@@ -136,19 +142,3 @@ class StdioPassage(Passage, Hearer):
         meta = {mcp.META_SUBSCRIPTION: self._id}
         result = jsonrpc.encode({"resultType": "complete", "_meta": meta})
         self._finish(FinalMessage(jsonrpc.result(self._id, result), 200, NO_HEADERS, COMPLETE))
-
-
-def _has_served_session(live: LiveRoute) -> bool:
-    """Whether a server over HTTP that no probe could tell the era of has served a session, as legacy servers do.
-
-    A host would wait for another probe at every request.
-    """
-    era = live.upstream.era
-    return era is not None and era.known is None and live.upstream.pool.served > float("-inf")
-
-
-def _profile(parsed: ParsedBody) -> Profile:
-    """Return what a host says of itself in every request."""
-    meta = parsed.meta or {}
-    info = bytes(meta.get(mcp.META_CLIENT_INFO, b'{"name":"host","version":"0"}'))
-    return Profile(mcp.LEGACY, info, bytes(meta.get(mcp.META_CAPABILITIES, b"{}")))

@@ -13,6 +13,7 @@ from yarl import URL
 
 from gateway import world
 from gateway.http.known_call import known_call
+from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
@@ -20,9 +21,11 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
-from gateway.seal.claims import Bearer
+from gateway.runtime.budget import Budget
+from gateway.seal.claims import Bearer, Claims
 from gateway.seal.peer_messages import PeerRequest
 from gateway.seal.request_state import Envelope
+from gateway.seal.request_state import check as check_state
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
@@ -105,6 +108,28 @@ class Incoming(msgspec.Struct, eq=False):
                 self.checked = request
         return self.checked
 
+    def receive_now(self, http: HttpRequest, limit: int) -> bool:
+        """Take a plain body that came with its head, as small ones do; returns False for any other."""
+        content, head = http.body, http.head
+        if content.is_complete and not head.is_encoded and head.length <= limit and content.size <= limit:
+            self.body = content.read_now()
+        return bool(self.body)
+
+    async def receive(self, http: HttpRequest, limit: int, seconds: float, budget: Budget) -> None:
+        """Wait for the body, which no local variable has: what waits here waits until the call has ended.
+
+        Raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy.
+        """
+        self.body = await read_body(http, limit, seconds, budget)
+
+    def open_state(self, states: Claims[Envelope], caller: Caller) -> Envelope:
+        """Open the state in the body, and check all of it; raises InvalidState."""
+        request = self.request()
+        state = states.open(request.request_state or "")
+        check_state(state, self.bearer(caller), request)
+        self.state = state
+        return state
+
     def keep_once(self) -> None:
         """Keep the body as it was parsed, without white space; a second copy of a large one costs too much."""
         text = b"" if self.opened is None else self.opened.text
@@ -135,6 +160,15 @@ class Incoming(msgspec.Struct, eq=False):
         rpc_id = jsonrpc.text(Raw(id_)) or bytes(id_).decode()
         carried = _bounded(traces.carried(texts)), _bounded(traces.carried(headers))
         return traces.round(about, ClientRequest(rpc_id, self.request_id, self.remote, *carried))
+
+    def begin_round_span(self, traces: Traces, route: str) -> None:
+        """Begin the span of its round; a forwarded round continues its span on another replica."""
+        request = self.request()
+        if self.peer_request is not None:
+            self.span = traces.elsewhere(self.peer_request.trace)
+        else:
+            about = Operation(request.method, request.target, request.said.version, route)
+            self.span = self.begin_span(traces, about, request.id, request.said.user_meta)
 
     @property
     def rpc_id(self) -> bytes | None:

@@ -44,9 +44,7 @@ class ReplyWriter(ABC):
 
     async def end(self, ending: Ending) -> Response:
         """Complete the stream, which needs no end where nobody reads HTTP."""
-        response = WholeResponse()
-        response.ending = ending
-        return response
+        return WholeResponse(ending=ending)
 
     def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
         """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
@@ -64,7 +62,7 @@ class ReplyWriter(ABC):
         response.ending = final.ending
         return response
 
-    def plain(self, body: bytes) -> Response | None:  # noqa: ARG002  (for clients of HTTP)
+    def plain(self, body: bytes, ending: Ending) -> Response | None:  # noqa: ARG002  (for clients of HTTP)
         """The response with one body of status 200, if nothing has to be awaited for it; no other reply follows."""
         return None
 
@@ -206,16 +204,16 @@ class HttpReply(ReplyWriter):
             self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        if status == _OK and not headers and (usual := self.plain(body)) is not None:
+        if status == _OK and not headers and (usual := self.plain(body, final.ending)) is not None:
             return usual
         response = WholeResponse(body, status, headers)
         response.headers["Content-Type"] = _JSON
         return response
 
-    def plain(self, body: bytes) -> Response | None:
+    def plain(self, body: bytes, ending: Ending) -> Response | None:
         """See `ReplyWriter`."""
         is_usual = not (self.started or bodies.on) and self.http.head.method == "POST"
-        return JsonResponse(body) if is_usual else None
+        return JsonResponse(body, ending) if is_usual else None
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""

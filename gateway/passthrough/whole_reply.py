@@ -10,14 +10,13 @@ from typing import Final
 import msgspec
 from multidict import CIMultiDict
 
-from gateway.http.server.request import HttpRequest
-from gateway.http.server.request_id import HEADER
+from gateway.http.server.request import REQUEST_ID, HttpRequest
 from gateway.http.server.response import OWN, WholeResponse, http_date, phrase
 from gateway.http.upstream_headers import passed_back
 from gateway.http_client.familiar_heads import FamiliarReply
 from gateway.http_client.reply_head import ReplyHead
 
-_ID_HEADER: Final = HEADER.encode()
+_ID_HEADER: Final = REQUEST_ID.encode()
 
 
 class _Template(msgspec.Struct, frozen=True, eq=False):

@@ -25,13 +25,18 @@ class Share(msgspec.Struct, eq=False):
         Its age counts from the first byte after none. Does nothing once it is over.
         """
         if not self.is_over and count != self.used:
-            self.budget.hold(self, count)
+            change, self.used = count - self.used, count
+            self.budget.grow(self, change)
 
     def release(self) -> None:
         """Hold nothing any more; a second call does nothing."""
-        if self.used:
-            self.budget.hold(self, 0)
+        self.hold(0)
         self.is_over = True
+
+    def evict(self) -> None:
+        """Hold nothing any more, and tell the holder so."""
+        self.used, self.is_over = 0, True
+        self.give_way()
 
 
 class Budget:
@@ -72,26 +77,22 @@ class Budget:
         """
         return Share(self, owner, give_way)
 
-    def hold(self, share: Share, count: int) -> None:
-        """Count the bytes of a share anew."""
-        if not share.used:
+    def grow(self, share: Share, change: int) -> None:
+        """Count the bytes of a share that has grown, or shrunk."""
+        if share.used == change:  # it had none
             self._holdings.add(share.owner, share, 0)
             self._holders += 1
-        change = count - share.used
-        share.used = count
         self.used += change
         self._holdings.grow(share.owner, change)
-        if not count:
+        if not share.used:
             self._remove(share)
         while self.used > self._limit.value and self._holders:
             oldest = self._holdings.first(share.owner)
             self._remove(oldest)
-            oldest.is_over = True
             self.given_way += 1
-            oldest.give_way()
+            oldest.evict()
 
     def _remove(self, share: Share) -> None:
         self._holdings.remove(share.owner, share, share.used)
         self._holders -= 1
         self.used -= share.used
-        share.used = 0

@@ -81,25 +81,21 @@ class CallBytes:
     def reserve(self, principal: bytes, count: int) -> None:
         """Count bytes for a call that adds the opposite at its end, without a `Weight`. Raises Busy."""
         of_one, used = self._of.get(principal, 0) + count, self.used + count
-        if of_one > self._share.value or used > self._limit.value:
-            raise self._busy(is_own=of_one > self._share.value)
-        self._of[principal], self.used = of_one, used
-
-    def _busy(self, *, is_own: bool) -> Busy:
-        """Why a call does not fit."""
-        if is_own:
-            return Busy(
+        if of_one > self._share.value:
+            raise Busy(
                 f"This call does not fit: the calls of one caller take at most {self._share.value} bytes together "
                 "(limits.calls_bytes_per_principal); let some of yours end, or answer them",
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
-        return Busy(
-            f"This call does not fit: all calls take at most {self._limit.value} bytes together (limits.calls_bytes); "
-            "call again later",
-            status=503,
-            retry_after_seconds=_RETRY_AFTER_SECONDS,
-        )
+        if used > self._limit.value:
+            raise Busy(
+                f"This call does not fit: all calls take at most {self._limit.value} bytes together "
+                "(limits.calls_bytes); call again later",
+                status=503,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        self._of[principal], self.used = of_one, used
 
     def add(self, principal: bytes, count: int) -> None:
         """Count more or fewer bytes for a weight, and keep no caller without any."""

@@ -81,9 +81,17 @@ class Pieces:
         ends = world.stopwatch() + _SECONDS
         try:
             while self._packets:
-                _ = self._parse(self._piece())
+                packet, at = self._packets[0], self._at
+                self._at = at + PIECE_BYTES
+                if self._at >= len(packet):
+                    self._at = 0
+                    _ = self._packets.popleft()
+                _ = self._parse(packet[at : at + PIECE_BYTES])
                 if self._packets and world.stopwatch() >= ends:
-                    self._give_way()
+                    self._next = asyncio.get_running_loop().call_soon(self._turn)
+                    if not self.is_waiting:
+                        self.is_waiting = True
+                        _ = self._pause()
                     return
         except BaseException:
             self._packets.clear()
@@ -92,22 +100,6 @@ class Pieces:
         finally:
             if self.is_waiting and self._next is None:
                 self._end()
-
-    def _piece(self) -> bytes:
-        packet, at = self._packets[0], self._at
-        end = at + PIECE_BYTES
-        if end < len(packet):
-            self._at = end
-        else:
-            _ = self._packets.popleft()
-            self._at = 0
-        return packet[at:end]
-
-    def _give_way(self) -> None:
-        self._next = asyncio.get_running_loop().call_soon(self._turn)
-        if not self.is_waiting:
-            self.is_waiting = True
-            _ = self._pause()
 
     def _end(self) -> None:
         """Nothing waits any more."""

@@ -11,7 +11,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import MessageReply
-from gateway.http.server import request_id as ids
+from gateway.http.server.request import numbered
 from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import mcp, request
 from gateway.protocol.errors import IdInUse
@@ -34,7 +34,7 @@ class ModernHost:
         self._host = host
         self._handler = handler
         self._live = live
-        self._ids = ids.numbered(world.token_hex(6))
+        self._ids = numbered(world.token_hex(6))
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         self._listening: set[RequestId] = set()
 

@@ -1,10 +1,11 @@
 """One name for one HTTP request: in its reply, in the gateway's own errors, in the log, over all replicas."""
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 
-from gateway.http.server import request_id as ids
+from gateway.http.server.request import HttpRequest
 from gateway.protocol import mcp
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -41,7 +42,9 @@ def own(request_id: str) -> bool:
     ],
 )
 def test_an_id_is_taken_if_it_is_one_short_word(given: str | None, kept: bool) -> None:  # noqa: FBT001
-    assert ids.request_id(given, iter(["mine"])) == (given if kept else "mine")
+    http = HttpRequest(Mock(request_id=given), Mock(), Mock())
+    http.identify(iter(["mine"]))
+    assert http.id == (given if kept else "mine")
 
 
 async def test_the_id_of_the_client_is_in_the_reply_the_error_and_the_log(

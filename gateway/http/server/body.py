@@ -18,13 +18,6 @@ _LAST_ID: Final = re.compile(rb'[{,]\s*"id"\s*:\s*(-?[0-9]{1,20}|"[ !#-\[\]-~]{0
 """An id that is the last member of its message. The brace is the last one, so the member is not one of `params`."""
 
 
-def body_now(http: HttpRequest, limit: int) -> bytes:
-    """Return a plain body that came with its head, as small ones do; empty for any other."""
-    content, head = http.body, http.head
-    is_plain = content.is_complete and not head.is_encoded
-    return content.read_now() if is_plain and head.length <= limit and content.size <= limit else b""
-
-
 async def read_body(http: HttpRequest, limit: int, seconds: float, budget: Budget) -> bytes:
     """Return the whole body; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy.
 

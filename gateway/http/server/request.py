@@ -1,18 +1,24 @@
 """One request of a client, with its body as it arrives."""
 
 import asyncio
+import itertools
+import re
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 from yarl import URL
 
-from gateway.http.server.request_id import HEADER
 from gateway.http.server.wire import Wire
 from gateway.protocol.header_mismatch import KnownValues
 
 _PAUSED_BYTES: Final = 131_072
 """Of a body of which so much was not read yet, no more is read from the network."""
+
+REQUEST_ID: Final = "X-Request-Id"
+_WELL_FORMED: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=+/@-]{0,127}")
+"""The forms of ids that are in use: UUIDs, ULIDs, hex, base64, host and counter. An id ends in logs and headers."""
 
 NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
 
@@ -47,7 +53,7 @@ class ReceivedHead(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         self.path = self.url.path
-        self.request_id = self.headers.get(HEADER)
+        self.request_id = self.headers.get(REQUEST_ID)
         self.is_encoded = "Content-Encoding" in self.headers
 
     def learn(self) -> None:
@@ -140,10 +146,21 @@ class HttpRequest(msgspec.Struct, eq=False):
     id: str = ""
     """What its reply has as `X-Request-Id`, once that is known."""
 
+    def identify(self, own: Iterator[str]) -> str:
+        """Give it the id that the client or a proxy gave, if that is one short word; else one of `own`."""
+        given = self.head.request_id
+        self.id = next(own) if given is None or _WELL_FORMED.fullmatch(given) is None else given
+        return self.id
+
     @property
     def is_last(self) -> bool:
         """Whether its connection ends with the reply; the rest of a broken body cannot be told from a next request."""
         return self.wire.is_last or not self.head.keep_alive or self.body.is_broken
+
+
+def numbered(prefix: str) -> Iterator[str]:
+    """Return an endless series of ids, unique if no other process has this prefix."""
+    return map(f"{prefix}-%x".__mod__, itertools.count(1))
 
 
 def media_type(headers: MultiMapping[str]) -> str:

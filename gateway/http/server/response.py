@@ -10,10 +10,9 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway import world
-from gateway.http.server.request import HttpRequest, media_type
-from gateway.http.server.request_id import HEADER
+from gateway.http.server.request import REQUEST_ID, HttpRequest, media_type
 from gateway.http.server.wire import PIECE_BYTES
-from gateway.telemetry import COMPLETE
+from gateway.telemetry import COMPLETE, Ending
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -21,9 +20,9 @@ BODILESS: Final = frozenset({204, 304})
 """Statuses without a body."""
 _JSON_RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
-    b"Date: %b\r\n" + HEADER.encode() + b": %b\r\n\r\n%b"
+    b"Date: %b\r\n" + REQUEST_ID.encode() + b": %b\r\n\r\n%b"
 )
-OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", HEADER.lower()})
+OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", REQUEST_ID.lower()})
 """Headers that follow from how the response is written."""
 
 
@@ -60,7 +59,7 @@ class Response(ABC):
         if "Date" not in headers:
             lines.append(f"Date: {http_date().decode()}\r\n")
         if http.id:
-            lines.append(f"{HEADER}: {http.id}\r\n")
+            lines.append(f"{REQUEST_ID}: {http.id}\r\n")
         reason = phrase(self.status) if self.reason is None else self.reason
         version = "1.1" if http.head.is_1_1 else "1.0"
         head = f"HTTP/{version} {self.status} {reason}\r\n{''.join(lines)}{framing}{self._connection_line(http)}\r\n"
@@ -75,10 +74,15 @@ class WholeResponse(Response):
     """One body, written at once with its head unless it is large; the caller has checked the values of the head."""
 
     def __init__(
-        self, body: bytes = b"", status: int = 200, headers: Headers | None = None, reason: str | None = None
+        self,
+        body: bytes = b"",
+        status: int = 200,
+        headers: Headers | None = None,
+        reason: str | None = None,
+        ending: Ending = COMPLETE,
     ) -> None:
         super().__init__(status, headers, reason)
-        self.body = body
+        self.body, self.ending = body, ending
 
     def finish(self, http: HttpRequest) -> Awaitable[None] | None:
         """See `Response`."""
@@ -110,8 +114,8 @@ class JsonResponse(WholeResponse):
 
     status = 200
 
-    def __init__(self, body: bytes) -> None:
-        self.body, self.closes = body, False
+    def __init__(self, body: bytes, ending: Ending = COMPLETE) -> None:
+        self.body, self.closes, self.ending = body, False, ending
 
     @property
     def headers(self) -> CIMultiDict[str]:  # type: ignore[override]

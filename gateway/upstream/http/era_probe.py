@@ -135,6 +135,10 @@ class EraProbe:
         if speaks_sse != before:
             self.known, self._found = False if speaks_sse else None, world.monotonic()
 
+    def note_legacy(self, *, is_refused: bool) -> None:
+        """The server has served a request of a legacy client, or has refused it because it is modern."""
+        self.refuses_legacy = is_refused
+
     def doubt(self) -> None:
         """The upstream answered like one of the other era: probe again, unless the result is recent."""
         if world.monotonic() - self._found > _DOUBT_SECONDS:
