@@ -60,7 +60,14 @@ class Continuation:
         driver = self._held(envelope)
         if driver is not None:
             self._check_arguments(round_, envelope)
-            return self._resume(round_, envelope, driver)
+            pool = driver.live.upstream.pool
+            if pool is not round_.live.upstream.pool:
+                # A reload gave the path another upstream; the call continues where it began.
+                round_ = round_.on(driver.live)
+            # Before anything is answered: from then on, this client gets the messages of the upstream.
+            if has_authorised(pool, round_.key, round_.headers):
+                return self._answer(round_, envelope, driver)
+            return self._authorise_first(round_, envelope, driver)
         cold = self._cold(envelope)
         if cold is not None:
             self._check_arguments(round_, envelope)
@@ -103,8 +110,17 @@ class Continuation:
         """
         started = world.monotonic()
         try:
-            request = incoming.request()
-            envelope = await self._open_without_route(incoming)
+            request, states = incoming.request(), self._process.states
+            try:
+                caller = await self._authenticator.caller(incoming, is_checked=True)
+                envelope = incoming.open_state(states, caller)
+            except InvalidState:
+                if self._authenticator.verifies:
+                    raise
+                # It is not known any more whether the upstream saw the credential.
+                incoming.caller = None
+                caller = await self._authenticator.caller(incoming, is_checked=False)
+                envelope = incoming.open_state(states, caller)
         except DownstreamError:
             raise no_route(incoming.path) from None  # only at a route does a state count as rejected
         driver = self._held(envelope)
@@ -153,17 +169,6 @@ class Continuation:
         if round_.incoming.state is None and self._leaves(round_, envelope):
             check(envelope, round_.incoming.bearer(round_.caller), round_.request)
 
-    async def _open_without_route(self, incoming: Incoming) -> Envelope:
-        """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""
-        states = self._process.states
-        try:
-            return incoming.open_state(states, await self._authenticator.caller(incoming, is_checked=True))
-        except InvalidState:
-            if self._authenticator.verifies:
-                raise
-            incoming.caller = None
-        return incoming.open_state(states, await self._authenticator.caller(incoming, is_checked=False))
-
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
@@ -177,16 +182,6 @@ class Continuation:
         return exchange in self._process.draining.let_go or (
             self._router.has_parted and self.lot.cold.find(exchange) is not None
         )
-
-    def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Response]:
-        """Continue a call that this replica holds."""
-        if driver.live.upstream.pool is not round_.live.upstream.pool:
-            # A reload gave the path another upstream; the call continues where it began.
-            round_ = round_.on(driver.live)
-        # Before anything is answered: from then on, this client gets the messages of the upstream.
-        if has_authorised(driver.live.upstream.pool, round_.key, round_.headers):
-            return self._answer(round_, envelope, driver)
-        return self._authorise_first(round_, envelope, driver)
 
     async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Response:
         with round_.weigh(is_continued=True):

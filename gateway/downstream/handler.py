@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -177,21 +178,14 @@ class RequestHandler:
             return None
         # The caller is known before the probe, which carries this request's headers upstream.
         at = await self._arrival(incoming, reply, live)
-        if self._is_ours(at):
-            return None
+        # A call or a task is the gateway's that it began when the upstream seemed to be legacy.
+        if IN_JSON in incoming.body:
+            if is_ours(at, self._continuation.tasks):
+                return None
+            with suppress(DownstreamError):
+                _ = incoming.open_state(live.process.states, at.caller)
+                return None
         return await (pass_modern(at, waits=waits) if is_http else stdio_forwarding.serve(at, self._catalog))
-
-    def _is_ours(self, at: Arrival) -> bool:
-        """Whether this is about a call, or a task, that the gateway began when the upstream seemed to be legacy."""
-        if IN_JSON not in at.incoming.body:
-            return False
-        if is_ours(at, self._continuation.tasks):
-            return True
-        try:
-            _ = at.incoming.open_state(at.live.process.states, at.caller)
-        except DownstreamError:
-            return False
-        return True
 
     async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
         """Authenticate a caller, and remember it if the same head tells it again."""

@@ -9,7 +9,8 @@ Rule 3: no upstream holds the event loop: what takes long to parse is parsed in 
 
 import asyncio
 import ssl
-from collections.abc import Callable  # noqa: TC003  (one import style; it costs nothing here)
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, cast
 
@@ -49,60 +50,39 @@ class Owner(Protocol):
         """The last method of a listener raised."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Connection(asyncio.Protocol):
     """The protocol of one connection."""
 
-    __slots__ = (
-        "_familiar",
-        "_has_events",
-        "_heard",
-        "_is_distrusted",
-        "_is_writing_paused",
-        "_keeps_alive",
-        "_missing",
-        "_owner",
-        "_parser",
-        "_pending",
-        "_pieces",
-        "_poll",
-        "_requests",
-        "_socket",
-        "_transport",
-        "_unsent",
-        "keep_alive_seconds",
-        "origin",
-    )
-
-    def __init__(self, origin: Origin, owner: Owner, familiar: FamiliarHeads) -> None:
-        """`familiar` is shared by the connections to one server."""
-        self.origin = origin
-        self.keep_alive_seconds: int | None = None
-        """How long the upstream keeps the connection open, if its last reply says so."""
-        self._owner = owner
-        self._familiar = familiar
-        self._transport: asyncio.Transport | None = None
-        self._socket: world.Socket | None = None
-        self._poll: Callable[[], object] | None = None
-        """Made when the connection is used again."""
-        self._parser: ReplyParser | None = None
-        """None before it is needed, and behind a chunk of a stream whose rest takes none, or comes seldom."""
-        self._pending: PendingRequest | None = None
-        """The request in flight."""
-        self._heard = False
-        """Whether a byte of the reply is here."""
-        self._keeps_alive = False
-        """Behind such a chunk: whether the connection will be kept."""
-        self._missing = 0
-        """How much of the body of a familiar reply is still to come."""
-        self._has_events = False
-        """Whether that body is an event stream."""
-        self._requests = 0
-        self._pieces: Pieces | None = None
-        """While a packet of more than one piece is parsed."""
-        self._unsent: bytes | memoryview | None = None
-        """The rest of the request's body, of which no byte is in the transport yet."""
-        self._is_writing_paused = False
-        self._is_distrusted = False
+    origin: Origin
+    _owner: Owner
+    _familiar: FamiliarHeads
+    """Shared by the connections to one server."""
+    keep_alive_seconds: int | None = None
+    """How long the upstream keeps the connection open, if its last reply says so."""
+    _transport: asyncio.Transport | None = None
+    _socket: world.Socket | None = None
+    _poll: Callable[[], object] | None = None
+    """Made when the connection is used again."""
+    _parser: ReplyParser | None = None
+    """None before it is needed, and behind a chunk of a stream whose rest takes none, or comes seldom."""
+    _pending: PendingRequest | None = None
+    """The request in flight."""
+    _heard: bool = False
+    """Whether a byte of the reply is here."""
+    _keeps_alive: bool = False
+    """Behind such a chunk: whether the connection will be kept."""
+    _missing: int = 0
+    """How much of the body of a familiar reply is still to come."""
+    _has_events: bool = False
+    """Whether that body is an event stream."""
+    _requests: int = 0
+    _pieces: Pieces | None = None
+    """While a packet of more than one piece is parsed."""
+    _unsent: bytes | memoryview | None = None
+    """The rest of the request's body, of which no byte is in the transport yet."""
+    _is_writing_paused: bool = False
+    _is_distrusted: bool = False
 
     # -- for the client -----------------------------------------------------------------------------------------
 

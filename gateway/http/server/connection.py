@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from yarl import URL
@@ -20,7 +21,7 @@ from gateway.http.server.request_parser import Malformed, RequestParser
 from gateway.http.server.response import Response, TextResponse, json_response
 from gateway.http.server.traffic import Traffic
 from gateway.http.server.wire import Wire
-from gateway.runtime.budget import Share  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.runtime.budget import Share
 from gateway.runtime.pieces import PIECE_BYTES, Pieces, Turn
 from gateway.telemetry import Event, Malformation, get_logger
 
@@ -86,54 +87,38 @@ class Service:
         self.is_closed = True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Connection(asyncio.Protocol):
     """The protocol of one connection."""
 
-    __slots__ = (
-        "_ahead",
-        "_begun",
-        "_current",
-        "_head_timer",
-        "_idle_timer",
-        "_idle_until",
-        "_is_finishing",
-        "_loop",
-        "_more",
-        "_pieces",
-        "_queue",
-        "_requests",
-        "_rest",
-        "_service",
-        "task",
-        "wire",
-    )
+    _service: Service
+    wire: Wire = field(init=False)
+    task: asyncio.Task[None] | None = None
+    """What serves the requests, from the first one on that was not begun."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _requests: RequestParser = field(init=False)
+    _queue: deque[HttpRequest] = field(default_factory=deque)
+    """Requests whose heads are here, and that wait for the one before; a malformed one is the last."""
+    _current: HttpRequest | None = None
+    """The request that is served."""
+    _begun: Begun | None = None
+    """That request, as long as no coroutine serves it."""
+    _more: asyncio.Future[None] = field(init=False)
+    """What the task waits for if it has none to serve."""
+    _ahead: Share | None = None
+    """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
+    _rest: bytes = b""
+    """What is not parsed, because too many requests wait."""
+    _pieces: Pieces | None = None
+    """While a packet is parsed that takes long."""
+    _is_finishing: bool = False
+    """Whether the task writes a reply that no handler watches."""
+    _head_timer: asyncio.TimerHandle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _idle_until: float = 0.0
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._loop = asyncio.get_running_loop()
-        self.wire: Wire
-        self._requests = RequestParser(self._take_head, service.heads)
-        self._queue: deque[HttpRequest] = deque()
-        """Requests whose heads are here, and that wait for the one before; a malformed one is the last."""
-        self._current: HttpRequest | None = None
-        """The request that is served."""
-        self._begun: Begun | None = None
-        """That request, as long as no coroutine serves it."""
-        self.task: asyncio.Task[None] | None = None
-        """What serves the requests, from the first one on that was not begun."""
-        self._more: asyncio.Future[None]
-        """What it waits for if it has none to serve."""
-        self._ahead: Share | None = None
-        """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
-        self._rest = b""
-        """What is not parsed, because too many requests wait."""
-        self._pieces: Pieces | None = None
-        """While a packet is parsed that takes long."""
-        self._is_finishing = False
-        """Whether the task writes a reply that no handler watches."""
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._idle_until = 0.0
+    def __post_init__(self) -> None:
+        self._requests = RequestParser(self._take_head, self._service.heads)
 
     # -- the transport ------------------------------------------------------------------------------------------
 

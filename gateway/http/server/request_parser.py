@@ -7,6 +7,7 @@ of a body in chunks is where llhttp says; what a client sends behind it in the s
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import httptools
@@ -36,55 +37,36 @@ class Malformed(Exception):
         self.kind = kind
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RequestParser:
     """The parser of one connection; between requests it keeps nothing."""
 
-    __slots__ = (
-        "_begun",
-        "_fields",
-        "_has_extra",
-        "_head",
-        "_heads",
-        "_is_complete",
-        "_keeps_alive",
-        "_left",
-        "_line",
-        "_llhttp",
-        "_other_bytes",
-        "_parts",
-        "_target",
-        "body",
-    )
-
-    def __init__(self, begun: Callable[[ReceivedHead, bytes], RequestBody], heads: KnownHeads) -> None:
-        """`begun` gets each head, with the whole body if that is here, and returns what takes its body.
-
-        Heads among `heads` are not parsed.
-        """
-        self._begun = begun
-        self._heads = heads
-        self._keeps_alive = True
-        """Whether the client may send a request behind the one under way; if not, nothing is parsed after that."""
-        self._llhttp: httptools.HttpRequestParser | None = None
-        """While a head or a body in chunks is under way."""
-        self._head = bytearray()
-        """The part of a head that has arrived."""
-        self._line = 0
-        """Where in it the line begins that is not checked yet."""
-        self._target = b""
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._is_complete = False
-        """Whether llhttp has seen the end of what it parses: of the head, then of the body in chunks."""
-        self._has_extra = False
-        """Whether something stands behind that end."""
-        self._left = 0
-        """How many bytes are missing of a body whose length is known."""
-        self._parts: list[bytes] = []
-        """What llhttp has found of the data of a body in chunks."""
-        self._other_bytes = 0
-        """How much was read of a body in chunks that is none of its data, since the last of these."""
-        self.body: RequestBody | None = None
-        """The body under way."""
+    _begun: Callable[[ReceivedHead, bytes], RequestBody]
+    """Gets each head, with the whole body if that is here, and returns what takes its body."""
+    _heads: KnownHeads
+    """Heads that are not parsed."""
+    body: RequestBody | None = None
+    """The body under way."""
+    _keeps_alive: bool = True
+    """Whether the client may send a request behind the one under way; if not, nothing is parsed after that."""
+    _llhttp: httptools.HttpRequestParser | None = None
+    """While a head or a body in chunks is under way."""
+    _head: bytearray = field(default_factory=bytearray)
+    """The part of a head that has arrived."""
+    _line: int = 0
+    """Where in it the line begins that is not checked yet."""
+    _target: bytes = b""
+    _fields: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _is_complete: bool = False
+    """Whether llhttp has seen the end of what it parses: of the head, then of the body in chunks."""
+    _has_extra: bool = False
+    """Whether something stands behind that end."""
+    _left: int = 0
+    """How many bytes are missing of a body whose length is known."""
+    _parts: list[bytes] = field(default_factory=list)
+    """What llhttp has found of the data of a body in chunks."""
+    _other_bytes: int = 0
+    """How much was read of a body in chunks that is none of its data, since the last of these."""
 
     @property
     def is_costly(self) -> bool:

@@ -6,9 +6,10 @@ What the client has not read of its replies is counted in the budget of the proc
 import asyncio
 import fcntl
 import termios
+from dataclasses import dataclass, field
 from typing import Final
 
-from gateway import world  # noqa: TC001  (one import style; it costs nothing here)
+from gateway import world
 from gateway.config import InForce, Timeouts
 from gateway.http_client.reply_head import CONTINUE
 from gateway.runtime.budget import Budget, Share
@@ -18,50 +19,38 @@ PIECE_BYTES: Final = 65_536
 _LOST: Final = "the client has closed its connection"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Wire:
     """What requests and responses need of their connection."""
 
-    __slots__ = (
-        "_budget",
-        "_deadline",
-        "_out",
-        "_pauses",
-        "_room",
-        "_timeouts",
-        "_tls_socket",
-        "_unread",
-        "_unsent",
-        "is_behind",
-        "is_last",
-        "remote",
-        "writes",
-    )
+    _out: asyncio.Transport
+    _budget: Budget
+    _timeouts: InForce[Timeouts]
+    remote: str | None = None
+    """The address of the client."""
+    is_behind: bool = False
+    """Whether the client has not read everything."""
+    is_last: bool = False
+    """Whether the connection ends with the next reply."""
+    writes: int = 0
+    """How many parts of responses were written."""
+    _tls_socket: world.Socket | None = None
+    _room: asyncio.Future[None] | None = None
+    """While somebody waits until the client has read everything."""
+    _unsent: int = 0
+    """How much of a reply is not written yet."""
+    _unread: Share = field(init=False)
+    _deadline: asyncio.TimerHandle = field(init=False)
+    """While the client is behind."""
+    _pauses: int = 0
+    """For how many reasons nothing is read."""
 
-    def __init__(self, out: asyncio.Transport, budget: Budget, timeouts: InForce[Timeouts]) -> None:
-        self._out = out
-        self._budget = budget
-        self._timeouts = timeouts
-        peer = out.get_extra_info("peername")
-        self.remote: str | None = peer[0] if isinstance(peer, tuple) else peer
-        """The address of the client."""
-        self._tls_socket: world.Socket | None = None
-        if out.get_extra_info("sslcontext") is not None:
-            self._tls_socket = out.get_extra_info("socket")
-        self.is_behind = False
-        """Whether the client has not read everything."""
-        self.is_last = False
-        """Whether the connection ends with the next reply."""
-        self.writes = 0
-        """How many parts of responses were written."""
-        self._room: asyncio.Future[None] | None = None
-        """While somebody waits until the client has read everything."""
-        self._unsent = 0
-        """How much of a reply is not written yet."""
+    def __post_init__(self) -> None:
         self._unread = self.new_share()
-        self._deadline: asyncio.TimerHandle
-        """While the client is behind."""
-        self._pauses = 0
-        """For how many reasons nothing is read."""
+        peer = self._out.get_extra_info("peername")
+        self.remote = peer[0] if isinstance(peer, tuple) else peer
+        if self._out.get_extra_info("sslcontext") is not None:
+            self._tls_socket = self._out.get_extra_info("socket")
 
     @property
     def is_secure(self) -> bool:
