@@ -340,7 +340,9 @@ class Connection(asyncio.Protocol):
         keeps_alive: bool,
     ) -> None:
         """Tell the listener what was read without a parser; `keeps_alive` counts if it has no more to come."""
-        listener = pending.hears(is_last=not has_more)
+        listener = pending.listener
+        if not has_more:
+            pending.is_read = True
         try:
             if head is not None:
                 listener.on_head(head)

@@ -165,11 +165,6 @@ class PendingRequest(msgspec.Struct, eq=False):
         is_repeatable, self.is_repeatable = self.is_repeatable, False
         return is_repeatable
 
-    def hears(self, *, is_last: bool) -> ReplyListener:
-        """Return the listener for a part of the reply, perhaps the last one."""
-        self.is_read = is_last
-        return self.listener
-
     def continued(self) -> None:
         """The server has asked for the body."""
         self.awaits_continue = False

@@ -182,8 +182,8 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "http_client/idle_connections.py": {
         "http: a connection is used however long it was idle": (
-            "            if not (is_sure or is_repeatable):\n",
-            "            if False:\n",
+            "            if not (is_repeatable or now - since < sure_seconds or ",
+            "            if not (True or ",
         ),
         "http: a connection is used until the moment at which its server closes it": (
             "    return seconds - min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)\n",

@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
     _pieces: Pieces | None = None
     """While a packet is parsed that takes long."""
     _is_finishing: bool = False
-    """Whether the task writes a reply that no handler watches."""
+    """Whether a reply is being written that no handler watches."""
     _head_timer: asyncio.TimerHandle | None = None
     _idle_timer: asyncio.TimerHandle | None = None
     _idle_until: float = 0.0
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
         wire, http = self.wire, self._current
         if self._begun is None or http is None or wire.is_last or wire.is_behind:
             return False
-        self._begun = None
+        self._begun, self._is_finishing = None, True
         try:
             wire.write(json_response(http, body))
         except ConnectionError:
@@ -313,7 +313,7 @@ class Connection(asyncio.Protocol):
         wire, writes = self.wire, -1
         try:
             while self.is_serving or not self._service.is_closed:
-                if self._current is not None and self._begun is None:  # its reply was written without the task
+                if self._is_finishing:
                     await wire.drained()
                     self._replied()
                     continue
@@ -391,7 +391,7 @@ class Connection(asyncio.Protocol):
 
     def _replied(self) -> None:
         """The client has read the reply."""
-        self._current = None
+        self._current, self._is_finishing = None, False
         self._idle_until = self._loop.time() + _IDLE_SECONDS
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)

@@ -65,7 +65,7 @@ class Wire:
 
         The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
         """
-        if self.is_behind or self._out.get_write_buffer_size():
+        if self._out.get_write_buffer_size():
             return True
         if self._tls_socket is None:
             return False
