@@ -44,18 +44,19 @@ class Bounds(msgspec.Struct, frozen=True):
     """The name that the certificate must have, if it is not that of the URL."""
 
 
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """The head of many requests, formatted once for all sessions of a client, and gone with the last of them."""
 
-    __slots__ = ("__weakref__", "fixed", "head", "headers", "origin", "server_name", "tls", "url")
-
-    def __init__(self, url: URL, headers: Mapping[str, str], fixed: Mapping[str, str], bounds: Bounds) -> None:
-        """`headers` are the client's, `fixed` those of all messages of a session."""
-        self.url, self.headers, self.fixed = url, headers, fixed
-        self.tls, self.server_name = bounds.tls, bounds.server_name  # not the bounds, which a reload replaces
-        self.origin, head = _address("POST", url, bounds.tls, bounds.server_name)
-        self.head = head.encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
-        """All but the headers of a single request, such as the length of its body."""
+    url: URL
+    headers: Mapping[str, str]
+    """The client's."""
+    fixed: Mapping[str, str]
+    """Those of all messages of a session."""
+    tls: ssl.SSLContext | None
+    server_name: str | None
+    origin: Origin
+    head: bytes
+    """All but the headers of a single request, such as the length of its body."""
 
 
 _prepared: Final[WeakValueDictionary[object, Prepared]] = WeakValueDictionary()
@@ -155,7 +156,10 @@ class Client:
         shared = url, tuple(headers.items()), tuple(fixed.items()), bounds.tls, bounds.server_name
         found = _prepared.get(shared)
         if found is None:
-            found = Prepared(url, headers, fixed, bounds)
+            origin, head = _address("POST", url, bounds.tls, bounds.server_name)
+            encoded = head.encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
+            # Without the bounds, which a reload replaces.
+            found = Prepared(url, headers, fixed, bounds.tls, bounds.server_name, origin, encoded)
             if len(_prepared) < _ADDRESSES:
                 _prepared[shared] = found
         return found

@@ -110,7 +110,8 @@ class Connection(asyncio.Protocol):
         """Send a request on an open connection."""
         transport = self._transport
         assert transport is not None, "the connection is open"
-        head, body = pending.sent_on(self)
+        head, body = pending.head, pending.body
+        pending.sent_on(self)
         self._heard = False
         self._requests += 1
         self._pending = pending

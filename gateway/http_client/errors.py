@@ -21,7 +21,12 @@ class RequestFailed(Exception):
 
     sent = True
     """Whether the upstream may have received a byte of the request. If not, it ran nothing."""
+    cause = ""
+    """What has happened, where that is always the same."""
     _said = "{where} {cause}; the request may have had effects"
+
+    def __init__(self, cause: str = "") -> None:
+        super().__init__(cause or self.cause)
 
     def mapped(self, where: str) -> UpstreamError:
         """Translate the failure for clients; `where` names the upstream."""
@@ -39,10 +44,8 @@ class NotConnected(RequestFailed):
 class ConnectTimedOut(NotConnected):
     """There was no connection within the deadline, TLS included."""
 
+    cause = "connecting took too long"
     _said = "{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
-
-    def __init__(self) -> None:
-        super().__init__("connecting took too long")
 
 
 class TlsRefused(NotConnected):
@@ -54,15 +57,13 @@ class TlsRefused(NotConnected):
 class NoReply(RequestFailed):
     """The connection ended before the first byte of a reply."""
 
-    def __init__(self) -> None:
-        super().__init__("broke the connection without a reply")
+    cause = "broke the connection without a reply"
 
 
 class ReplyCut(RequestFailed):
     """The connection ended in the middle of a reply."""
 
-    def __init__(self) -> None:
-        super().__init__("broke the connection in the middle of its reply")
+    cause = "broke the connection in the middle of its reply"
 
 
 class MalformedReply(RequestFailed):
@@ -75,15 +76,16 @@ class MalformedReply(RequestFailed):
 class ListenerFailed(RequestFailed):
     """A method of the listener raised, so the rest of the reply is dropped."""
 
-    def __init__(self) -> None:
-        super().__init__("sent a reply that the gateway could not process")
+    cause = "sent a reply that the gateway could not process"
 
 
 class ClientClosed(RequestFailed):
     """The gateway closed the client while the request was in flight."""
 
+    cause = "was disconnected because the gateway is shutting down"
+
     def __init__(self, *, sent: bool) -> None:
-        super().__init__("was disconnected because the gateway is shutting down")
+        super().__init__()
         self.sent = sent
         if not sent:
             self._said = "{where} was not asked: the gateway shuts down"

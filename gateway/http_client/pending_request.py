@@ -153,12 +153,11 @@ class PendingRequest(msgspec.Struct, eq=False):
         """A task opens a connection for the request."""
         self.carrier, self._connecting = None, task
 
-    def sent_on(self, carrier: Carrier) -> tuple[bytes, bytes]:
-        """It is sent on this connection; return its head and its body."""
-        self.carrier, head, body = carrier, self.head, self.body
+    def sent_on(self, carrier: Carrier) -> None:
+        """It is sent on this connection, and may be in flight for long."""
+        self.carrier = carrier
         if not self.is_repeatable:
             self.head = self.body = b""
-        return head, body
 
     def repeats(self) -> bool:
         """Whether it is sent once more, which it is only once."""

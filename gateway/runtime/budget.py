@@ -30,7 +30,8 @@ class Share(msgspec.Struct, eq=False):
 
     def release(self) -> None:
         """Hold nothing any more; a second call does nothing."""
-        self.hold(0)
+        if self.used:
+            self.hold(0)
         self.is_over = True
 
     def evict(self) -> None:

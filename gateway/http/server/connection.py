@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
         turn: Turn | None = None
         wire, writes = self.wire, -1
         try:
-            while self.is_serving or not self._service.is_closed:
+            while not self._service.is_closed or self.is_serving:
                 if self._is_finishing:
                     await wire.drained()
                     self._replied()

@@ -131,7 +131,7 @@ class JsonResponse(WholeResponse):
 
 def json_response(http: HttpRequest, body: bytes) -> bytes:
     """The bytes of such a response if the connection stays open after it."""
-    return _JSON_RESPONSE % (len(body), http_date(), http.id.encode(), body)
+    return _JSON_RESPONSE % (len(body), _formatted(int(world.wall())), http.id.encode(), body)
 
 
 class StreamResponse(Response):
