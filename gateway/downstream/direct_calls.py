@@ -5,6 +5,7 @@ nothing but the result comes. Whatever deviates is served by the task of the con
 """
 
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -99,26 +100,19 @@ class DirectCall(PlainCall, eq=False, kw_only=True):
         count(self.asked, self.started, LEFT)
 
 
+@dataclass(slots=True, eq=False)
 class DirectCalls:
     """Begins them at one listener."""
 
-    def __init__(  # noqa: PLR0913  (what the stages of a request need)
-        self,
-        draining: Draining,
-        challenge: Challenge,
-        legs: Legs,
-        lot: Lot[Driver],
-        own_ids: Iterator[str],
-        serve: Callable[[Round, PlainCall], Awaitable[Response]],
-    ) -> None:
-        """`serve` replies to a call that the task of its connection takes over."""
-        self._draining = draining
-        self._legs, self._lot = legs, lot
-        self._own_ids = own_ids
-        self.serve = serve
-        self.challenge = challenge
-        self.in_flight = 0
-        """Calls that are not answered, and that no task serves."""
+    _draining: Draining
+    challenge: Challenge
+    _legs: Legs
+    _lot: Lot[Driver]
+    _own_ids: Iterator[str]
+    serve: Callable[[Round, PlainCall], Awaitable[Response]]
+    """Replies to a call that the task of its connection takes over."""
+    in_flight: int = 0
+    """Calls that are not answered, and that no task serves."""
 
     def begin(self, http: HttpRequest, body: bytes, connection: Connection) -> DirectCall | None:
         """Begin the call of a request; returns None if it has to be served as any other."""

@@ -5,6 +5,7 @@ at a time. A server that refuses `initialize` because it is modern is mirrored.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -38,13 +39,13 @@ _NO_SESSION: Final[Mapping[str, tuple[int, ...]]] = {"POST": (400,), "GET": (405
 """The statuses with which a server that is modern only refuses the requests of a legacy session."""
 
 
+@dataclass(slots=True, eq=False)
 class LegacyRouting:
     """The ways of one listener's legacy requests."""
 
-    def __init__(self, sessions: SessionTable, mirrored: Shared, stateless: Stateless) -> None:
-        self.sessions = sessions
-        self.mirrored = mirrored
-        self.stateless = stateless
+    sessions: SessionTable
+    mirrored: Shared
+    stateless: Stateless
 
     async def serve(self, at: Arrival) -> Response:
         """Serve a request of a legacy client; raises GatewayError."""

@@ -8,6 +8,7 @@ llhttp's `finish`.
 """
 
 import re
+from dataclasses import dataclass, field
 from typing import Final
 
 import httptools
@@ -30,52 +31,35 @@ _BETWEEN_CHUNKS: Final = {
 """What brings a new parser to the place behind a chunk of a reply, by whether the connection will be kept."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ReplyParser:
     """The parser of one connection; it takes as much memory as the rest of the connection."""
 
-    __slots__ = (
-        "_fields",
-        "_interim",
-        "_is_head",
-        "_is_lenient",
-        "_keeps_alive",
-        "_listener",
-        "_llhttp",
-        "_other_bytes",
-        "_reason",
-        "is_between_chunks",
-        "is_complete",
-        "is_continued",
-        "keep_alive_seconds",
-        "until_close",
-    )
+    keep_alive_seconds: int | None = None
+    """How long the upstream keeps the connection open, if its last reply says so."""
+    until_close: bool = False
+    """Whether the body ends with the connection."""
+    is_continued: bool = False
+    """Whether the server has said `100 Continue`."""
+    is_complete: bool = False
+    is_between_chunks: bool = False
+    """Whether the last thing that was read was the end of a chunk, or of the head before the first."""
+    _llhttp: httptools.HttpResponseParser | None = None
+    _listener: ReplyListener | None = None
+    _is_lenient: bool = False
+    _is_head: bool = False
+    _fields: list[tuple[bytes, bytes]] | None = field(default_factory=list)
+    """The headers so far; None once the head is complete."""
+    _reason: bytes = b""
+    _interim: int = 0
+    _other_bytes: int = 0
+    """How much was read since the last byte of a body."""
+    _keeps_alive: bool = False
+    """Whether the upstream keeps the connection open behind the complete reply, and has sent nothing there."""
 
-    def __init__(self) -> None:
-        self._llhttp: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+    def __post_init__(self) -> None:
+        self._llhttp = httptools.HttpResponseParser(self)
         self._llhttp.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
-        self._is_lenient = False
-        self._listener: ReplyListener | None = None
-        self.keep_alive_seconds: int | None = None
-        """How long the upstream keeps the connection open, if its last reply says so."""
-        self._reset(is_head=False)
-
-    def _reset(self, *, is_head: bool) -> None:
-        self._is_head = is_head
-        self._fields: list[tuple[bytes, bytes]] | None = []
-        """The headers so far; None once the head is complete."""
-        self._reason = b""
-        self._interim = 0
-        self.is_continued = False
-        """Whether the server has said `100 Continue`."""
-        self._other_bytes = 0
-        """How much was read since the last byte of a body."""
-        self.until_close = False
-        """Whether the body ends with the connection."""
-        self.is_complete = False
-        self.is_between_chunks = False
-        """Whether the last thing that was read was the end of a chunk, or of the head before the first."""
-        self._keeps_alive = False
-        """Whether the upstream keeps the connection open behind the complete reply, and has sent nothing there."""
 
     @classmethod
     def between_chunks(
@@ -90,8 +74,9 @@ class ReplyParser:
 
     def expect(self, listener: ReplyListener, *, is_head: bool, is_lenient: bool) -> None:
         """Expect another reply."""
-        self._reset(is_head=is_head)
-        self._listener = listener
+        self.until_close = self.is_continued = self.is_complete = self.is_between_chunks = self._keeps_alive = False
+        self._fields, self._reason, self._interim, self._other_bytes = [], b"", 0, 0
+        self._listener, self._is_head = listener, is_head
         if is_lenient is not self._is_lenient:
             self._is_lenient = is_lenient
             assert self._llhttp is not None

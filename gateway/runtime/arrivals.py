@@ -1,5 +1,6 @@
 """Limits the bytes that many unfinished messages hold together, by having all but the oldest wait."""
 
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 SMALL_BYTES: Final = 65_536
@@ -16,6 +17,7 @@ class Reader(Protocol):
         """Read on."""
 
 
+@dataclass(slots=True, eq=False)
 class Arrivals:
     """Counts the bytes of messages that are still arriving, up to a limit.
 
@@ -23,12 +25,11 @@ class Arrivals:
     hold at most the limit and one message more. Nothing fails.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._sizes: dict[Reader, int] = {}
-        """Of the message that each reader reads, the oldest first."""
-        self._waiting: set[Reader] = set()
-        self.used = 0
+    limit: int
+    used: int = 0
+    _sizes: dict[Reader, int] = field(default_factory=dict)
+    """Of the message that each reader reads, the oldest first."""
+    _waiting: set[Reader] = field(default_factory=set)
 
     def hold(self, reader: Reader, size: int) -> bool:
         """Have a reader read on only if there is room for more of its message, of which `size` bytes are here.

@@ -1,6 +1,7 @@
 """A budget of bytes that many holders share, in which old holders give way when it is full."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -40,6 +41,7 @@ class Share(msgspec.Struct, eq=False):
         self.give_way()
 
 
+@dataclass(slots=True, eq=False)
 class Budget:
     """Counts bytes up to a limit.
 
@@ -48,15 +50,14 @@ class Budget:
     Where the callers are known, it is the oldest of the caller that holds the most.
     """
 
-    def __init__(self, name: str, limit: InForce[int]) -> None:
-        self.name = name
-        """The key in the configuration that sets the limit."""
-        self._limit = limit
-        self._holdings: Holdings[Share] = Holdings()
-        self._holders = 0
-        self.used = 0
-        self.given_way = 0
-        """How many holders have given way so far."""
+    name: str
+    """The key in the configuration that sets the limit."""
+    _limit: InForce[int]
+    used: int = 0
+    given_way: int = 0
+    """How many holders have given way so far."""
+    _holders: int = 0
+    _holdings: Holdings[Share] = field(default_factory=Holdings)
 
     @property
     def limit(self) -> int:

@@ -4,6 +4,7 @@ A call is weighed before it begins, and refused if it does not fit: into what is
 its caller. One that has begun is never refused, however much heavier it becomes.
 """
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -14,17 +15,15 @@ from gateway.telemetry.metrics.registry import BudgetStatus
 _RETRY_AFTER_SECONDS = 5
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Weight:
     """What one call weighs; a context manager that releases it."""
 
-    __slots__ = ("_calls", "_principal", "count")
-
-    def __init__(self, calls: "CallBytes", principal: bytes, count: int) -> None:
-        self._calls: CallBytes | None = calls
-        """None after the release."""
-        self._principal = principal
-        self.count = count
-        """In bytes."""
+    _calls: "CallBytes | None"
+    """None after the release."""
+    _principal: bytes
+    count: int
+    """In bytes."""
 
     def change(self, count: int) -> None:
         """Weigh `count` bytes from now on. It is never refused, and does nothing after the release."""
