@@ -6,13 +6,13 @@ sampling and progress messages go on the stream of the call. `ctx.session` is th
 
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 from fastmcp.prompts import Message
@@ -21,10 +21,10 @@ from fastmcp.server.elicitation import AcceptedElicitation
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from mcp import types
 from mcp.server.session import ServerSession
-from mcp.shared.exceptions import McpError, UrlElicitationRequiredError
+from mcp.shared.exceptions import UrlElicitationRequiredError
 from mcp.types import ToolAnnotations
 from pydantic import create_model
-from sdk_1x import MemoryEventStore
+from sdk_1x import MemoryEventStore, answered, ask_late, background_tasks, said, seen_of_client
 from serving import JSON, Ledger, arguments, compact, recorded, serve
 
 options = arguments()
@@ -42,17 +42,10 @@ class SessionState:
 sessions: weakref.WeakKeyDictionary[ServerSession, SessionState] = weakref.WeakKeyDictionary()
 
 
-class Background:
-    """The task group for what outlives its call."""
-
-    group: TaskGroup
-
-
 @asynccontextmanager
 async def lifespan(_server: Any) -> AsyncIterator[JSON]:
-    async with anyio.create_task_group() as Background.group:
+    async with background_tasks():
         yield {}
-        Background.group.cancel_scope.cancel()
 
 
 class UrlErrors(Middleware):
@@ -106,15 +99,7 @@ def session_id() -> str | None:
 # --- questions to the client ---
 
 
-async def answer(tool: str, question: Awaitable[Any]) -> Any:
-    """Wait for the client, and write what came."""
-    try:
-        result = await question
-    except McpError as exc:
-        ledger.write("refused", tool, code=exc.error.code, message=exc.error.message)
-        raise
-    ledger.write("answered", tool, result=result)
-    return result
+answer = partial(answered, ledger)
 
 
 def form(title: str | None) -> Any:
@@ -130,11 +115,6 @@ async def ask_form(ctx: Context, tool: str, question: str, title: str | None = N
 
 async def ask_form_unrelated(session: ServerSession, tool: str, question: str) -> str:
     return said(await answer(tool, session.elicit_form(question, form(None).model_json_schema())))
-
-
-def said(result: types.ElicitResult) -> str:
-    # An accepted url has no content.
-    return f"accept:{compact(result.content)}" if result.content is not None else result.action
 
 
 async def ask_model(ctx: Context, tool: str, prompt: str, **extra: Any) -> Any:
@@ -308,38 +288,13 @@ async def sleep(seconds: float) -> str:
 @server.tool
 async def late(ctx: Context, delay_seconds: float) -> str:
     session = ctx.session
-
-    async def ask_unasked() -> None:
-        await anyio.sleep(delay_seconds)
-        try:
-            await ask_form_unrelated(session, "late", "a late question")
-        except McpError:
-            pass  # in the ledger already
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            ledger.write("refused", "late", code=None, message="the session is gone")
-
-    Background.group.start_soon(ask_unasked)
+    ask_late(ledger, delay_seconds, lambda: ask_form_unrelated(session, "late", "a late question"))
     return "done"
 
 
 @server.tool(annotations=ToolAnnotations(readOnlyHint=True))
 async def whoami(ctx: Context) -> str:
-    wanted = ("authorization", "cookie", "host", "origin", "traceparent", "user-agent")
-    headers = {
-        name: value
-        for name, value in get_http_headers(include_all=True).items()
-        if name in wanted or name.startswith("x-")
-    }
-    client = ctx.session.client_params
-    described = client.model_dump(mode="json", by_alias=True, exclude_none=True) if client else {}
-    return compact(
-        {
-            "headers": headers,
-            "capabilities": described.get("capabilities"),
-            "clientInfo": described.get("clientInfo"),
-            "session": session_id(),
-        }
-    )
+    return seen_of_client(ctx.session, get_http_headers(include_all=True).items(), session_id())
 
 
 @server.tool

@@ -7,14 +7,13 @@ Rule 2: where the stream that a message takes is open to choice, it is the one t
 import os
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
 from mcp import types
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -23,9 +22,14 @@ from pydantic import AnyUrl
 from sdk_1x import (
     BroadcastingServer,
     MemoryEventStore,
+    answered,
+    ask_late,
+    background_tasks,
     is_local,
     local_only,
     mcp_application,
+    said,
+    seen_of_client,
     serve_stdio,
     sse_application,
 )
@@ -62,12 +66,6 @@ server = BroadcastingServer("old-py", version=SDK_VERSION, instructions="An old 
 sessions: weakref.WeakKeyDictionary[Any, SessionState] = weakref.WeakKeyDictionary()
 
 
-class Background:
-    """The task group for what outlives its call."""
-
-    group: TaskGroup
-
-
 def state() -> SessionState:
     return sessions.setdefault(server.request_context.session, SessionState())
 
@@ -82,20 +80,7 @@ def session_id() -> str | None:
 # --- questions to the client ---
 
 
-async def answer(tool: str, question: Awaitable[Any]) -> Any:
-    """Wait for the client, and write what came."""
-    try:
-        result = await question
-    except McpError as exc:
-        ledger.write("refused", tool, code=exc.error.code, message=exc.error.message)
-        raise
-    ledger.write("answered", tool, result=result.model_dump(mode="json", by_alias=True, exclude_none=True))
-    return result
-
-
-def said(result: types.ElicitResult) -> str:
-    # An accepted url has no content.
-    return f"accept:{compact(result.content)}" if result.content is not None else result.action
+answer = partial(answered, ledger)
 
 
 async def ask_form(tool: str, question: str, title: str | None = None, *, related: bool = True) -> str:
@@ -315,38 +300,15 @@ async def sleep(seconds: float) -> str:
 
 @tool({"delay_seconds": NUMBER})
 async def late(delay_seconds: float) -> str:
-    async def ask_unasked() -> None:
-        await anyio.sleep(delay_seconds)
-        try:
-            await ask_form("late", "a late question", related=False)
-        except McpError:
-            pass  # in the ledger already
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            ledger.write("refused", "late", code=None, message="the session is gone")
-
-    Background.group.start_soon(ask_unasked)
+    ask_late(ledger, delay_seconds, lambda: ask_form("late", "a late question", related=False))
     return "done"
 
 
 @tool(read_only=True)
 async def whoami() -> str:
     context = server.request_context
-    client = context.session.client_params
-    wanted = ("authorization", "cookie", "host", "origin", "traceparent", "user-agent")
-    headers = {
-        name: value
-        for name, value in (context.request.headers.items() if context.request is not None else ())
-        if name in wanted or name.startswith("x-")
-    }
-    described = client.model_dump(mode="json", by_alias=True, exclude_none=True) if client else {}
-    return compact(
-        {
-            "headers": headers,
-            "capabilities": described.get("capabilities"),
-            "clientInfo": described.get("clientInfo"),
-            "session": session_id(),
-        }
-    )
+    headers = context.request.headers.items() if context.request is not None else ()
+    return seen_of_client(context.session, headers, session_id())
 
 
 @tool()
@@ -531,13 +493,6 @@ async def set_level(level: types.LoggingLevel) -> None:
 
 
 # --- HTTP ---
-
-
-@asynccontextmanager
-async def background_tasks() -> AsyncIterator[None]:
-    async with anyio.create_task_group() as Background.group:
-        yield
-        Background.group.cancel_scope.cancel()
 
 
 if __name__ == "__main__":

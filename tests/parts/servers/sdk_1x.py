@@ -1,12 +1,13 @@
-"""What the servers on the Python SDK 1.x have in common: the event store, changes, and applications over HTTP."""
+"""What the servers on the Python SDK 1.x have in common: the event store, changes, questions, and applications."""
 
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.sse import SseServerTransport
@@ -14,9 +15,10 @@ from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import McpError
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCMessage, JSONRPCNotification
-from serving import JSON
+from mcp.types import ElicitResult, JSONRPCMessage, JSONRPCNotification
+from serving import JSON, Ledger, compact
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
@@ -80,6 +82,67 @@ class BroadcastingServer(Server[Any, Any]):
         for stream in list(self._outgoing):
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 await stream.send(SessionMessage(JSONRPCMessage(notification)))
+
+
+class Background:
+    """The task group for what outlives its call."""
+
+    group: TaskGroup
+
+
+@asynccontextmanager
+async def background_tasks() -> AsyncIterator[None]:
+    async with anyio.create_task_group() as Background.group:
+        yield
+        Background.group.cancel_scope.cancel()
+
+
+async def answered(ledger: Ledger, tool: str, question: Awaitable[Any]) -> Any:
+    """Wait for the client, and write what came."""
+    try:
+        result = await question
+    except McpError as exc:
+        ledger.write("refused", tool, code=exc.error.code, message=exc.error.message)
+        raise
+    is_model = hasattr(result, "model_dump")  # else it is one of fastmcp's own
+    written = result.model_dump(mode="json", by_alias=True, exclude_none=True) if is_model else result
+    ledger.write("answered", tool, result=written)
+    return result
+
+
+def said(result: ElicitResult) -> str:
+    # An accepted url has no content.
+    return f"accept:{compact(result.content)}" if result.content is not None else result.action
+
+
+def ask_late(ledger: Ledger, delay_seconds: float, ask: Callable[[], Awaitable[Any]]) -> None:
+    """Ask a question of the tool `late` when its call is over."""
+
+    async def ask_unasked() -> None:
+        await anyio.sleep(delay_seconds)
+        try:
+            await ask()
+        except McpError:
+            pass  # in the ledger already
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            ledger.write("refused", "late", code=None, message="the session is gone")
+
+    Background.group.start_soon(ask_unasked)
+
+
+def seen_of_client(session: Any, headers: Iterable[tuple[str, str]], session_id: str | None) -> str:
+    """What a server knows of its client."""
+    client = session.client_params
+    wanted = ("authorization", "cookie", "host", "origin", "traceparent", "user-agent")
+    described = client.model_dump(mode="json", by_alias=True, exclude_none=True) if client else {}
+    return compact(
+        {
+            "headers": {name: value for name, value in headers if name in wanted or name.startswith("x-")},
+            "capabilities": described.get("capabilities"),
+            "clientInfo": described.get("clientInfo"),
+            "session": session_id,
+        }
+    )
 
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
