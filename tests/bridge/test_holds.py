@@ -185,21 +185,6 @@ async def test_a_call_that_another_replica_can_go_on_with_is_let_go_without_a_pl
         driver.expire()
 
 
-# -- an owner that restarted ------------------------------------------------------------------------------------------
-
-
-async def test_the_state_of_a_restarted_or_unknown_owner_is_an_honest_error(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    one, two = await begin(), await begin()
-    upstream.tool(ask)
-    asked = await one.client().call()
-    reply = await two.client().answer(asked)
-    assert reply.outcome == (200, -32603, "owner_lost")
-    assert "gw-1 that held this call is gone" in reply.error["message"]
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
-
-
 # -- drain ------------------------------------------------------------------------------------------------------------
 
 

@@ -55,13 +55,16 @@ async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, 
     assert stand.sessions("idle") == 1
 
 
-@pytest.mark.parametrize("is_new", [False, True])
-async def test_a_held_call_has_no_task(upstream: FakeUpstream, stand: Stand, client: Client, *, is_new: bool) -> None:
+@pytest.mark.parametrize("side", [False, True], ids=["asked on its stream", "asked on the side stream"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["after a plain one", "the first of its session"])
+async def test_a_question_makes_it_an_exchange_which_has_no_task_while_it_is_held(
+    upstream: FakeUpstream, stand: Stand, client: Client, *, is_new: bool, side: bool
+) -> None:
     if not is_new:
         await warm(client, upstream)
 
     async def ask(turn: Turn) -> None:
-        answers = [await turn.elicit(name) for name in ("first", "second")]
+        answers = [await turn.elicit(name, side=side) for name in ("first", "second")]
         await turn.result(text(",".join(answer["action"] for answer in answers)))
 
     upstream.tool(ask)
@@ -72,23 +75,7 @@ async def test_a_held_call_has_no_task(upstream: FakeUpstream, stand: Stand, cli
         asked = await client.answer(asked)
     assert asked.text == "accept,accept"
     assert len(upstream.of("answer")) == 2, "each answer was sent once"
-
-
-@pytest.mark.parametrize("side", [False, True])
-async def test_a_question_makes_it_an_exchange(
-    upstream: FakeUpstream, stand: Stand, client: Client, *, side: bool
-) -> None:
-    await warm(client, upstream)
-
-    async def ask(turn: Turn) -> None:
-        answer = await turn.elicit("name", side=side)
-        await turn.result(text(answer["action"]))
-
-    upstream.tool(ask)
-    asked = await client.call()
-    assert stand.held == 1
-    assert (await client.answer(asked)).text == "accept"
-    assert len(upstream.of("tools/call")) == 2, "the call was sent once"
+    assert len(upstream.of("tools/call")) == (1 if is_new else 2), "the call was sent once"
 
 
 async def test_its_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:

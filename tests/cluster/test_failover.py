@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from gateway.protocol.errors import Stopping
 from gateway.seal.peer_messages import Data, End, Gone, Head
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
+from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask, event, text
@@ -323,15 +326,26 @@ async def test_a_silent_candidate_is_skipped_and_not_asked_by_the_next_retry(
     assert asked_peers(one) == {"dead": 3, "silent": 2}
 
 
-async def test_a_stalled_candidate_is_skipped(upstream: FakeUpstream, cluster: Cluster) -> None:
-    silent = await cluster.fake(Silent())
+@pytest.mark.parametrize(
+    ("candidate", "outcomes"),
+    [
+        (Silent, {"dead": 1, "stalled": 1}),
+        (partial(FakePeer, dies_after_the_body, mortal=True), {"dead": 2, "broke": 1}),
+    ],
+    ids=["stalls", "is killed by it"],
+)
+async def test_a_call_goes_to_the_next_candidate_if_one(
+    upstream: FakeUpstream, cluster: Cluster, candidate: Callable[[], FakeHttp], outcomes: dict[str, int]
+) -> None:
+    peer = await cluster.fake(candidate())
     refusing = f"127.0.0.1:{free_port()}"
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": refusing, "gw-3": silent.address}, **TWICE)
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": refusing, "gw-3": peer.address}, **TWICE)
     upstream.tool(ask)
     asked = await orphan(one, "gw-2", "gw-3", "gw-1")
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
-    assert asked_peers(one) == {"dead": 1, "stalled": 1}
-    assert bytes(silent.received[0]).endswith(b"\r\n\r\n"), "it was given nothing"
+    assert asked_peers(one) == outcomes
+    if isinstance(peer, Silent):
+        assert bytes(peer.received[0]).endswith(b"\r\n\r\n"), "it was given nothing"
 
 
 async def test_a_candidate_that_took_the_request_and_fell_silent_is_not_skipped(
@@ -356,18 +370,6 @@ async def test_a_candidate_that_took_the_request_and_fell_silent_is_not_skipped(
         assert (await one.client().answer(asked)).outcome == (503, -32603, "owner_stalled")
     assert peer.kinds == ["heir", "heir"]
     assert len(upstream.of("tools/call")) == 1
-
-
-async def test_a_call_that_kills_a_candidate_fails_over_to_the_next_one(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    refusing = f"127.0.0.1:{free_port()}"
-    peer = await cluster.fake(FakePeer(dies_after_the_body, mortal=True))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": refusing, "gw-3": peer.address}, **TWICE)
-    upstream.tool(ask)
-    asked = await orphan(one, "gw-2", "gw-3", "gw-1")
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
-    assert asked_peers(one) == {"dead": 2, "broke": 1}
 
 
 async def test_a_takeover_with_wrong_answers_leaves_nothing_behind(upstream: FakeUpstream, cluster: Cluster) -> None:

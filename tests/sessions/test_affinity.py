@@ -314,15 +314,18 @@ async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
     assert set(sessions(upstream)) == {"s1"}
 
 
-async def test_a_call_goes_beside_one_whose_user_visits_a_page(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+# The one has ended with -32042, and its session is kept for when it is sent again; of the other its tool gave up.
+@pytest.mark.parametrize("asks", ["want a page visited", "end with its question open"])
+async def test_a_call_goes_beside_one_whose_user_is_asked_and_whose_tool_has_ended(
+    upstream: FakeUpstream, tool: Tool, begin: Start, asks: str
 ) -> None:
-    """The call has ended with -32042; its session is kept for when it is sent again."""
     stand = await stand_with(begin)
     client = stand.client("Bearer ada")
-    asked = await ask(client, "want a page visited")
+    asked = await ask(client, asks)
+    tool.go.set()
+    await eventually(lambda: not tool.running, "the tool has ended")
     assert (await do(client, "nothing")).text == "done"
-    assert await answer(client, asked, "want a page visited") == "done"
+    assert await answer(client, asked, asks) == "done"
     assert set(sessions(upstream)) == {"s1"}
 
 
@@ -384,19 +387,6 @@ async def test_a_call_that_never_ends_costs_the_session_after_a_while(
     client = await having_cancelled(begin, upstream, "hang")
     assert (await do(client, "nothing")).text == "done"
     assert sessions(upstream) == ["s1", "s2"]
-
-
-async def test_a_question_that_its_tool_gave_up_does_not_cost_the_session(
-    upstream: FakeUpstream, tool: Tool, begin: Start
-) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    asked = await ask(client, "end with its question open")
-    tool.go.set()
-    await eventually(lambda: not tool.running, "the tool has ended")
-    assert (await do(client, "nothing")).text == "done"
-    assert await answer(client, asked, "end with its question open") == "done"
-    assert set(sessions(upstream)) == {"s1"}
 
 
 async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session(

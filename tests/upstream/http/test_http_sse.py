@@ -207,6 +207,7 @@ async def test_a_call_is_lost_with_its_replica(old: FakeSse, begin: Start) -> No
     asked = await parked(old, one.client())
     reply = await two.client().answer(asked)
     assert reply.outcome == (200, -32603, "owner_lost")
+    assert "gw-1 that held this call is gone" in reply.error["message"]
     assert len(await old.heard("tools/call")) == 1
     answering = later(one.client().answer(asked))
     _ = await old.heard("answer")
