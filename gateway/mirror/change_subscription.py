@@ -159,10 +159,7 @@ class Changes:
                 stream.acknowledged.set_exception(error)
 
         with telling(over):
-            try:
-                await self._server.send(request, stream)
-            except ValueError as exc:
-                raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+            await self._server.send(request, stream)
             over(CallLost("The server ended its subscription"))
 
     def close(self) -> None:

@@ -169,8 +169,6 @@ class MirroredCall(Engine, Hearer):
                 sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), self)
                 try:
                     await sending
-                except ValueError as exc:
-                    raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
                 except GatewayError as exc:
                     self._try_again(exc)
 
@@ -209,7 +207,8 @@ class MirroredCall(Engine, Hearer):
         """Try again after a request that failed, if the server works on a task; else the call fails."""
         if isinstance(error, Unreachable) and self._rounds.progress.round:
             error = CallLost(f"{error.message}; the rounds before may have had effects")
-        if self._rounds.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
+        is_hopeless = isinstance(error, Refused | InvalidParams) or self._failures >= len(_PAUSES)
+        if self._rounds.live_task is None or is_hopeless:
             self._broke(error)
             return
         # The server works on the task all the same, and takes answers that it has taken already.

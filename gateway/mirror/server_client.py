@@ -14,7 +14,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.translation import initialize_result
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, NoHandshake
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, NoHandshake
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -92,8 +92,7 @@ class ServerClient(Protocol):
     def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
         """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
 
-        `hearer` raises ValueError for a malformed message. Raises GatewayError if the response will not come, and
-        ValueError for headers that cannot be sent.
+        `hearer` raises ValueError for a malformed message. Raises GatewayError if the response will not come.
         """
 
 
@@ -235,7 +234,11 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             request=request,
             idle=None if request.method == mcp.LISTEN else live.deadlines.idle,
         )
-        return reply.over(client.begin("POST", self._endpoint.url, headers, request.body, reply))
+        try:
+            pending = client.begin("POST", self._endpoint.url, headers, request.body, reply)
+        except ValueError as exc:
+            raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+        return reply.over(pending)
 
     def _read(self, reply: _ModernReply, hearer: Hearer) -> None:
         """Read a reply that is over, in which the response was not found."""

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.mirror.call_rounds import Rounds
-from gateway.mirror.server_client import _ModernReply
+from gateway.mirror.client_requests import Profile
+from gateway.mirror.server_client import ModernRequest, RouteServer, _ModernReply, ask
 from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidParams
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.upstream.channel import Hearer
@@ -214,3 +216,10 @@ async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
     timer.ring()
     assert isinstance((await over).failure, TimeoutError)
     assert carrier.asked[-1] == "abort"
+
+
+async def test_a_header_that_cannot_be_sent_refuses_the_request(begin: Begin) -> None:
+    server = RouteServer((await begin()).gateway.routes.live["/mcp"])
+    profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', b"{}")
+    with pytest.raises(InvalidParams, match="control character"):
+        _ = await ask(server, ModernRequest.new(mcp.TOOLS_LIST, {}, profile, {"X": "a\x01b"}))

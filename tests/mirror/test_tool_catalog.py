@@ -10,7 +10,7 @@ from gateway.mirror import tool_catalog as module
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, InvalidParams
 from gateway.protocol.tool_list import Tool
 from tests.support.fake_server import FakeServer
 from tests.support.workbench import eventually
@@ -78,7 +78,7 @@ async def test_a_list_that_failed_is_asked_for_again(bench: Bench) -> None:
 
 async def test_a_list_that_cannot_be_asked_for_is_missing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> None:
-        raise ValueError("a header has a control character in its value")
+        raise InvalidParams("A header of the request cannot be sent to the server")
 
     monkeypatch.setattr(bench.server, "send", refuse)
     assert await bench.find() == Tool()
