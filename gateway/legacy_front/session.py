@@ -71,7 +71,6 @@ class FrontSession:
         self._initialize: RequestId | None = None
         self.refusal: GatewayError | None = None
         """Why the last `initialize` over HTTP+SSE was refused, if the client can do something about it."""
-        self._is_resumable = False
         self._numbers = STANDALONE
         self.streams: dict[int, Stream] = {}
         self.standalone = self._new_stream()
@@ -158,7 +157,7 @@ class FrontSession:
     def _new_stream(self, request: RequestId | None = None) -> Stream:
         principal, silence = self.caller.principal, self.live.deadlines.silence
         stream = Stream(self._numbers, request, self._budget, principal, silence, self.end)
-        stream.is_resumable = self._is_resumable
+        stream.is_resumable = request is not None and self.standalone.is_resumable
         self.streams[self._numbers] = stream
         self._numbers += 1
         return stream
@@ -201,8 +200,7 @@ class FrontSession:
             request, given = opened.rpc_id or b"", NO_HEADERS
             if request in self._open and request == self._initialize and isinstance(opened.result, Raw):
                 self.is_initialized = True
-                self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
-                self.standalone.is_resumable = self._is_resumable
+                self.standalone.is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
                 given = {mcp.SESSION_ID: self.id}
             self._respond(request, FinalMessage(message, headers=given))
             return
