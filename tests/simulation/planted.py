@@ -286,7 +286,7 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "mirror/change_subscription.py": {
         "listeners: a subscription that broke is not opened again": (
-            "        self._start_reopening(has_missed=True)\n",
+            "        self.begin(self._headers, has_missed=True)\n",
             "        pass\n",
         ),
     },
