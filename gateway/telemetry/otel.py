@@ -97,7 +97,7 @@ class Traces:
         """
         parent = propagate.extract(request.meta, context=Context())
         beside = propagate.extract(request.headers, context=Context())
-        named, transport = _context(parent), _context(beside)
+        named, transport = (trace.get_current_span(each).get_span_context() for each in (parent, beside))
         links = []
         if not named.is_valid:
             parent = beside
@@ -194,10 +194,6 @@ class Span:
             if ending.outcome in _FAILED:
                 span.set_attribute("rpc.response.status_code", ending.error_type)
         span.end()
-
-
-def _context(context: Context) -> SpanContext:
-    return trace.get_current_span(context).get_span_context()
 
 
 def _opened(token: bytes) -> SpanContext:

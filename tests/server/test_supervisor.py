@@ -108,7 +108,7 @@ def test_signals_are_blocked_only_while_a_worker_starts(monkeypatch: pytest.Monk
     masks: list[set[signal.Signals | int]] = []
     process = Mock(pid=1)
     process.start.side_effect = lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-    monkeypatch.setattr(supervisor._SPAWN, "Process", Mock(return_value=process))
+    monkeypatch.setattr("multiprocessing.context.SpawnContext.Process", Mock(return_value=process))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     _ = supervisor._Life(config(), Worker(0, 1, "", b""), None)
     assert masks[0] >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}

@@ -54,14 +54,14 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
     except ProbeStopped:
         pass
     except TimeoutError:
-        _ = exam.failed(
+        _ = exam.notes.failed(
             "time",
             "the server took too long in every step",
             "Behind the gateway, many calls would time out.",
             "Find out what slows the server down, or give each step more time with --timeout.",
         )
     except Exception as exc:  # noqa: BLE001 - the outermost edge: an operator gets a sentence, never a traceback
-        _ = exam.failed(
+        _ = exam.notes.failed(
             "probe",
             f"the probe could not handle an answer ({type(exc).__name__})",
             "The server is broken or hostile, or the probe has a bug.",
@@ -76,12 +76,12 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
 def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
     subject = exam.subject
     upstream = subject.route.upstream
-    checks = tuple(exam.checks)
-    result = ProbedServer(target=exam.hide.text(upstream.name), route=route, state=worst(checks), checks=checks)
+    checks = tuple(exam.notes.checks)
+    result = ProbedServer(target=exam.notes.hide.text(upstream.name), route=route, state=worst(checks), checks=checks)
     if result.state == "failed":
         return result
     server = exam.server
-    result.server = exam.hide.server(server)
+    result.server = exam.notes.hide.server(server)
     result.features = features(server, subject.route, subject.config)
     result.state = worst(checks, result.features)
     result.unknown = unknown(server)
@@ -91,7 +91,7 @@ def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
             subject.route,
             list(subject.headers),
             subject.config.timeouts.handshake_seconds,
-            needs_sse=exam.has_checked("auto"),
+            needs_sse=exam.notes.has_checked("auto"),
         )
     return result
 
@@ -115,13 +115,13 @@ async def _examine_url(exam: ProbeContext) -> None:
             # The gateway finds HTTP+SSE at a server that answers no POST only if the transport is configured.
             with suppress(*_OPENING):
                 await _examine_old(exam, _connector(exam, "sse"))
-                exam.warn(
+                exam.notes.warn(
                     "auto",
                     "`transport: auto` cannot detect that the server speaks HTTP+SSE",
                     "The server leaves a POST to this URL unanswered, where other HTTP+SSE servers refuse it.",
                     "Set transport: sse, as in the configuration below.",
                 )
-        if exam.has_checked("handshake"):
+        if exam.notes.has_checked("handshake"):
             return
         if exam.met_page and not isinstance(exc, Refused | TimeoutError):
             raise website(exam, f"{clean(str(exc), 300)}; its first answer was a web page") from exc
@@ -145,14 +145,14 @@ async def _examine_modern(exam: ProbeContext) -> None:
             )
     server, both = exam.server, "modern, and it serves legacy clients too"
     if server.era == "modern":
-        exam.ok(
+        exam.notes.ok(
             "era",
             "modern",
             "Modern clients need no gateway to use this server. Legacy clients get its tools and its questions from "
             "the gateway, with era: auto.",
         )
     elif server.legacy_sessions:
-        exam.ok(
+        exam.notes.ok(
             "era",
             both,
             "Modern clients need no gateway to use its modern side. But the tools of some servers can ask the user "
@@ -162,7 +162,7 @@ async def _examine_modern(exam: ProbeContext) -> None:
             "returned an invalid result`, set era: mirror. Otherwise leave era: auto.",
         )
     else:
-        exam.ok(
+        exam.notes.ok(
             "era",
             both,
             "Modern clients need no gateway to use its modern side. Its legacy side has no sessions, so no tool can "
@@ -170,10 +170,10 @@ async def _examine_modern(exam: ProbeContext) -> None:
             "Set era: mirror on the route if its tools ask: legacy clients are then asked too. Otherwise leave era: "
             "auto.",
         )
-    exam.ok("name", server.name or "none")
+    exam.notes.ok("name", server.name or "none")
     _tell_authorization(exam)
-    exam.ok("versions", ", ".join(server.versions))
-    exam.ok("capabilities", ", ".join(server.capabilities) or "none")
+    exam.notes.ok("versions", ", ".join(server.versions))
+    exam.notes.ok("capabilities", ", ".join(server.capabilities) or "none")
 
 
 async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
@@ -193,9 +193,9 @@ async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
 def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
     if exam.server.era == "modern":
         exam.learn(era="both", legacy_sessions=opened.channel.can_ask)
-        exam.ok("era", "modern and legacy: with era: bridge, the gateway uses the legacy side")
+        exam.notes.ok("era", "modern and legacy: with era: bridge, the gateway uses the legacy side")
     else:
-        exam.ok("era", "legacy: the gateway translates for modern clients")
+        exam.notes.ok("era", "legacy: the gateway translates for modern clients")
     channel, shaken, seconds = opened
     is_http, took = isinstance(channel, StreamableChannel), f"in {seconds * 1000:.0f} ms"
     exam.learn(
@@ -209,29 +209,29 @@ def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
     )
     server, capabilities = exam.server, ", ".join(exam.server.capabilities) or "none"
     if server.transport == "stdio":
-        exam.ok("handshake", f"{server.name or 'no name'}, {shaken.version}, {took}")
-        exam.ok("capabilities", capabilities)
+        exam.notes.ok("handshake", f"{server.name or 'no name'}, {shaken.version}, {took}")
+        exam.notes.ok("capabilities", capabilities)
         return
-    exam.ok("handshake", f"{server.name or 'no name'}, {took}")
+    exam.notes.ok("handshake", f"{server.name or 'no name'}, {took}")
     _tell_authorization(exam)
-    exam.ok("transport", "streamable HTTP" if is_http else "HTTP+SSE (2024-11-05)")
+    exam.notes.ok("transport", "streamable HTTP" if is_http else "HTTP+SSE (2024-11-05)")
     # What can carry a question; the features say what comes of it.
     if not server.sessions:
-        exam.warn("session", "none: the server is stateless")
+        exam.notes.warn("session", "none: the server is stateless")
     else:
-        exam.ok("session", "yes" if is_http else "yes, the stream is the session")
+        exam.notes.ok("session", "yes" if is_http else "yes, the stream is the session")
         if server.side_stream:
-            exam.ok("GET stream", "open" if is_http else "open, carries every message")
+            exam.notes.ok("GET stream", "open" if is_http else "open, carries every message")
         else:
-            exam.warn("GET stream", "none")
-    exam.ok("capabilities", capabilities)
+            exam.notes.warn("GET stream", "none")
+    exam.notes.ok("capabilities", capabilities)
 
 
 def _tell_authorization(exam: ProbeContext) -> None:
     if not exam.subject.headers:
-        exam.ok("authorization", "nothing sent, nothing required")
+        exam.notes.ok("authorization", "nothing sent, nothing required")
         return
-    exam.ok(
+    exam.notes.ok(
         "authorization",
         "the server accepts what was sent",
         "The gateway forwards each client's own.",
@@ -253,9 +253,9 @@ async def _open_others(exam: ProbeContext, connect: Connect) -> None:
             refused = clean(str(exc) or type(exc).__name__, 200)
             break
     exam.learn(versions=tuple(sorted(found, reverse=True)))
-    exam.ok("versions", ", ".join(exam.server.versions))
+    exam.notes.ok("versions", ", ".join(exam.server.versions))
     if refused:
-        exam.warn(
+        exam.notes.warn(
             "more sessions",
             f"refused while one is open: {refused}",
             "Every running or waiting call needs its own session: with only one, callers wait for each other.",
@@ -269,27 +269,27 @@ async def _open_others(exam: ProbeContext, connect: Connect) -> None:
 async def _examine_child(exam: ProbeContext) -> None:
     route = exam.subject.route
     if missing := not_here(route.upstream):
-        raise exam.failed(
+        raise exam.notes.failed(
             "program",
             missing[1],
             "The command cannot start.",
             "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
         )
-    exam.ok("program", route.upstream.name)
+    exam.notes.ok("program", route.upstream.name)
     metrics, children = Metrics(), dict[Child, None]()
     health = UpstreamHealth(route.path, metrics, RecentErrors(), is_command=True)
     launcher = ChildLauncher(route, exam.client, exam.tasks, health, children)
     try:
         async with session(exam, lambda: StdioChannel(launcher), mcp.LEGACY) as opened:
             _introduce(exam, opened)
-            exam.ok("versions", opened.shaken.version)
+            exam.notes.ok("versions", opened.shaken.version)
             await sessions.list_tools(exam, opened)
     except _OPENING as exc:
         lines = " / ".join(launcher.newest.stderr_log.last) if launcher.newest is not None else ""
         said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
         late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
         what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
-        raise exam.failed(
+        raise exam.notes.failed(
             "handshake",
             f"{what}{said}",
             "Every call needs a child that has answered `initialize`.",
@@ -300,7 +300,7 @@ async def _examine_child(exam: ProbeContext) -> None:
         launcher.stop_prestarting()
         await end_children(children)
     if noise := int(metrics.upstream_failures[route.path, "malformed"].value):
-        exam.warn(
+        exam.notes.warn(
             "stdout",
             f"{noise} lines that are not JSON-RPC",
             "They are ignored, but a line that happens to look like a message would not be.",

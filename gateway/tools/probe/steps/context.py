@@ -61,16 +61,20 @@ class Notes:
         self._note(name, "failed", found, why, fix)
         return ProbeStopped(found)
 
+    def has_checked(self, name: str) -> bool:
+        """Whether there is a check of this name."""
+        return any(check.name == name for check in self.checks)
+
     def _note(self, name: str, state: State, found: str, why: str, fix: str) -> None:
         found, why, fix = map(self.hide.line, (found, why, fix))
         self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))
 
 
-class ProbeContext(Notes):
+class ProbeContext:
     """One server: how to talk to it, and what is known about it."""
 
     def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:
-        super().__init__(Redactor(subject.secrets))
+        self.notes = Notes(Redactor(subject.secrets))
         self.subject = subject
         self.timeouts = subject.config.timeouts
         self.client = client
@@ -87,7 +91,3 @@ class ProbeContext(Notes):
     def learn(self, **facts: object) -> None:
         """Note properties of the server."""
         self.server = structs.replace(self.server, **facts)
-
-    def has_checked(self, name: str) -> bool:
-        """Whether there is a check of this name."""
-        return any(check.name == name for check in self.checks)

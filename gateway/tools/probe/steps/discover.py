@@ -48,13 +48,13 @@ async def greet(exam: ProbeContext) -> bool | None:
         try:
             exam.endpoint.follow(reply.headers.get("Location"))
         except Unreachable as exc:
-            raise exam.failed(
+            raise exam.notes.failed(
                 "http",
                 clean(exc.message),
                 "The gateway does not send credentials and contents to an address that a server names.",
                 "If the address is right, use it as the URL.",
             ) from exc
-        exam.ok(
+        exam.notes.ok(
             "redirect",
             f"to {clean(exam.endpoint.url.path)}",
             "The gateway follows it, because the origin is the same; this delays the first request of each process.",
@@ -84,7 +84,7 @@ async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
         question, asked = era.discover(exam.discover_id), exam.discover_id
         return await ask(exam.client, "POST", endpoint.url, headers, question, seconds=deadline, asked=asked)
     except TimeoutError:
-        exam.warn(
+        exam.notes.warn(
             "http",
             f"no answer to a POST of `server/discover` within {seconds:g} s",
             "Behind the gateway, the first request of a modern client waits this long.",
@@ -103,7 +103,7 @@ def _look_at_head(exam: ProbeContext, reply: ProbeReply) -> None:
     server = clean(reply.headers.get("Server", ""), 80)
     answer = f"HTTP {reply.status}, {clean(reply.content_type, 80)}" + (f", Server: {server}" if server else "")
     if reply.status in _GATEWAYS:
-        raise exam.failed(
+        raise exam.notes.failed(
             "http",
             answer,
             "A proxy answers instead of the server: it cannot reach the server, or gave up waiting."
@@ -114,9 +114,9 @@ def _look_at_head(exam: ProbeContext, reply: ProbeReply) -> None:
     if is_page and reply.status < 400:
         raise website(exam, f"{answer}: a web page")
     exam.met_page = is_page
-    exam.ok("http", answer)
+    exam.notes.ok("http", answer)
     if named:
-        exam.ok(
+        exam.notes.ok(
             "proxy",
             f"{named} is in front of the server",
             "A proxy that buffers replies or closes silent streams breaks questions and long calls.",
@@ -127,19 +127,19 @@ def _look_at_head(exam: ProbeContext, reply: ProbeReply) -> None:
     except (ValueError, OverflowError):
         return
     if abs(skew) > _SKEW_SECONDS:
-        exam.warn(
+        exam.notes.warn(
             "clock",
             f"the server's clock is {abs(skew)} s {'ahead' if skew > 0 else 'behind'}",
             "Certificates and tokens have validity times: one side accepts them, the other does not.",
             "Synchronise the clocks of both machines (NTP).",
         )
     else:
-        exam.ok("clock", f"in sync, to within {max(1, abs(skew))} s")
+        exam.notes.ok("clock", f"in sync, to within {max(1, abs(skew))} s")
 
 
 def website(exam: ProbeContext, found: str) -> ProbeStopped:
     """Report that a website answers; the caller raises the result."""
-    return exam.failed(
+    return exam.notes.failed(
         "http",
         found,
         "This URL belongs to a website. An MCP server answers with JSON or an event stream.",
@@ -152,7 +152,7 @@ async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
     """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
-        return exam.failed(
+        return exam.notes.failed(
             "host",
             f"HTTP {reply.status}: {clean(reply.body.decode(errors='replace'), 120)}",
             "The server checks the Host header. The gateway sends the host of the URL "
@@ -169,7 +169,7 @@ async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
         why = "The server rejects the credential." if has_sent else "The server refuses requests without a credential."
         fix = "Pass a credential that is valid for this server and has not expired."
     shown = f", WWW-Authenticate: {clean(challenge, 200)}" if challenge else ""
-    return exam.failed("authorization", f"HTTP {reply.status}{shown}", why + await _wanted(exam, challenge), fix)
+    return exam.notes.failed("authorization", f"HTTP {reply.status}{shown}", why + await _wanted(exam, challenge), fix)
 
 
 async def _wanted(exam: ProbeContext, challenge: str) -> str:

@@ -29,15 +29,15 @@ _SHOWN: Final = 8
 
 async def look_around(config: Config, hide: Redactor) -> Notes:
     """Run every check; problems are part of the result, and nothing is raised."""
-    exam = Notes(hide)
-    exam.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
+    notes = Notes(hide)
+    notes.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config):
         key, _, why = caution.partition(" is ")
-        exam.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
+        notes.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
     if keys := config.state.raw_keys():
-        exam.ok("state keys", f"{len(keys)}: {', '.join(Keyring(keys, 'state').key_ids)}; the first one seals")
+        notes.ok("state keys", f"{len(keys)}: {', '.join(Keyring(keys, 'state').key_ids)}; the first one seals")
     else:
-        exam.warn(
+        notes.warn(
             "state keys",
             "none: each process makes its own at start",
             "A restart invalidates every requestState that clients still hold, and no other process can open them.",
@@ -46,15 +46,15 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
     tasks = Tasks(Metrics(__version__))
     client = Client(InForce(Bounds(config.limits, config.timeouts)), HttpClient(tasks))
     try:
-        await _look_at_listeners(exam, config, client)
-        await _look_at_peers(exam, config)
-        await _look_at_issuer(exam, config, client)
+        await _look_at_listeners(notes, config, client)
+        await _look_at_peers(notes, config)
+        await _look_at_issuer(notes, config, client)
     finally:
         client.close()
-    return exam
+    return notes
 
 
-async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> None:
+async def _look_at_listeners(notes: Notes, config: Config, client: Client) -> None:
     runs = False
     if config.admin is not None:
         host, port = split_address(config.admin)
@@ -74,16 +74,16 @@ async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> Non
                 found = f"cannot listen on {address} ({clean(exc.strerror or str(exc), 80)})"
                 fix = "Choose an address of this machine, and a port of 1024 or above."
             elif runs:
-                exam.ok(name, f"{address} is in use by a running gateway")
+                notes.ok(name, f"{address} is in use by a running gateway")
                 continue
             else:
                 found, fix = f"{address} is in use by another process", "Stop that process, or choose another port."
-            _ = exam.failed(name, found, "The gateway cannot start.", fix)
+            _ = notes.failed(name, found, "The gateway cannot start.", fix)
         else:
-            exam.ok(name, f"{address} is free")
+            notes.ok(name, f"{address} is free")
 
 
-async def _look_at_peers(exam: Notes, config: Config) -> None:
+async def _look_at_peers(notes: Notes, config: Config) -> None:
     replica = config.replica
     if replica.peers_dns is not None:
         host, port = split_address(replica.peers_dns)
@@ -92,7 +92,7 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
                 found = await resolve(host, port)
         except (OSError, TimeoutError) as exc:
             why = clean(getattr(exc, "strerror", None) or "no answer in time", 80)
-            exam.warn(
+            notes.warn(
                 "peers",
                 f"{host} has no address ({why})",
                 "A replica that receives a retry cannot forward it to the replica that holds the call.",
@@ -101,7 +101,7 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
             )
             return
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        exam.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
+        notes.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
         return
     own, seconds = replica.id or world.host_name(), config.timeouts.peer_connect_seconds
     for name, address in sorted(replica.peers.items()):
@@ -116,9 +116,9 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
             problem = f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
         else:
             writer.close()
-            exam.ok("peers", f"{name} at {address} accepts connections")
+            notes.ok("peers", f"{name} at {address} accepts connections")
             continue
-        exam.warn(
+        notes.warn(
             "peers",
             f"{name} at {address} {problem}",
             "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
@@ -126,7 +126,7 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
         )
 
 
-async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
+async def _look_at_issuer(notes: Notes, config: Config, client: Client) -> None:
     principal = config.principal
     if principal.source != "jwt" or principal.jwks_url is None:
         return
@@ -137,9 +137,9 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
         reply = await ask(client, "GET", URL(principal.jwks_url), {}, seconds=config.timeouts.handshake_seconds)
     except NO_REPLY as exc:
         cause = clean(exc.mapped("The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
-        _ = exam.failed("issuer", cause, why, fix)
+        _ = notes.failed("issuer", cause, why, fix)
         return
     if reply.status == 200 and b'"keys"' in reply.body:
-        exam.ok("issuer", f"serves its keys at {clean(redacted_url(principal.jwks_url), 200)}")
+        notes.ok("issuer", f"serves its keys at {clean(redacted_url(principal.jwks_url), 200)}")
     else:
-        _ = exam.failed("issuer", f"HTTP {reply.status}, without keys (JWKS)", why, fix)
+        _ = notes.failed("issuer", f"HTTP {reply.status}, without keys (JWKS)", why, fix)

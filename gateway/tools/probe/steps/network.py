@@ -23,19 +23,19 @@ async def resolve(exam: ProbeContext) -> None:
     """Look up the server's name; raises ProbeStopped if it has no address."""
     host, port, seconds = exam.endpoint.url.host, exam.endpoint.url.port, exam.timeouts.connect_seconds
     if host is None or port is None:
-        raise exam.failed("address", "the URL has no host", "", "Use the form http(s)://host:port/path.")
+        raise exam.notes.failed("address", "the URL has no host", "", "Use the form http(s)://host:port/path.")
     try:
         async with asyncio.timeout(seconds):
             addresses = list(dict.fromkeys(str(to[0]) for *_, to in await world.resolve(host, port)))
     except TimeoutError:
-        raise exam.failed(
+        raise exam.notes.failed(
             "address",
             f"DNS did not answer within {seconds:g} s",
             f"Without an address, {host} cannot be reached.",
             "Check the DNS servers of this machine or container (/etc/resolv.conf).",
         ) from None
     except (OSError, UnicodeError) as exc:
-        raise exam.failed(
+        raise exam.notes.failed(
             "address",
             f"{host} has no address ({clean(getattr(exc, 'strerror', None) or str(exc))})",
             "The name is wrong, or unknown on this machine: names from a compose file or a cluster are known only "
@@ -45,7 +45,7 @@ async def resolve(exam: ProbeContext) -> None:
     more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
     is_here = host == "localhost" or addresses[0].startswith("127.") or addresses[0] == "::1"
     note = "Inside a container, this is the container itself, not its host." if is_here else ""
-    exam.ok("address", f"{', '.join(addresses[:_SHOWN])}{more}", note)
+    exam.notes.ok("address", f"{', '.join(addresses[:_SHOWN])}{more}", note)
 
 
 async def explain(exam: ProbeContext, exc: RequestFailed) -> ProbeStopped:
@@ -82,7 +82,7 @@ async def explain(exam: ProbeContext, exc: RequestFailed) -> ProbeStopped:
                 else "A TLS port does this too: then change the URL to https."
             )
             fix = "Look in the server's log."
-    return exam.failed(name, found, why, fix)
+    return exam.notes.failed(name, found, why, fix)
 
 
 async def look_at_certificate(exam: ProbeContext) -> None:
@@ -90,21 +90,21 @@ async def look_at_certificate(exam: ProbeContext) -> None:
     context = exam.subject.tls
     shown, days = await _certificate(exam)
     if context is not None and context.verify_mode == ssl.CERT_NONE:
-        exam.warn(
+        exam.notes.warn(
             "tls",
             f"{shown}; not verified",
             "An attacker on the path can impersonate the server, and read everything that is sent to it.",
             "Pass the authority of its certificate: --ca-file here, upstream.tls.ca_file in the configuration.",
         )
     elif days is not None and days < _SOON_DAYS:
-        exam.warn(
+        exam.notes.warn(
             "tls",
             shown,
             f"The certificate expires in {days} days; every call fails from then on.",
             "Renew it on the server, and check why it was not renewed automatically.",
         )
     else:
-        exam.ok("tls", shown)
+        exam.notes.ok("tls", shown)
 
 
 async def _certificate(exam: ProbeContext) -> tuple[str, int | None]:

@@ -91,7 +91,7 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
             found = f"the answer is not MCP: {clean(str(exc), 200)}"
             why = "The gateway supports the protocol versions 2024-11-05 to 2025-11-25, and 2026-07-28."
             fix = "Check that it is an MCP server, and which version it supports."
-    return exam.failed(name, found, why, fix)
+    return exam.notes.failed(name, found, why, fix)
 
 
 async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
@@ -117,7 +117,7 @@ async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
         left_out_tools=tuple(left_out[:100]),
     )
     if not is_complete:
-        exam.warn(
+        exam.notes.warn(
             "tools",
             "tools/list was refused, or its result is malformed",
             "Clients cannot see which tools there are.",
@@ -127,23 +127,23 @@ async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
     server = exam.server
     found = f"{server.tools}, of which {server.ephemeral_tools} declare that they may run twice"
     if left_out:
-        exam.warn(
+        exam.notes.warn(
             "tools",
             f"{found}; left out: {'; '.join(left_out[:_NAMED])}",
             "One such tool makes modern clients reject the whole list, so the gateway leaves them out.",
             "Correct their schemas in the server.",
         )
     else:
-        exam.ok("tools", found)
+        exam.notes.ok("tools", found)
     if server.task_tools or server.optional_task_tools:
-        exam.ok(
+        exam.notes.ok(
             "tasks",
             f"{server.task_tools} of the tools require a task, {server.optional_task_tools} support one",
             "The gateway runs required ones as tasks, whatever the client declares. If one that only supports tasks "
             "asks its user and fails after 60 s, as with the TypeScript SDK, set `tasks: {optional: drive}`.",
         )
     elif any(name.partition(".")[0] == "tasks" for name in server.capabilities):
-        exam.ok("tasks", "offered, but no tool supports them")
+        exam.notes.ok("tasks", "offered, but no tool supports them")
 
 
 async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:

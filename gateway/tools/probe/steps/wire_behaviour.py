@@ -28,7 +28,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     try:
         reply = await ask(exam.client, "POST", exam.endpoint.url, own, message, seconds=seconds, asked=_REQUEST_ID)
     except NO_REPLY as exc:
-        exam.warn(
+        exam.notes.warn(
             "replies",
             f"the server did not answer a call of a nonexistent tool ({type(exc).__name__})",
             "It is not known how the server answers calls, and whether they can be resumed.",
@@ -39,21 +39,21 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     ids = [] if is_json else [event.id for event in reply_messages.events(reply.body) if event.id]
     exam.learn(json_replies=is_json, event_store=bool(ids))
     if is_json:
-        exam.warn("replies", "JSON bodies")
+        exam.notes.warn("replies", "JSON bodies")
         return
-    exam.ok("replies", "event streams")
+    exam.notes.ok("replies", "event streams")
     if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
         exam.learn(replays=await _replays(exam, headers, ids[0]))
     server = exam.server
     if not server.sessions:
         return
     if server.replays is False:
-        exam.warn("event ids", "present, but the server does not replay")
+        exam.notes.warn("event ids", "present, but the server does not replay")
     elif server.event_store:
         how = "the server replays after them" if server.replays else "replay was not tried"
-        exam.ok("event ids", f"present, {how}")
+        exam.notes.ok("event ids", f"present, {how}")
     else:
-        exam.ok("event ids", "none: no event store")
+        exam.notes.ok("event ids", "none: no event store")
 
 
 async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
@@ -75,7 +75,7 @@ async def end(exam: ProbeContext, headers: Headers) -> None:
         seconds = exam.timeouts.cancel_seconds
         status = (await ask(exam.client, "DELETE", exam.endpoint.url, headers, seconds=seconds)).status
     except NO_REPLY:
-        exam.ok("DELETE", "does not end a session")
+        exam.notes.ok("DELETE", "does not end a session")
         return
     exam.learn(ends_sessions=status < 300)
-    exam.ok("DELETE", "ends a session" if status < 300 else "does not end a session")
+    exam.notes.ok("DELETE", "ends a session" if status < 300 else "does not end a session")
