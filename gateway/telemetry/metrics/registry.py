@@ -252,7 +252,10 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return the text of /metrics."""
-        self.show_budgets()
+        for budget, status in self.budgets().items():
+            self._budget_bytes[budget,].set(status.used)
+            self._budget_limits[budget,].set(status.limit)
+            self._given_way[budget,].set(status.given_way)
         return generate_latest(self.series.registry)
 
     def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
@@ -304,10 +307,3 @@ class Metrics:
     def budgets(self) -> dict[str, BudgetStatus]:
         """Return the present status of every budget."""
         return {budget: status() for budget, status in self._budgets.items()}
-
-    def show_budgets(self) -> None:
-        """Set the gauges of the budgets."""
-        for budget, status in self.budgets().items():
-            self._budget_bytes[budget,].set(status.used)
-            self._budget_limits[budget,].set(status.limit)
-            self._given_way[budget,].set(status.given_way)

@@ -159,7 +159,7 @@ def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
     shown = (metrics.series.registry.get_sample_value(each, {"budget": name}) for each in series * 3)
     assert [next(shown) for _ in series] == [None, None, 0]
     for expected in ([7, 9, 2], [8, 9, 3]):
-        metrics.show_budgets()
+        _ = metrics.render()
         assert [next(shown) for _ in series] == expected
 
 
