@@ -10,7 +10,7 @@ Usage: modern_client.py URL
 import asyncio
 import signal
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from mcp.client import Client, ClientRequestContext
 from mcp_types import ElicitRequestFormParams, ElicitRequestParams, ElicitResult, TextContent
@@ -19,10 +19,6 @@ TOOL = "update_work_item"
 ARGUMENTS = {"workItemId": 4522, "fields": {"System.State": "Resolved"}}
 DEFAULTS: dict[str, Any] = {"resolution": "Duplicate", "duplicateOfId": 4301}
 INTERACTIVE = sys.stdin.isatty() and sys.stdout.isatty()
-
-
-class NoAnswerError(Exception):
-    """The person declined the question, or cancelled it."""
 
 
 def choose(answer: str, schema: dict[str, Any]) -> Any:
@@ -41,8 +37,8 @@ def choose(answer: str, schema: dict[str, Any]) -> Any:
     return answer
 
 
-def ask(name: str, schema: dict[str, Any]) -> Any:
-    """Read one field of the form from the terminal."""
+def ask(name: str, schema: dict[str, Any]) -> tuple[Literal["accept", "decline", "cancel"], Any]:
+    """Read one field of the form from the terminal; return what the user does, and the value."""
     default = schema.get("default", DEFAULTS.get(name))
     choices = schema.get("enum", [])
     for number, choice in enumerate(choices, 1):
@@ -53,11 +49,11 @@ def ask(name: str, schema: dict[str, Any]) -> Any:
             # Blocking the event loop is fine: between two rounds a modern client has no open request.
             answer = input(f"  {name} (d declines, c cancels) [{shown}]: ").strip()
         except EOFError:
-            raise NoAnswerError("cancel") from None
+            return "cancel", None
         if answer in {"d", "c"}:
-            raise NoAnswerError("decline" if answer == "d" else "cancel")
+            return ("decline" if answer == "d" else "cancel"), None
         try:
-            return choose(answer or str(default), schema)
+            return "accept", choose(answer or str(default), schema)
         except ValueError as exc:
             print(f"  {exc}")
 
@@ -72,10 +68,9 @@ async def elicit(_context: ClientRequestContext, params: ElicitRequestParams) ->
             content[name] = DEFAULTS[name]
             print(f"  {name}: {content[name]} (no terminal: answered automatically)")
             continue
-        try:
-            content[name] = ask(name, schema)
-        except NoAnswerError as exc:
-            return ElicitResult(action="cancel" if str(exc) == "cancel" else "decline")
+        action, content[name] = ask(name, schema)
+        if action != "accept":
+            return ElicitResult(action=action)
     return ElicitResult(action="accept", content=content)
 
 
