@@ -33,23 +33,23 @@ class Probes(ABC):
                 check_admin(host, names)
             except Forbidden as exc:
                 return TextResponse(f"{exc.message}\n", exc.status)
-        return await self._serve(http)
-
-    async def _serve(self, http: HttpRequest) -> Response:
+        response: Response
         match http.head.path:
             case "/healthz":
-                return TextResponse("ok\n")
+                response = TextResponse("ok\n")
             case "/readyz":
                 # A failing upstream does not make this replica unready: other replicas use the same upstream.
                 reason = await self.unready()
-                return TextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
+                response = TextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
             case "/metrics":
-                return WholeResponse(await self.exposition(), headers={"Content-Type": METRICS_TYPE})
+                response = WholeResponse(await self.exposition(), headers={"Content-Type": METRICS_TYPE})
             case "/status" | "/status.json":
-                return await self.status(http)
+                response = await self.status(http)
             case path if path.startswith(_DOCS) and (text := document(path.removeprefix(_DOCS))) is not None:
-                return TextResponse(text, headers=HEADERS)
-        return TextResponse("try /healthz /readyz /metrics /status\n", 404)
+                response = TextResponse(text, headers=HEADERS)
+            case _:
+                response = TextResponse("try /healthz /readyz /metrics /status\n", 404)
+        return response
 
     @abstractmethod
     async def unready(self) -> str | None:

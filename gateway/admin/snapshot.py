@@ -30,7 +30,6 @@ from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import (
     MOST_HELD,
-    MOST_PEERS,
     KeyStatus,
     PeerStatus,
     ProcessStatus,
@@ -106,7 +105,7 @@ def take_snapshot(source: SnapshotSource) -> Status:
             for driver in islice(source.lot.waiting(), MOST_HELD)
         ),
         held_total=own.held,
-        peers=tuple(peers[:MOST_PEERS]),
+        peers=tuple(peers),
         peers_total=len(peers),
         keys=tuple(
             KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(source.shown_keys)
