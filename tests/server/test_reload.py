@@ -638,9 +638,9 @@ async def test_the_next_connection_to_an_upstream_has_the_new_time(
     given: list[float | None] = []
     begin = HttpClient.begin
 
-    def noted(calls: HttpClient, pending: PendingRequest) -> None:
+    def noted(calls: HttpClient, pending: PendingRequest, *, is_fresh: bool = False) -> None:
         given.append(pending.connect_seconds)
-        begin(calls, pending)
+        begin(calls, pending, is_fresh=is_fresh)
 
     monkeypatch.setattr(HttpClient, "begin", noted)
     assert (await stand.client().call()).text
