@@ -25,7 +25,7 @@ from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, wire
-from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.parts.launch import REPOSITORY, free_port, running
 from tests.support.fake_child import fake_client
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
@@ -323,20 +323,19 @@ async def test_a_changed_command_retires_the_children_of_the_old_one(command: di
 async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     own = ("serve", "--stdio", "--listen", addresses[0], "--admin", addresses[1], "--env", "API_KEY")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *own, "--", *FAKE, "--listen", "-- is its own"),
-        cwd=REPOSITORY,
-        env={**os.environ, "API_KEY": SECRET},
-        stderr=asyncio.subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-    )
-    try:
-        async with wire(f"http://{addresses[0]}/mcp") as client:
-            async with asyncio.timeout(60):
-                while (await ready(client, addresses[1])) != 200:
-                    await asyncio.sleep(0.02)
-            assert json.loads((await client.call("environment")).text)["API_KEY"] == SECRET
-    finally:
+    async with (
+        running(
+            *(sys.executable, "-m", "gateway", *own, "--", *FAKE, "--listen", "-- is its own"),
+            cwd=REPOSITORY,
+            env={**os.environ, "API_KEY": SECRET},
+            stderr=asyncio.subprocess.DEVNULL,
+        ) as process,
+        wire(f"http://{addresses[0]}/mcp") as client,
+    ):
+        async with asyncio.timeout(60):
+            while (await ready(client, addresses[1])) != 200:
+                await asyncio.sleep(0.02)
+        assert json.loads((await client.call("environment")).text)["API_KEY"] == SECRET
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.wire import wire
-from tests.parts.launch import die_with_parent, free_port, old_server
+from tests.parts.launch import free_port, old_server, running
 from tests.support.cluster import DEPLOY, PATH, memberships, replaced
 from tests.support.gateway_process import ROUNDS, Gateway, gateway
 from tests.support.steady_load import Load
@@ -43,19 +42,10 @@ def configured(folder: Path, listen: int, port: int, admin: int) -> Path:
 @asynccontextmanager
 async def caddy(folder: Path, path: Path) -> AsyncIterator[None]:
     assert CADDY is not None
-    process = await asyncio.create_subprocess_exec(
-        *(CADDY, "run", "--config", str(path), "--adapter", "caddyfile"),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)},
-        preexec_fn=die_with_parent,
-    )
-    try:
+    quiet = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
+    folders = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(folder))
+    async with running(CADDY, "run", "--config", path, "--adapter", "caddyfile", **quiet, env=folders):
         yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(15):
-            await process.wait()
 
 
 async def serves(client: Client) -> bool:

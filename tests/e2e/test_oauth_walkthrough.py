@@ -16,7 +16,7 @@ import yaml
 
 from tests.docs.pages import blocks
 from tests.docs.shell import agrees
-from tests.parts.launch import NODE, PARTS, REPOSITORY, die_with_parent, free_port
+from tests.parts.launch import NODE, PARTS, REPOSITORY, free_port, running
 from tests.support.gateway_process import Gateway, gateway
 
 PYTHON: Final = PARTS / "py130" / "bin" / "python"
@@ -50,22 +50,11 @@ class Walk:
 
     @asynccontextmanager
     async def program(self, *command: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with (self.folder / "stderr").open("ab") as err:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self.folder,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=err,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                preexec_fn=die_with_parent,
-            )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            async with running(*command, cwd=self.folder, **pipes, stderr=err, env=environment) as process:
+                yield process
 
     @asynccontextmanager
     async def everything(self) -> AsyncIterator[Gateway]:

@@ -158,6 +158,20 @@ async def execute(
         )
 
 
+@asynccontextmanager
+async def running(*command: str | Path, **how: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program, which gets no input unless it is given a `stdin`, and kill it at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *command, **{"stdin": asyncio.subprocess.DEVNULL, **how}, preexec_fn=die_with_parent
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            _ = await process.communicate()  # also what is in its pipes
+
+
 async def start(command: Sequence[str], **how: Any) -> Forked | asyncio.subprocess.Process:
     """Fork the program if it is Python in an environment of the parts, else execute it."""
     is_forked = Path(command[0]).name == "python" and command[0] != sys.executable

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.parts.launch import REPOSITORY, die_with_parent, free_port, ran
+from tests.parts.launch import REPOSITORY, free_port, ran, running
 from tests.support.gateway_process import gateway
 from tests.support.legacy_client import LegacyClient
 
@@ -80,18 +80,9 @@ async def program(given: bytes, directory: Path) -> AsyncIterator[asyncio.subpro
     """Start the program with this configuration, and kill it at the end if it still runs."""
     path = directory / "gateway.yaml"
     path.write_bytes(given)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
-        cwd=REPOSITORY,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent,
-    )
-    try:
+    command = (sys.executable, "-m", "gateway", "serve", "--config", path)
+    async with running(*command, cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE) as process:
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            _ = await process.communicate()
 
 
 async def failed(given: bytes, directory: Path) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.parts.launch import REPOSITORY, die_with_parent
+from tests.parts.launch import REPOSITORY, running
 
 JSON = dict[str, Any]
 META = "io.modelcontextprotocol/"
@@ -144,7 +144,7 @@ async def host(
             options = ("--config", str(file), *options)
         log = Path(directory) / "stderr"
         with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
+            async with running(
                 *(sys.executable, "-m", "gateway", "wrap", *options, *(("--", *command) if command else ())),
                 cwd=REPOSITORY,
                 stdin=asyncio.subprocess.PIPE,
@@ -152,15 +152,9 @@ async def host(
                 stderr=stderr,
                 limit=LINE_BYTES,
                 env={**os.environ, **(environment or {})},
-                preexec_fn=die_with_parent,
-            )
-        running = Host(process, log)
-        try:
-            yield running
-            running.stdin.close()
-            assert await running.ended() == expects, running.log
-            assert not [line for line in running.log if line.get("level") == "error"]
-        finally:
-            if process.returncode is None:
-                process.kill()
-                _ = await process.wait()
+            ) as process:
+                found = Host(process, log)
+                yield found
+                found.stdin.close()
+                assert await found.ended() == expects, found.log
+                assert not [line for line in found.log if line.get("level") == "error"]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.parts.launch import REPOSITORY, free_port, running
 from tests.support.cluster import replaced
 
 DIRECTORY: Final = REPOSITORY / "deploy" / "prometheus"
@@ -79,18 +79,13 @@ async def prometheus(targets: Sequence[str]) -> AsyncIterator[Prometheus]:
         directory, port = Path(name), free_port()
         shutil.copy(DIRECTORY / "alerts.yml", directory)
         (directory / "prometheus.yml").write_text(configuration(targets))
+        command = ("prometheus", f"--config.file={directory / 'prometheus.yml'}")
+        options = (f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address=127.0.0.1:{port}")
         with (directory / "log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *("prometheus", f"--config.file={directory / 'prometheus.yml'}"),
-                *(f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address=127.0.0.1:{port}"),
-                cwd=directory,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,
-            )
-        try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http:
+            async with (
+                running(*command, *options, cwd=directory, stdout=log, stderr=log),
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http,
+            ):
                 server = Prometheus(http, f"http://127.0.0.1:{port}", directory / "log")
 
                 async def ready() -> bool:
@@ -101,7 +96,3 @@ async def prometheus(targets: Sequence[str]) -> AsyncIterator[Prometheus]:
 
                 await server.until(ready, "Prometheus is ready", START_SECONDS)
                 yield server
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
