@@ -30,7 +30,7 @@ from tests.support.fake_child import fake_client
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
 from tests.support.turns import Turns
-from tests.support.workbench import Client, later
+from tests.support.workbench import Client, eventually, later
 
 FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
 FLOOD_LINES: Final = 32_000
@@ -61,10 +61,7 @@ def is_alive(pid: int) -> bool:
 
 async def all_gone(pids: list[int], seconds: float = 5.0) -> None:
     assert pids
-    async with asyncio.timeout(seconds):
-        while left := [pid for pid in pids if is_alive(pid)]:
-            await asyncio.sleep(0.01)
-    assert not left
+    await eventually(lambda: not any(map(is_alive, pids)), "all have ended", seconds)
 
 
 def parent(pid: int) -> int:
@@ -332,20 +329,17 @@ async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> N
         ) as process,
         wire(f"http://{addresses[0]}/mcp") as client,
     ):
-        async with asyncio.timeout(60):
-            while (await ready(client, addresses[1])) != 200:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: ready(client, addresses[1]), "it is ready", 60)
         assert json.loads((await client.call("environment")).text)["API_KEY"] == SECRET
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
 
 
-async def ready(client: Client, admin: str) -> int:
-    try:
+async def ready(client: Client, admin: str) -> bool:
+    with suppress(aiohttp.ClientError):
         async with client.http.get(f"http://{admin}/readyz") as response:
-            return response.status
-    except aiohttp.ClientError:
-        return 0
+            return response.status == 200
+    return False
 
 
 @pytest.mark.parametrize(
@@ -411,9 +405,8 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
             os.mkfifo(fifo := f"{folder}/fifo")
             child = Child(Upstream(command=command, cwd=folder), "/mcp", fake_client(), tasks, Mock())
             await child.start()
+            await eventually(lambda: child._is_input_lost, seconds=20)
             async with asyncio.timeout(20):
-                while not child._is_input_lost:
-                    await asyncio.sleep(0.01)
                 await asyncio.to_thread(Path(fifo).write_text, "end\n")
                 await child.gone
         return child.over.result()

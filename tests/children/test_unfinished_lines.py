@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, Self
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_child import fake_client
+from tests.support.workbench import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -89,14 +91,8 @@ class Family:
         assert (self.arriving.used, self.all_kept) == (0, 0)
 
 
-async def until(holds: Callable[[], object], what: str) -> None:
-    """Poll until a condition holds; starting ten children may take seconds."""
-    try:
-        async with asyncio.timeout(60):
-            while not holds():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"it never came to be: {what}") from None
+until = partial(eventually, seconds=60)
+"""Starting ten children may take seconds."""
 
 
 def run(factory: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], Awaitable[None]]) -> None:

@@ -6,8 +6,9 @@ The balancers run from an image with Debian's nginx and HAProxy, since there is 
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -19,9 +20,8 @@ from tests.parts.launch import OldServer, free_port, old_server
 from tests.support.cluster import DEPLOY, program, replaced
 from tests.support.docker_engine import BALANCERS, GATEWAY, Docker, engine, missing, own_address
 from tests.support.steady_load import Load
-from tests.support.workbench import Client
+from tests.support.workbench import Client, eventually
 
-UNTIL_SECONDS = 150.0
 KEY = "0f" * 32
 
 pytestmark = [
@@ -45,13 +45,7 @@ async def legacy() -> AsyncIterator[OldServer]:
         yield server
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    try:
-        async with asyncio.timeout(UNTIL_SECONDS):
-            while not await condition():
-                await asyncio.sleep(0.2)
-    except TimeoutError:
-        raise AssertionError(f"not in {UNTIL_SECONDS} s: {what}") from None
+until = partial(eventually, seconds=150.0)
 
 
 def published(path: Path, theirs: str, ours: str) -> str:

@@ -69,9 +69,7 @@ def counted(stand: Stand, **labels: str) -> float:
 
 
 async def all_cold(stand: Stand, count: int) -> None:
-    async with asyncio.timeout(60):
-        while len(stand.gateway.lot.cold) < count:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: len(stand.gateway.lot.cold) >= count, "all calls are cold", 60)
     await eventually(lambda: not stand.sessions("busy"), "all streams are closed")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.host import JSON, META, Host, call, fake, host, initialize, legacy, modern
+from tests.support.workbench import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -43,9 +44,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    async with asyncio.timeout(60):
-        while alive(pid):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not alive(pid), "it has ended", 60)
 
 
 # --- a modern host of a legacy server ---

@@ -14,6 +14,7 @@ from gateway.protocol.errors import IdInUse
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Metrics
+from tests.support.workbench import eventually
 
 
 class Handler:
@@ -40,12 +41,6 @@ def served_by(handler: Any, host: Any, tasks: Tasks | None = None) -> ModernHost
     return ModernHost(host, handler, live)
 
 
-async def finished(modern: ModernHost) -> None:
-    async with asyncio.timeout(10):
-        while modern.is_busy:
-            await asyncio.sleep(0)
-
-
 async def test_two_open_requests_cannot_have_the_same_id() -> None:
     handler = Handler()
     modern = served_by(handler, Mock())
@@ -58,7 +53,7 @@ async def test_two_open_requests_cannot_have_the_same_id() -> None:
     assert len(handler.served) == 3
     modern.receive(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"\\u0061"}}')
     modern.close()
-    await finished(modern)
+    await eventually(lambda: not modern.is_busy)
 
 
 async def test_a_host_that_is_gone_fails_no_task() -> None:
@@ -69,5 +64,5 @@ async def test_a_host_that_is_gone_fails_no_task() -> None:
     modern = served_by(handler, Mock(write=write), tasks)
     modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
     handler.may_answer.set()
-    await finished(modern)
+    await eventually(lambda: not modern.is_busy)
     assert tasks.failures == 0

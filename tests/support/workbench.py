@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 import aiohttp
@@ -39,11 +40,11 @@ SHORT_TIMES = StreamTimes(
 )
 
 
-async def eventually(holds: Callable[[], Any], what: str = "") -> None:
-    """Poll, within the deadline, until a condition holds for which no event exists."""
+async def eventually(holds: Callable[[], Any], what: str = "", seconds: float = DEADLINE) -> None:
+    """Poll, within the deadline, until a condition holds for which no event exists; it may be a coroutine's."""
     try:
-        async with asyncio.timeout(DEADLINE):
-            while not holds():
+        async with asyncio.timeout(seconds):
+            while not (await found if isawaitable(found := holds()) else found):
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"it never came to be: {what or holds.__code__}") from None

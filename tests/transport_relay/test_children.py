@@ -1,6 +1,5 @@
 """Legacy clients before a stdio server: each session has a process of its own, which ends with it."""
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -9,9 +8,9 @@ import pytest
 
 from gateway.protocol import mcp
 from tests.parts.launch import REPOSITORY
-from tests.support.fake_upstream import DEADLINE
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.legacy_client import LegacyClient, SseClient
+from tests.support.workbench import eventually
 
 FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
 CHILDREN: Final = "mcp_gateway_children"
@@ -25,9 +24,10 @@ def upstream(*flags: str) -> dict[str, Any]:
 
 
 async def becomes(value: float, read: Callable[[], Awaitable[float]]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while await read() != value:
-            await asyncio.sleep(0.01)
+    async def has_become() -> bool:
+        return await read() == value
+
+    await eventually(has_become)
 
 
 async def sessions(gw: Gateway) -> float:

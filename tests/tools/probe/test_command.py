@@ -20,6 +20,7 @@ from gateway.tools.probe.report.features import features
 from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, Server, report
 from tests.parts.launch import REPOSITORY, free_port
 from tests.support.fake_upstream import FakeUpstream, text
+from tests.support.workbench import eventually
 
 START_SECONDS = 30.0
 SECRET = "correct-horse-battery"
@@ -179,9 +180,7 @@ async def test_a_probe_that_is_stopped_ends_its_sessions_and_prints_no_traceback
 ) -> None:
     upstream.on("tools/list", lambda turn: turn.for_ever())
     process = await start("probe", upstream.url)
-    async with asyncio.timeout(START_SECONDS):
-        while not upstream.of("tools/list"):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: upstream.of("tools/list"), seconds=START_SECONDS)
     process.send_signal(sign)
     out, err = await process.communicate()
     assert process.returncode == code

@@ -1,6 +1,5 @@
 """The reply to a call, from the first byte to the answer, or to what is for a coroutine."""
 
-import asyncio
 import sys
 from unittest.mock import Mock
 
@@ -19,6 +18,7 @@ from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES
 from tests.support.fake_carrier import FakeCarrier
+from tests.support.workbench import eventually
 
 HEADERS: Headers = {"A": "b"}
 ANSWER = b'{"id":1,"result":{}}'
@@ -175,9 +175,7 @@ async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time() -> 
     reading = Reading(drain_seconds=0)
     reading.stream(event(ANSWER), event(OTHER))
     assert (reading.heard, reading.overs) == ([ANSWER], 0)
-    async with asyncio.timeout(5):
-        while not reading.is_aborted:
-            await asyncio.sleep(0)
+    await eventually(lambda: reading.is_aborted)
 
 
 async def test_a_large_body_waits_for_an_older_one() -> None:
