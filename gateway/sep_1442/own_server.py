@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -36,14 +36,18 @@ class OwnSide(NamedTuple):
 class OwnServer(msgspec.Struct, frozen=True, eq=False):
     """A `ServerClient` for the rounds of one request."""
 
-    reads_headers: ClassVar[bool] = False
     side: OwnSide
     incoming: Incoming
     reply: ReplyWriter
     live: LiveRoute
 
-    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
+    @property
+    def reads_headers(self) -> bool:
         """See `ServerClient`; the headers are those that the client sent."""
+        return False
+
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
+        """See `ServerClient`."""
         reply = _Messages(hearer, self.reply, self.live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):
             _ = await self.side.serve(self._modern(request), reply)
