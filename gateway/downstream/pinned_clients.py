@@ -74,10 +74,6 @@ class _ReplyWithItem(WrappedReply):
         super().__init__(reply)
         self._item = item
 
-    @property
-    def started(self) -> bool:  # type: ignore[override]
-        return self._reply.started
-
     async def whole(self, final: FinalMessage) -> Response:
         """See `ReplyWriter`; it ends every round."""
         return await self._reply.whole(replace(final, body=sep_1655_items.with_item(final.body, NAME, self._item)))

@@ -108,10 +108,15 @@ class ReplyWriter(ABC):
 
 
 class WrappedReply(ReplyWriter):
-    """Another reply, some of whose methods a subclass changes; `whole` and `started` are not the other reply's."""
+    """Another reply, some of whose methods a subclass changes; `whole` is not the other reply's."""
 
     def __init__(self, reply: ReplyWriter) -> None:
         self._reply = reply
+
+    @property
+    def started(self) -> bool:  # type: ignore[override]
+        """See `ReplyWriter`."""
+        return self._reply.started
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
@@ -144,11 +149,6 @@ class OneStream(WrappedReply):
     If the replica that wrote it dies, its client must come back with the newest event id that it got: another replica
     could only go on from the one in the request.
     """
-
-    async def start(self) -> None:
-        """See `ReplyWriter`."""
-        await super().start()
-        self.started = True
 
     def orphaned(self) -> None:
         """See `ReplyWriter`."""

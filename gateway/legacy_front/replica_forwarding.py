@@ -11,7 +11,7 @@ from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import ReplyBroken
-from gateway.http.reply import OneStream, ReplyWriter
+from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.session import session_gone
@@ -56,7 +56,7 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     return replied
 
 
-class _WatchedReply(OneStream):
+class _WatchedReply(WrappedReply):
     """A reply on its way through; it notes whether the response to the request has gone by."""
 
     def __init__(self, reply: ReplyWriter, request: bytes | None) -> None:
@@ -75,5 +75,5 @@ class _WatchedReply(OneStream):
 
     def orphaned(self) -> None:
         """See `ReplyWriter`: a stream can be opened again, but a request gets its one response."""
-        if self._request is None:
-            super().orphaned()
+        if self._request is None and self.started:
+            self.break_off()
