@@ -335,7 +335,18 @@ class Driver(Engine):
     def fire(self, timer: Timer) -> None:
         """Take the end of a timer."""
         if timer is COLD:
-            self._cool()
+            # Let go of a parked call that its state alone continues; any other one is looked at again later.
+            call, due = self._upstream_call, self._deadline(TTL)
+            upstream = call.whereabouts() if call.can_be_left else None
+            is_taken_over = self._is_of_another_replica and self._is_first_run
+            record = cooled(self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
+            if record is None or not self._lot.cold.has_room(record):
+                self._arm(COLD)
+                return
+            self._context.cooled()
+            call.let_go()
+            self._feed(on.LetGo(cancel=False))
+            self._lot.cold.add(record)
             return
         if timer is LEG:
             self._upstream_call.watch_silence()
@@ -345,20 +356,6 @@ class Driver(Engine):
         self._feed(on.LegLimitPassed(self._may_wait) if timer is LEG else _FIRED[timer])
         if timer is LINGER:
             self._lot.remove(self)
-
-    def _cool(self) -> None:
-        """Let go of a parked call that its state alone continues; any other one is looked at again later."""
-        call, due = self._upstream_call, self._deadline(TTL)
-        upstream = call.whereabouts() if call.can_be_left else None
-        is_taken_over = self._is_of_another_replica and self._is_first_run
-        record = cooled(self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
-        if record is None or not self._lot.cold.has_room(record):
-            self._arm(COLD)
-            return
-        self._context.cooled()
-        call.let_go()
-        self._feed(on.LetGo(cancel=False))
-        self._lot.cold.add(record)
 
     async def _pick_up(self, begun: Takeover) -> None:
         """Resume a call that was begun elsewhere, or learn that it is lost: the call's own task, as `UpstreamCall`."""

@@ -8,7 +8,7 @@ changed, because it may have. A subscription keeps what it acknowledged, or it e
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from itertools import chain, repeat
 from typing import Any, Final
 
@@ -180,39 +180,37 @@ class Subscription:
     # -- the session ----------------------------------------------------------------------------------------------
 
     async def _open(self, *, is_exempt: bool = True) -> Session:
-        """A session with all subscriptions; when this returns, `_topics` holds them."""
+        """A session with the subscriptions that the upstream supports; when this returns, `_topics` holds them.
+
+        Raises CallLost if the standalone stream ended meanwhile.
+        """
         pool = self._live.upstream.pool
         session = await pool.open(self._asked.key, self._asked.headers, is_exempt=is_exempt)
         session.watch(self)
-        try:
-            await self._subscribe(session)
-        except BaseException:
-            session.unwatch(self)
-            pool.release(session, clean=False)
-            raise
+        with ExitStack() as undo:
+            undo.callback(pool.release, session, clean=False)
+            undo.callback(session.unwatch, self)
+            self._stream_ended.clear()
+            self._topics.clear()
+            honoured: dict[str, Any] = {}
+            uris: list[str] = []
+            hears, offers = session.channel.hears_side, session.shaken.offers
+            for flag, (capability, method) in LISTS.items():
+                if hears and getattr(self.filter, flag) and offers(capability, "listChanged"):
+                    honoured[flag] = True
+                    self._topics[method, ""] = None
+            for uri in self.filter.resourceSubscriptions if hears and offers("resources", "subscribe") else ():
+                topic = mcp.RESOURCE_UPDATED, uri
+                self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
+                if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
+                    del self._topics[topic]
+                else:
+                    uris.append(uri)
+            self._acknowledged_filter = Filter(**honoured, resourceSubscriptions=uris)
+            if session.lost:
+                raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
+            _ = undo.pop_all()
         return session
-
-    async def _subscribe(self, session: Session) -> None:
-        """Subscribe to what the upstream supports; raises CallLost if the standalone stream ended meanwhile."""
-        self._stream_ended.clear()
-        self._topics.clear()
-        honoured: dict[str, Any] = {}
-        uris: list[str] = []
-        hears, offers = session.channel.hears_side, session.shaken.offers
-        for flag, (capability, method) in LISTS.items():
-            if hears and getattr(self.filter, flag) and offers(capability, "listChanged"):
-                honoured[flag] = True
-                self._topics[method, ""] = None
-        for uri in self.filter.resourceSubscriptions if hears and offers("resources", "subscribe") else ():
-            topic = mcp.RESOURCE_UPDATED, uri
-            self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
-            if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
-                del self._topics[topic]
-            else:
-                uris.append(uri)
-        self._acknowledged_filter = Filter(**honoured, resourceSubscriptions=uris)
-        if session.lost:
-            raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
 
     async def _ask(self, session: Session, method: str, uri: str) -> Raw | jsonrpc.Error:
         return await session.ask(method, {"uri": uri}, self._asked.headers, self._live.upstream.pool.handshake_seconds)

@@ -312,9 +312,33 @@ class UpstreamCall(ABC):
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
             self._call.stirs()
-        self._enqueue(self._deliver, answers, self.runs)
+        runs = self.runs
 
-    def _enqueue(self, send: Callable[..., Awaitable[UpstreamError | None]], *args: object) -> None:
+        async def deliver() -> UpstreamError | None:
+            """Send the answers one after the other; return why not all of them were sent."""
+            if self.opened is not None and not await asyncio.shield(self.opened):
+                return None  # without an open stream the call would have its effects, and its result would be lost
+            session = self._session
+            if session is None or runs != self.runs:
+                return None
+            for number, (question, answer) in enumerate(answers):
+                assert question.upstream_id is not None
+                if not self._takes_answers:
+                    return None
+                try:
+                    await session.answer(Raw(question.upstream_id), answer, self._context.headers)
+                except UpstreamError as exc:
+                    self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
+                    return exc
+                except Exception:  # the task reports it; without the answer no result would come
+                    if runs == self.runs:
+                        self._listener.hear(on.Stopped(bug()))
+                    raise
+            return None
+
+        self._enqueue(deliver)
+
+    def _enqueue(self, send: Callable[[], Awaitable[UpstreamError | None]]) -> None:
         """Send something as soon as everything before it is sent."""
         before = self.newest
 
@@ -322,7 +346,7 @@ class UpstreamCall(ABC):
             try:
                 if before is not None:
                     _ = await asyncio.wait((before,))
-                return await send(*args)
+                return await send()
             finally:
                 self._unsent -= 1
                 if not self._unsent:
@@ -330,28 +354,6 @@ class UpstreamCall(ABC):
 
         self._unsent += 1
         self.newest = self._context.live.process.tasks.start(sending(), "send upstream")
-
-    async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> UpstreamError | None:
-        """Send answers, one after the other; return why not all of them were sent."""
-        if self.opened is not None and not await asyncio.shield(self.opened):
-            return None  # without an open stream the call would have its effects, and its result would be lost
-        session = self._session
-        if session is None or runs != self.runs:
-            return None
-        for number, (question, answer) in enumerate(answers):
-            assert question.upstream_id is not None
-            if not self._takes_answers:
-                return None
-            try:
-                await session.answer(Raw(question.upstream_id), answer, self._context.headers)
-            except UpstreamError as exc:
-                self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
-                return exc
-            except Exception:  # the task reports it; without the answer no result would come
-                if runs == self.runs:
-                    self._listener.hear(on.Stopped(bug()))
-                raise
-        return None
 
     @property
     def _takes_answers(self) -> bool:
@@ -373,36 +375,40 @@ class UpstreamCall(ABC):
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""
-        if self.session is not None and self._takes_answers and self._unsent < _MAX_UNSENT:
-            # A copy of the id, because the original keeps the whole message in memory.
-            self._enqueue(self._respond, self.session, Raw(bytes(id_)), body, self._context.headers)
+        session, headers = self.session, self._context.headers
+        if session is None or not self._takes_answers or self._unsent >= _MAX_UNSENT:
+            return
+        own_id = Raw(bytes(id_))  # a copy, because the original keeps the whole message in memory
 
-    async def _respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
-        try:
-            await session.answer(id_, body, headers)
-        except UpstreamError as exc:
-            self._context.unsent(exc.message)
+        async def answer() -> None:
+            try:
+                await session.answer(own_id, body, headers)
+            except UpstreamError as exc:
+                self._context.unsent(exc.message)
+
+        self._enqueue(answer)
 
     def cancel(self, reason: str) -> None:
         """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
-        session, call = self._session, self._call
-        if session is not None and call is not None and self._is_sent:
-            self._enqueue(self._cancel, session, call, reason, self._context.headers)
-        else:
+        session, call, headers = self._session, self._call, self._context.headers
+        if session is None or call is None or not self._is_sent:
             self._stop_task()
+            return
 
-    async def _cancel(self, session: Session, call: Call, reason: str, headers: Headers) -> None:
-        # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
-        # cancellation of a young call is repeated while the upstream still works on it.
-        is_young, is_over = world.monotonic() - call.sent < _YOUNG_SECONDS, False
-        for pause in _CANCEL_PAUSES if is_young else _CANCEL_PAUSES[:1]:
-            await asyncio.sleep(pause)
-            if pause and not session.works_on(call):
-                break  # it has ended, or nothing reads it any more
-            is_over = await self._attempt(session.cancel(call, reason, headers))
-        if not is_over:
-            again = self._cancel_again(session, call, reason, headers)
-            self._context.live.process.tasks.spawn(again, "cancel again")
+        async def cancel() -> None:
+            # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
+            # cancellation of a young call is repeated while the upstream still works on it.
+            is_young, is_over = world.monotonic() - call.sent < _YOUNG_SECONDS, False
+            for pause in _CANCEL_PAUSES if is_young else _CANCEL_PAUSES[:1]:
+                await asyncio.sleep(pause)
+                if pause and not session.works_on(call):
+                    break  # it has ended, or nothing reads it any more
+                is_over = await self._attempt(session.cancel(call, reason, headers))
+            if not is_over:
+                again = self._cancel_again(session, call, reason, headers)
+                self._context.live.process.tasks.spawn(again, "cancel again")
+
+        self._enqueue(cancel)
 
     async def _cancel_again(self, session: Session, call: Call, reason: str, headers: Headers) -> None:
         """Cancel a call that may still run; nothing waits behind it, and another replica may have gone on with it."""

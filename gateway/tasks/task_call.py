@@ -18,7 +18,7 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED, OWNED
 from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError, bug
+from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
 from gateway.runtime.tasks import telling
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import Call, Listener
@@ -105,7 +105,7 @@ class TaskCall(UpstreamCall):
     async def _run(self) -> None:
         context = self._context
         pool = context.live.upstream.pool
-        try:
+        with telling(lambda exc: self._failed(exc, self._call)):
             session = self._reserved_session()
             if session is None:
                 is_exempt = self._is_continued
@@ -120,11 +120,6 @@ class TaskCall(UpstreamCall):
             call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span, task)
             self._sent(call)
             await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)))
-        except GatewayError as exc:
-            self._failed(exc, self._call)
-        except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
-            self._listener.hear(on.Broke(bug()))
-            raise
 
     def run_again(self) -> None:
         """Ask for another task, and follow the one before no longer."""
@@ -211,10 +206,11 @@ class TaskCall(UpstreamCall):
             self._is_cancelled = not orphans.must_not_be_cancelled(driven.task_id)
         else:
             driven.stop()
-        self._enqueue(self._cancel_task, driven)
 
-    async def _cancel_task(self, driven: Follower) -> None:
-        _ = await self._attempt(driven.cancel())
+        async def cancel() -> None:
+            _ = await self._attempt(driven.cancel())
+
+        self._enqueue(cancel)
 
     # -- for the holder of the handle ---------------------------------------------------------------------------
 
@@ -259,7 +255,9 @@ class TaskCall(UpstreamCall):
         return self._is_given or (self._context.exchange.state is FINISHED and self._can_be_found_in(session))
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
-        self._enqueue(self._give_back_now, session, clean)
+        give_back = super()._give_back
 
-    async def _give_back_now(self, session: Session, clean: bool) -> None:  # noqa: FBT001  (an argument of `_enqueue`)
-        super()._give_back(session, clean=clean)
+        async def last() -> None:
+            give_back(session, clean=clean)
+
+        self._enqueue(last)

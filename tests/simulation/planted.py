@@ -297,7 +297,10 @@ _PLANTED: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
     },
     "tasks/task_call.py": {
-        "tasks: a cancellation does not reach the server": ("        self._enqueue(self._cancel_task, driven)\n", ""),
+        "tasks: a cancellation does not reach the server": (
+            "            _ = await self._attempt(driven.cancel())\n",
+            "            pass\n",
+        ),
     },
     "exchange/nested_requests.py": {
         "tasks: a question stays open after its answer": ("            _ = self.open.pop(question.key, None)\n", ""),
