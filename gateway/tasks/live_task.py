@@ -360,19 +360,6 @@ class LiveTask(Driver):
             error=self._outcome[1] if self._outcome is not None else None,
         )
 
-    def _question(self, sealed: str) -> Question | None:
-        """The question of a key; another replica may have asked it."""
-        try:
-            key = self._table.sealer.questions.open(sealed)
-        except InvalidState:
-            return None
-        if key.exchange != self.id or key.method not in KINDS:
-            return None
-        question = self._exchange.nested_requests.asked(key.upstream_id)
-        if question is not None and key.digest == question_digest(question):
-            return question
-        return Question(sealed, key.method, key.upstream_id, key.digest) if self._is_adopted else None
-
     async def full_view(self) -> View:
         """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""
         view = self.view()
@@ -396,9 +383,21 @@ class LiveTask(Driver):
 
         Raises InvalidParams for an answer of the wrong kind, and what sending raises; the questions then stay open.
         """
-        answers = [(question, raw) for key, raw in responses.items() if (question := self._question(key)) is not None]
+        answers: list[tuple[Question, Raw]] = []
+        for sealed, raw in responses.items():
+            try:
+                key = self._table.sealer.questions.open(sealed)
+            except InvalidState:
+                continue
+            if key.exchange != self.id or key.method not in KINDS:
+                continue
+            question = self._exchange.nested_requests.asked(key.upstream_id)
+            if question is not None and key.digest == question_digest(question):
+                answers.append((question, raw))
+            elif self._is_adopted:  # another replica may have asked it
+                answers.append((Question(sealed, key.method, key.upstream_id, key.digest), raw))
+        before = self._call.newest
         try:
-            before = self._call.newest
             self._feed(on.Updated(tuple(answers)))
         except InvalidParams as exc:
             why = exc.message.partition("; the call still waits")[0]
