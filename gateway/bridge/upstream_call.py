@@ -54,6 +54,8 @@ class UpstreamCall(ABC):
 
     ends_its_session: ClassVar[bool] = False
     """Whether the session never serves another call, and ends once everything has gone out in it."""
+    takes_answers = True
+    """Whether the upstream may be sent answers."""
 
     def __init__(self, context: Context, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
@@ -323,7 +325,7 @@ class UpstreamCall(ABC):
                 return None
             for number, (question, answer) in enumerate(answers):
                 assert question.upstream_id is not None
-                if not self._takes_answers:
+                if not self.takes_answers:
                     return None
                 try:
                     await session.answer(Raw(question.upstream_id), answer, self._context.headers)
@@ -355,11 +357,6 @@ class UpstreamCall(ABC):
         self._unsent += 1
         self.newest = self._context.live.process.tasks.start(sending(), "send upstream")
 
-    @property
-    def _takes_answers(self) -> bool:
-        """Whether the upstream may be sent answers."""
-        return True
-
     def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
         """Say that these questions have no answer yet, unless the call was run again meanwhile."""
         replayable = self._context.may_run_again(exc)
@@ -376,7 +373,7 @@ class UpstreamCall(ABC):
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""
         session, headers = self.session, self._context.headers
-        if session is None or not self._takes_answers or self._unsent >= _MAX_UNSENT:
+        if session is None or not self.takes_answers or self._unsent >= _MAX_UNSENT:
             return
         own_id = Raw(bytes(id_))  # a copy, because the original keeps the whole message in memory
 

@@ -41,8 +41,6 @@ class TaskCall(UpstreamCall):
         self._follower: Follower | None = None
         self._is_given = False
         """Whether the client has the handle."""
-        self._is_cancelled = False
-        """Whether that client has cancelled the task, and its server knows."""
 
     def _can_be_found_in(self, session: Session) -> bool:
         """As for other calls: the task can be followed in its session, or the stream read on which it will be made."""
@@ -203,7 +201,8 @@ class TaskCall(UpstreamCall):
             super().cancel(reason)
             return
         if self._is_given:
-            self._is_cancelled = not orphans.must_not_be_cancelled(driven.task_id)
+            # A task that was cancelled is not answered: `mcp` 1.30 would end a session.
+            self.takes_answers = orphans.must_not_be_cancelled(driven.task_id)
         else:
             driven.stop()
 
@@ -219,11 +218,6 @@ class TaskCall(UpstreamCall):
             self._listener.hear(on.Undelivered(left, exc, retryable=True))
         else:
             super()._undelivered(left, exc, runs)
-
-    @property
-    def _takes_answers(self) -> bool:
-        """A task that was cancelled is not answered: `mcp` 1.30 would end a session."""
-        return not self._is_cancelled
 
     async def result_again(self) -> Raw | jsonrpc.Error:
         """Ask for the result of a task that is over; raises as `Session.ask`."""
