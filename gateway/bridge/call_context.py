@@ -11,7 +11,6 @@ import msgspec
 from gateway import world
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
-from gateway.exchange import events as on
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, Exchange
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
@@ -33,8 +32,6 @@ log = get_logger()
 HELD: Final = frozenset({PARKED, RESTORED, REFERRED, BROKEN})
 """The states in which a call waits for its client."""
 _NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
-_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
-"""How an upstream call ends whose result cannot be passed on."""
 _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
 
@@ -232,16 +229,10 @@ class Context(ClientCall, eq=False, kw_only=True):
     def resulted(self, ending: Ending) -> None:
         """The call has a result, whatever an earlier run ended with."""
         self._answered = ending
+        self.answered(ending)
 
-    def answered(self, said: on.Resulted | on.Failed, translated: on.Event) -> None:
-        """The upstream has answered the call, which ends by what it said, unless that has no translation."""
-        if isinstance(said, on.Failed):
-            self._count(Ending(Outcome.ERROR, str(said.error.code)))
-        else:
-            self._count(self._answered if isinstance(translated, on.Resulted) else _NO_RESULT)
-
-    def _count(self, ending: Ending) -> None:
-        """Count how the upstream answered, with the time that it took for that."""
+    def answered(self, ending: Ending) -> None:
+        """Count how the upstream answered the call, with the time that it took for that."""
         now = world.monotonic()
         until = self._parked_at if self.exchange.state in HELD else now
         seconds = until - self._began - self._held_seconds
@@ -254,12 +245,6 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The call is sent once more."""
         self._call_span = None
         self.step(Step.REPLAYED)
-
-    def became_task(self) -> None:
-        """The client gets the handle of a task."""
-        self._count(self._answered)
-        self.finished()
-        self.is_task()
 
     def is_task(self) -> None:
         """The client holds the handle of a task, which has lines of its own in the log: nothing is said here."""

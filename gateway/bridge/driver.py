@@ -325,10 +325,7 @@ class Driver(Engine):
             case on.Stopped():
                 self._feed_unless_resumed_elsewhere(event)
             case _:
-                translated = modern_event(self._context, event)
-                if isinstance(event, on.Resulted | on.Failed):
-                    self._context.answered(event, translated)
-                self._feed(translated)
+                self._feed(modern_event(self._context, event))
 
     # -- the end of a wait --------------------------------------------------------------------------------------
 

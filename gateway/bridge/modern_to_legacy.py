@@ -13,8 +13,10 @@ from gateway.protocol.json_text.json_bounds import TooMany
 from gateway.protocol.request import Request, TextParams
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
-from gateway.telemetry import COMPLETE, TOOL_FAILED, Span
+from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Outcome, Span
 
+_NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
+"""How an upstream call ends whose result cannot be passed on."""
 _TRACESTATE: Final = "tracestate"
 
 
@@ -42,7 +44,7 @@ def legacy_call(
 
 
 def modern_event(context: Context, event: on.Event) -> on.Event:
-    """What the legacy server said, as the exchange knows it."""
+    """What the legacy server said, as the exchange knows it; an answer is counted."""
     request, route = context.request, context.live.route
     match event:
         case on.Resulted(result=result):
@@ -50,6 +52,7 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
             try:
                 modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)
             except ValueError as exc:
+                context.answered(_NO_RESULT)
                 flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
                 return on.Broke(
                     CallLost(
@@ -59,7 +62,10 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
                 )
             context.resulted(TOOL_FAILED if modern.is_tool_error else COMPLETE)
             return on.Resulted(modern.body)
-        case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
+        case on.Failed(error=error):
+            context.answered(Ending(Outcome.ERROR, str(error.code)))
+            if error.code == mcp.LEGACY_URL_REQUIRED:
+                return event
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
             return on.Withdrawn(id_, replayable=context.may_run_twice)

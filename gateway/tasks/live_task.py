@@ -140,7 +140,9 @@ class LiveTask(Driver):
         self._hold(handle, self._table.sealer.seal(handle))
         target = context.request.target[:_TARGET_CHARACTERS]
         log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
-        context.became_task()
+        context.answered(COMPLETE)
+        context.finished()
+        context.is_task()
         self._feed(became)
 
     def go_on(self, handle: TaskHandle, sealed: str, *, is_shared: bool) -> None:
