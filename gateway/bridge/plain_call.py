@@ -125,9 +125,8 @@ class PlainCall(msgspec.Struct, eq=False):
             queue.awaited(self.waiter(), seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call
             weight = Weight(live.process.calls, self.asked.key.principal, self._size)
-            driver = Driver(self.asked, self._lot, partial(RequestCall, begun=begun), weight)
-            self.driver = self._call.listener = driver
-            driver.begin(queue, seconds)
+            self.driver = Driver(self.asked, self._lot, partial(RequestCall, begun=begun), weight)
+            self.driver.begin(queue, seconds)
             self._deviated()
         return self.driver
 

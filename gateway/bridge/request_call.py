@@ -28,7 +28,7 @@ class RequestCall(UpstreamCall):
         self._begun = begun
         if begun is not None:
             self._session, self._call = begun
-            self._call.runner = self
+            self._call.passes_to(listener, self)
             self._is_sent = True
             context.runs_in(self._session)
 

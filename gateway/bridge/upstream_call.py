@@ -219,7 +219,7 @@ class UpstreamCall(ABC):
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
         if self._call is not None:
-            self._call.listener = _DEAF
+            self._call.passes_to(_DEAF)
             if self.session is not None:
                 self.session.give_up(self._call)
         self._call = self.opened = None
@@ -460,7 +460,7 @@ class UpstreamCall(ABC):
         if self._is_let_go:
             # The upstream's further questions are for the replica that continues the call.
             if self._call is not None:
-                self._call.listener = _DEAF
+                self._call.passes_to(_DEAF)
             session.detach()
         elif is_spoilt and not session.pending and self._may_be_resumed_elsewhere(session):
             # Another replica may have answered the open question, or taken the side stream, and reads the end.

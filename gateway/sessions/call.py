@@ -98,6 +98,10 @@ class Call(msgspec.Struct, eq=False):
         self.headers, self.runner, self.reply = headers, runner, reply
         self.sent = self.heard = world.monotonic()
 
+    def passes_to(self, listener: Listener, runner: Runner | None = None) -> None:
+        """Another listener hears the call from now on, with another runner if one is given."""
+        self.listener, self.runner = listener, runner or self.runner
+
     def stirs(self) -> None:
         """The upstream is not silent in it: it has said something, or could not before the client did."""
         self.heard = world.monotonic()

@@ -24,7 +24,7 @@ from gateway.runtime.tasks import Tasks, telling
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
-from gateway.sessions.call import Call, OwnListener, Runner, Watcher
+from gateway.sessions.call import Call, Listener, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, bodies, get_logger
@@ -134,6 +134,10 @@ class Session(SideListener, Hearer):
         self.lost = True
         # A task goes on though a request about it broke, and its questions are its own.
         self.shared.stray(may_ask=self.standing is None)
+
+    def follow_task(self, listener: Listener | None) -> None:
+        """The session has a task, whose questions are for this listener; None if nothing follows it any more."""
+        self.standing = None if listener is None else Call(b"", b"", listener)  # without an id, nothing answers it
 
     def settle_task(self) -> None:
         """The task that had the session for itself is over, and with it every request about it whose stream broke."""

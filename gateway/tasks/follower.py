@@ -36,11 +36,6 @@ _CUT_SECONDS: Final = 5.0
 """A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
 
 
-def standing(listener: Listener) -> Call:
-    """A task, as the call that its questions belong to; it has no id, so no message answers it."""
-    return Call(b"", b"", listener)
-
-
 async def answer_to(
     call: Call, reading: Awaitable[None], ended: Callable[[Raw], None] = lambda _: None
 ) -> Raw | jsonrpc.Error:
@@ -48,7 +43,8 @@ async def answer_to(
 
     `ended` is called with a result before anything else is heard.
     """
-    answer = call.listener = OwnListener(call.listener, ended)
+    answer = OwnListener(call.listener, ended)
+    call.passes_to(answer)
     await reading
     if answer.outcome is None:
         raise CallLost("The upstream did not answer a request of a task; the task may have had effects")
@@ -85,7 +81,7 @@ class Follower:
         self._waits = True
         """Whether the server holds tasks/result until the task is over, as far as is known."""
         self._looked: Callable[[str | None], Awaitable[None]] | None = None
-        session.standing = standing(listener)
+        session.follow_task(listener)
 
     async def run(self, past: Past | None = None) -> Ended | None:
         """Return how the task ended, or None if it was stopped. Raises the UpstreamError after which it is lost."""
@@ -177,7 +173,7 @@ class Follower:
     def stop(self) -> None:
         """Follow the task no further than to the answer of the request in flight."""
         self._is_stopped = True
-        self.session.standing = None
+        self.session.follow_task(None)
 
 
 def holder(owner: str, epoch: str) -> str:

@@ -128,7 +128,7 @@ class TaskCall(UpstreamCall):
         self, session: Session, call: Call, reading: Awaitable[None], past: Past | None = None
     ) -> None:
         """Read the answer that makes the task, then follow the task."""
-        session.standing = follower.standing(self._listener)  # a question may come as soon as there is a task
+        session.follow_task(self._listener)  # a question may come as soon as there is a task
 
         no_room: list[Busy] = []
 

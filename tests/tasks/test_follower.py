@@ -1,7 +1,8 @@
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.sessions import inbound
-from gateway.tasks.follower import holder, standing
+from gateway.sessions.call import Call
+from gateway.tasks.follower import holder
 
 
 class Heard:
@@ -21,4 +22,4 @@ def test_two_processes_name_their_held_requests_differently() -> None:
 
 def test_a_response_without_an_id_does_not_answer_a_task() -> None:
     refusal = jsonrpc.message(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}')
-    assert inbound.answer(refusal, standing(Heard())) is None
+    assert inbound.answer(refusal, Call(b"", b"", Heard())) is None
