@@ -7,7 +7,6 @@ request gets a session of its own, and the result a new item.
 
 from typing import Final
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
@@ -18,7 +17,6 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
-from gateway.protocol.errors import InvalidState
 from gateway.seal import sep_1655_items
 from gateway.seal.sep_1655_items import Item
 
@@ -34,7 +32,8 @@ async def placed(round_: Round) -> Round | Response:
         return round_
     meta, sealed = sep_1655_items.taken(said.user_meta, NAME)
     round_ = replace(round_, request=replace(request, said=replace(said, user_meta=meta)))
-    item = None if sealed is None else _opened(sealed, round_)
+    bearer = round_.incoming.bearer(round_.caller)
+    item = None if sealed is None else round_.live.kept_item(sealed, NAME, bearer)
     # A retry goes to the replica that holds its call.
     is_free = request.request_state is not None or request.method in _FREE
     if item is not None and not is_free and _is_elsewhere(item.place, process.owner, round_.incoming):
@@ -49,15 +48,6 @@ async def placed(round_: Round) -> Round | Response:
     pin, key = world.token_urlsafe(12), round_.key
     given = Item(NAME, round_.live.route.path, key.principal, world.wall(), process.owner, pin)
     return replace(round_, key=replace(key, pin=pin), reply=_ReplyWithItem(round_.reply, process.items.seal(given)))
-
-
-def _opened(sealed: Raw, round_: Round) -> Item | None:
-    process, seconds = round_.live.process, round_.live.config.state.session_ttl_seconds
-    try:
-        return sep_1655_items.opened(process.items, sealed, NAME, round_.incoming.bearer(round_.caller), seconds)
-    except InvalidState as exc:
-        process.metrics.state_rejections[exc.reason,].inc()
-        return None
 
 
 def _is_elsewhere(owner: str, own: str, incoming: Incoming) -> bool:

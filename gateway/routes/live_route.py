@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
+from msgspec import Raw
 
 from gateway.cluster.draining import Draining
 from gateway.cluster.router import Router
@@ -16,11 +17,13 @@ from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
+from gateway.protocol.errors import InvalidState
 from gateway.routes.deadlines import Deadlines
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
-from gateway.seal.claims import Claims
+from gateway.seal import sep_1655_items
+from gateway.seal.claims import Bearer, Claims
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from gateway.seal.sep_1655_items import Item
@@ -117,3 +120,15 @@ class LiveRoute(msgspec.Struct, frozen=True, eq=False):
     deadlines: Deadlines
     upstream: LiveUpstream
     process: ProcessScope
+
+    def kept_item(self, sealed: Raw, name: str, bearer: Bearer) -> Item | None:
+        """What the gateway gave a client to keep under this name (SEP-1655).
+
+        None if this caller did not get it on this route, or its time is over, which is counted.
+        """
+        items, seconds = self.process.items, self.config.state.session_ttl_seconds
+        try:
+            return sep_1655_items.opened(items, sealed, name, bearer, seconds)
+        except InvalidState as exc:
+            self.process.metrics.state_rejections[exc.reason,].inc()
+            return None

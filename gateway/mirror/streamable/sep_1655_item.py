@@ -14,7 +14,6 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import params_of
 from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import LiveRoute
 from gateway.seal import sep_1655_items
 from gateway.seal.sep_1655_items import Item
@@ -36,14 +35,9 @@ def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession) -> tu
         return message, None  # its `_meta` is not an object, which the call reports
     if sealed is None:
         return message, None
-    kept, process = jsonrpc.merge(jsonrpc.with_meta(params, meta).items()), at.live.process
-    message, seconds = replace(message, params=Raw(kept)), at.live.config.state.session_ttl_seconds
-    try:
-        item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
-    except InvalidState as exc:
-        process.metrics.state_rejections[exc.reason,].inc()
-        return message, None
-    return message, item if item.place == session.key else None  # state ends with its session
+    kept = replace(message, params=Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items())))
+    item = at.live.kept_item(sealed, NAME, at.bearer)
+    return kept, item if item is not None and item.place == session.key else None  # state ends with its session
 
 
 def new(level: str, session: MirroredSession) -> Item:
