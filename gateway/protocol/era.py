@@ -82,7 +82,7 @@ def verdict(status: int, content_type: str, body: bytes, asked: bytes) -> bool |
         return None  # credentials, limits, proxies: another request may get another answer
     if not body.strip() or "html" in content_type or _MARKUP.match(body):
         return None
-    responses = _responses(content_type, body)
+    responses = list(filter(reply_messages.is_response, reply_messages.messages(content_type, body)))
     opened = next((each for each in responses if reply_messages.is_answer(each, asked)), None)
     if opened is None and responses:
         return None
@@ -99,11 +99,8 @@ def refutes(status: int, body: bytes) -> bool:
     """Whether an answer to a modern request suggests that the upstream is not modern any more."""
     if status not in REFUTING:
         return False
-    responses = _responses("application/json", body)
-    if not responses or not isinstance(responses[0].error, Raw):
-        return True
-    error = jsonrpc.error(responses[0].error)
-    return not (
+    error = _error("application/json", body)
+    return error is None or not (
         _is_modern_error(error)
         or (status == 400 and error.code in _ORDINARY)
         or (status == 404 and error.code == mcp.METHOD_NOT_FOUND)
@@ -112,15 +109,15 @@ def refutes(status: int, body: bytes) -> bool:
 
 def refuses_legacy(content_type: str, body: bytes) -> bool:
     """Whether the refusal of a legacy request comes from a server that serves modern clients only."""
-    responses = _responses(content_type, body)
-    if not responses or not isinstance(responses[0].error, Raw):
-        return False
-    return _is_modern_error(jsonrpc.error(responses[0].error), is_only_modern=True)
+    error = _error(content_type, body)
+    return error is not None and _is_modern_error(error, is_only_modern=True)
 
 
-def _responses(content_type: str, body: bytes) -> list[jsonrpc.Message]:
-    """Return the JSON-RPC responses in a body."""
-    return [each for each in reply_messages.messages(content_type, body) if reply_messages.is_response(each)]
+def _error(content_type: str, body: bytes) -> jsonrpc.Error | None:
+    """The error in a body, if its first response is one."""
+    responses = filter(reply_messages.is_response, reply_messages.messages(content_type, body))
+    first = next(responses, None)
+    return jsonrpc.error(first.error) if first is not None and isinstance(first.error, Raw) else None
 
 
 def _is_modern_error(error: jsonrpc.Error, *, is_only_modern: bool = False) -> bool:

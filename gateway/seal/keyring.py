@@ -74,11 +74,6 @@ class Keyring:
         self._left = 0
         """How much more may be sealed with this salt. There is none before the first seal: many rings never seal."""
 
-    @property
-    def key_ids(self) -> tuple[str, ...]:
-        """The ids of the keys, the sealing key first; an id reveals nothing about its key."""
-        return tuple(self._keys)
-
     def seal(self, plaintext: bytes) -> str:
         """The token that carries `plaintext`."""
         body = b2a_base64(self._encrypt(plaintext, self._head), newline=False).rstrip(b"=").translate(_TO_URL)

@@ -17,11 +17,10 @@ import msgspec
 from gateway import world
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
+from gateway.seal.claims import SKEW_SECONDS
 from gateway.seal.keyring import Keyring, Keys, decode_content, ring
 
 PURPOSE: Final = "peer"
-SKEW_SECONDS: Final = 60.0
-"""How far the clocks of two replicas may differ; a request is remembered until twice this time after it came."""
 _NONCE_BYTES: Final = 16
 _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
@@ -158,7 +157,7 @@ class PeerSealer:
             raise InvalidState("expired")
         if request.once in self._seen:
             raise InvalidState("replayed")
-        # Those whose requests are too old to be accepted are forgotten.
+        # Those whose requests are too old to be accepted are forgotten, twice the tolerance after they came.
         while self._seen and (
             next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS or len(self._seen) >= _MAX_REMEMBERED
         ):

@@ -128,7 +128,7 @@ class LiveTask(Driver):
             route=live.route.path,
             principal=self.principal,
             names=names,
-            headers=of_headers(names, context.headers.get) if names else b"",
+            headers=of_headers(names, context.headers.get),
             exchange=self.id,
             owner=live.process.owner,
             epoch=live.process.epoch,

@@ -16,7 +16,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import clean
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import key_id
 from gateway.telemetry import Metrics
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.steps.context import Notes
@@ -35,7 +35,7 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
         key, _, why = caution.partition(" is ")
         notes.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
     if keys := config.state.raw_keys():
-        notes.ok("state keys", f"{len(keys)}: {', '.join(Keyring(keys, 'state').key_ids)}; the first one seals")
+        notes.ok("state keys", f"{len(keys)}: {', '.join(map(key_id, keys))}; the first one seals")
     else:
         notes.warn(
             "state keys",
