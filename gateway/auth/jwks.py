@@ -44,12 +44,12 @@ class JwksVerifier:
         self._client = client
         self._tasks = tasks
         self._keys = keys
-        self._fetched = self._tried = float("-inf")
+        # Keys of a file are always fresh, and are never fetched.
+        self._fetched = self._tried = float("-inf") if principal.jwks_file is None else float("inf")
         self._fetching: asyncio.Task[None] | None = None
         self._verified: Newest[bytes, Verified] = Newest(_TOKENS_KEPT)
         """By the token's digest, the least recently used first."""
-        if principal.jwks_file is None:
-            self._fetch_soon()
+        self._fetch_soon()
 
     async def principal(self, authorization: str | None) -> bytes:
         """The principal of an `Authorization` header value; raises Unauthorized or NoKeys."""
@@ -57,7 +57,11 @@ class JwksVerifier:
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise Unauthorized("This gateway requires a bearer token; send one in Authorization", has_token=False)
-        await self._ensure_keys()
+        age = world.monotonic() - self._fetched
+        if _FRESH_SECONDS <= age < _STALE_SECONDS:
+            self._fetch_soon()
+        elif age >= _STALE_SECONDS and not await self._fetch() and world.monotonic() - self._fetched >= _FRESH_SECONDS:
+            raise NoKeys("The issuer's signing keys cannot be fetched, so no token can be verified; call again later")
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
         if known is not None and world.wall() < known.expires + LEEWAY_SECONDS:
@@ -76,19 +80,6 @@ class JwksVerifier:
         _ = self._verified.keep(digest, verified)
         return verified.principal
 
-    async def _ensure_keys(self) -> None:
-        """Fetch keys if none may be used; raises NoKeys."""
-        if self._principal.jwks_file is not None:
-            return
-        age = world.monotonic() - self._fetched
-        if age < _FRESH_SECONDS:
-            return
-        if age < _STALE_SECONDS:
-            self._fetch_soon()
-            return
-        if not await self._fetch() and world.monotonic() - self._fetched >= _FRESH_SECONDS:
-            raise NoKeys("The issuer's signing keys cannot be fetched, so no token can be verified; call again later")
-
     def _fetch_soon(self) -> None:
         """Begin a fetch, unless one is under way or the pause after the last one is not over."""
         now = world.monotonic()
@@ -98,8 +89,6 @@ class JwksVerifier:
 
     async def _fetch(self) -> bool:
         """Wait for a fetch, if one is under way or may begin; return whether it brought keys."""
-        if self._principal.jwks_file is not None:
-            return False
         self._fetch_soon()
         if self._fetching is None:
             return False
