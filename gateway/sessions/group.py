@@ -14,7 +14,6 @@ from gateway import world
 from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
-from gateway.protocol.errors import Busy  # noqa: TC001
 from gateway.protocol.tool_list import Tool
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.newest import Newest
@@ -38,7 +37,8 @@ class SessionRequest(Generic[S]):
     """A caller that needs a session; compared by identity."""
 
     group: "Group[S]"
-    outcome: "asyncio.Future[S | Busy]"
+    outcome: "asyncio.Future[S]"
+    """Or the error for a session that may not be opened now."""
     is_fresh: bool = False
     """No used session will do."""
     is_exempt: bool = True

@@ -182,14 +182,15 @@ class Pool:
         """
         group = self.group(key)
         session = self.take(group) or await self._obtain(group, is_exempt=is_exempt)
-        return session if session.opened else await self._open(session, headers)
+        return session if session.opened else await self._begin(session, session.open(headers))
 
     async def open(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Session:
         """A new session, without the subscriptions, log level or lost stream of an earlier call.
 
         Raises as `acquire` does.
         """
-        return await self._open(await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt), headers)
+        session = await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt)
+        return await self._begin(session, session.open(headers))
 
     async def adopt(
         self, key: PoolKey, whereabouts: Whereabouts, headers: Headers, *, is_shared: bool = False
@@ -200,8 +201,7 @@ class Pool:
         from here. Raises as `acquire` does.
         """
         session = await self._obtain(self.group(key), is_fresh=True)
-        await self._begin(session, session.adopt(whereabouts, headers, is_shared=is_shared))
-        return session
+        return await self._begin(session, session.adopt(whereabouts, headers, is_shared=is_shared))
 
     def adopted_channel(self, whereabouts: Whereabouts) -> Channel:
         """Make a channel of a session that another process opened."""
@@ -209,15 +209,11 @@ class Pool:
         channel.adopt(whereabouts.session, whereabouts.version)
         return channel
 
-    async def _open(self, session: Session, headers: Headers) -> Session:
-        await self._begin(session, session.open(headers))
-        session.group.shaken = session.shaken
-        return session
-
-    async def _begin(self, session: Session, handshake: Awaitable[None]) -> None:
+    async def _begin(self, session: Session, handshake: Awaitable[None]) -> Session:
         try:
             async with asyncio.timeout(self.handshake_seconds):
                 await handshake
+            return session  # noqa: TRY300
         except BaseException as exc:
             self._drop(session)
             explained = pool_errors.handshake_failed(exc, self.route, self.handshake_seconds)
@@ -242,7 +238,7 @@ class Pool:
 
     async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, is_exempt: bool = True) -> Session:
         """Wait for a session, which is yet to be opened if it is new; raises Busy."""
-        future: asyncio.Future[Session | Busy] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         request = SessionRequest(group, future, is_fresh=is_fresh, is_exempt=is_exempt)
         self._capacity.add(request)
         self._assign(group)
@@ -251,8 +247,8 @@ class Pool:
                 # `wait` does not cancel the future, so a session that is assigned in the same moment is never lost.
                 _ = await asyncio.wait((future,), timeout=max(self.config.timeouts.session_wait_seconds, 0))
         except asyncio.CancelledError:
-            if future.done() and isinstance(unused := future.result(), Session):
-                if unused.opened:
+            if future.done() and future.exception() is None:
+                if (unused := future.result()).opened:
                     self.release(unused, clean=True)
                 else:
                     self._drop(unused)
@@ -265,11 +261,9 @@ class Pool:
                 self._assign(group)
         if not future.done():
             raise pool_errors.busy(self.route, is_pinned=bool(group.key.pin))
-        obtained = future.result()
-        if isinstance(obtained, Busy):
+        if future.exception() is not None:
             self._forget_if_unused(group)
-            raise obtained
-        return obtained
+        return future.result()
 
     def _forget_if_unused(self, group: Group[Session]) -> None:
         """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""
@@ -294,7 +288,7 @@ class Pool:
                 session.join(found.owner)
             elif (refusal := self._take_token(is_exempt=found.request.is_exempt)) is not None:
                 self._capacity.remove(found.request)
-                found.request.outcome.set_result(refusal)
+                found.request.outcome.set_exception(refusal)
                 continue
             else:
                 if found.evicted is not None:

@@ -55,8 +55,8 @@ class ReplyReader(msgspec.Struct, eq=False):
     """Set by whoever sends the request, of which this is the listener."""
     head: ReplyHead | None = None
     parts: list[bytes] | None = None
-    """What has come of a body."""
     size: int = 0
+    """What has come of a body, or of the message that is arriving on a stream."""
     is_stream: bool = False
     is_begun: bool = False
     """Whether events were read without a parser."""
@@ -194,7 +194,9 @@ class ReplyReader(msgspec.Struct, eq=False):
             self.take(event)
             if self.is_over:
                 return
-        _ = self.arriving.hold(self.pending, parser.unfinished_bytes)
+        self.size, before = parser.unfinished_bytes, self.size
+        if self.size > SMALL_BYTES or before > SMALL_BYTES:  # nearly never
+            _ = self.arriving.hold(self.pending, self.size)
 
     def answered(self) -> None:
         """The answer is here; the reply should end now, so that its connection can be used again."""
@@ -223,7 +225,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         """Hear nothing more, and forget who did; who that was is returned."""
         self.is_over, hearer = True, self.hearer
         del self.hearer
-        if self.parser is not None or self.size > SMALL_BYTES:
+        if self.size > SMALL_BYTES:
             self.arriving.release(self.pending)
         if self.waiter is not None:
             self.wake()
