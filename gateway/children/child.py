@@ -105,7 +105,6 @@ class Child(asyncio.BaseProtocol):
         self._tasks = tasks
         self._free: asyncio.Future[None] | None = None
         """Done when the pipe to it has taken everything; None if it has."""
-        self._is_input_lost = False
         self._exit = ""
         """How the server exited, if that is known before its output ended."""
         self._output = _Output(Lines(client.limits.event_bytes), client.arriving, self)
@@ -115,6 +114,7 @@ class Child(asyncio.BaseProtocol):
         self._process: world.Started
         self._stdin: asyncio.WriteTransport
         self._transports: list[asyncio.BaseTransport] = []
+        """All but that of an input that is lost."""
         self._control: tuple[asyncio.StreamReader, asyncio.StreamWriter]
         self._last_output: asyncio.TimerHandle | None = None
 
@@ -177,8 +177,7 @@ class Child(asyncio.BaseProtocol):
             self._transports.append(transport)
             transport, _ = await loop.connect_read_pipe(lambda: self._output, ends.popleft())
             self._transports.append(transport)
-            self._stdin, _ = await loop.connect_write_pipe(lambda: self, ends.popleft())
-            self._transports.append(self._stdin)
+            await loop.connect_write_pipe(lambda: self, ends.popleft())
             self._control = await asyncio.open_unix_connection(sock=control)
         except BaseException:
             control.close()
@@ -207,10 +206,10 @@ class Child(asyncio.BaseProtocol):
         # The kernel has closed the reaper's files, so the reaper exits within microseconds.
         _ = self._process.wait()
         _ = await asyncio.wait((self.stderr_log.ended,), timeout=_LAST_OUTPUT_SECONDS)
+        if self._stdin in self._transports:  # asyncio's transports cannot be aborted once they are lost
+            self._stdin.abort()  # a close would wait for unwritten data
         for transport in self._transports:
             transport.close()
-        if not self._is_input_lost:  # asyncio's transports cannot be aborted after that
-            self._stdin.abort()  # a close would wait for unwritten data
         if self.asked:
             log.debug(Event.CHILD_ENDED, route=self.route)
         else:
@@ -284,7 +283,9 @@ class Child(asyncio.BaseProtocol):
         """The pipe is open."""
         # Not later: the server may have closed its end by then, and uvloop raises for a closed transport. With this,
         # `resume_writing` is called once everything is in the pipe.
-        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
+        self._stdin = cast("asyncio.WriteTransport", transport)
+        self._stdin.set_write_buffer_limits(high=0)
+        self._transports.append(self._stdin)
 
     def pause_writing(self) -> None:
         """The pipe is full."""
@@ -298,7 +299,7 @@ class Child(asyncio.BaseProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """The pipe is closed."""
-        self._is_input_lost = True
+        self._transports.remove(self._stdin)
         self.resume_writing()
 
     # -- messages -----------------------------------------------------------------------------------------------

@@ -163,7 +163,8 @@ class Session(SideListener, Hearer):
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
         self._prove(headers)
-        self.opened, self.group.shaken = True, self.shaken
+        self.group.shaken = self.shaken
+        self.opened = True
         self._metrics.sessions_opened[self._route,].inc()
 
     async def adopt(self, left_at: Whereabouts, headers: Headers, *, is_shared: bool = False) -> None:

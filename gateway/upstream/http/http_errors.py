@@ -28,7 +28,7 @@ _LOCAL_CAUSES: Final = (
     *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
 )
 """Failures to connect that have their cause on this host."""
-PING_PREFIX: Final = b"gw-ping-"
+_PING: Final = b"gw-ping-"
 """The ids of the gateway's own pings begin with this."""
 
 
@@ -171,7 +171,15 @@ def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]])
 
 def ping_id() -> bytes:
     """Return a new id for a ping. Some servers key streams by it across sessions, so ids are never reused."""
-    return b'"%b%b"' % (PING_PREFIX, world.token_hex(8).encode())
+    return b'"%b%b"' % (_PING, world.token_hex(8).encode())
+
+
+def is_pong(data: bytes) -> bool:
+    """Whether a message answers a ping of the gateway's own."""
+    if _PING not in data:
+        return False
+    message = reply_messages.opened(data)
+    return message.method is None and isinstance(message.id, Raw) and bytes(message.id).startswith(b'"' + _PING)
 
 
 def check_ping_answer(said: jsonrpc.Error | Raw, endpoint: Endpoint) -> None:

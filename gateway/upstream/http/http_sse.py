@@ -15,15 +15,15 @@ from yarl import URL  # noqa: TC002  (one import style; it costs nothing here)
 
 from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.protocol import jsonrpc, mcp, reply_messages, sse
+from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable, UpstreamError, clean
 from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
 from gateway.upstream.http.http_errors import (
-    PING_PREFIX,
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
     initialize_result,
+    is_pong,
     ping_id,
     read_refusal,
 )
@@ -133,14 +133,14 @@ class HttpSseChannel(OneStreamChannel):
     # -- the stream ---------------------------------------------------------------------------------------------
 
     def take(self, event: sse.Event) -> None:
-        """Take an event; the answers to pings are dropped."""
-        if self._messages is None:
-            self._open(event)
-        elif event.data and event.event == "message" and not (PING_PREFIX in event.data and _is_pong(event.data)):
-            self.hear(event.data)
+        """Take the address for messages from the first event, and hear the others, but for the answers to pings.
 
-    def _open(self, event: sse.Event) -> None:
-        """Take the address for messages from the first event. Raises WrongTransport or Unreachable."""
+        Raises WrongTransport or Unreachable.
+        """
+        if self._messages is not None:
+            if event.data and event.event == "message" and not is_pong(event.data):
+                self.hear(event.data)
+            return
         where = self._endpoint.where
         if event.event != "endpoint":
             raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
@@ -299,8 +299,3 @@ class HttpSseChannel(OneStreamChannel):
 def _wait_no_more(reply: ReplyReader, _: Answered) -> None:
     """The request of a POST is over, so the outcome of the POST matters little."""
     reply.answered()
-
-
-def _is_pong(data: bytes) -> bool:
-    message = reply_messages.opened(data)
-    return message.method is None and isinstance(message.id, Raw) and bytes(message.id).startswith(b'"' + PING_PREFIX)

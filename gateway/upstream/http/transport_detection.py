@@ -41,25 +41,22 @@ class AutoDetectChannel(StreamableChannel):
 
     async def open(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
         """Open a session over the transport that was detected last, or else over the other one."""
-        speaks_sse = self._era is not None and bool(self._era.speaks_sse)
-        try:
-            return await self._open_over(message, headers, speaks_sse=speaks_sse)
-        except WrongTransport as first:
+        detected, failures = self._era is not None and bool(self._era.speaks_sse), dict[bool, WrongTransport]()
+        for speaks_sse in (detected, not detected):
+            channel = HttpSseChannel(self._session.upstream) if speaks_sse else self
             try:
-                return await self._open_over(message, headers, speaks_sse=not speaks_sse)
-            except WrongTransport as second:
-                streamable, sse = (second, first) if speaks_sse else (first, second)
-                why = sse.message.removeprefix(f"{self._endpoint.where} ")
-                raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from second
-
-    async def _open_over(self, message: bytes, headers: Headers, *, speaks_sse: bool) -> tuple[Channel, Raw]:
-        channel = HttpSseChannel(self._session.upstream) if speaks_sse else self
-        try:
-            result = await channel.initialize(message, headers)
-        except BaseException:
-            if channel is not self:
-                await channel.close(end_session=True)
-            raise
-        if self._era is not None:
-            self._era.note_transport(speaks_sse=speaks_sse)
-        return channel, result
+                result = await channel.initialize(message, headers)
+            except BaseException as exc:
+                if channel is not self:
+                    await channel.close(end_session=True)
+                if not isinstance(exc, WrongTransport):
+                    raise
+                failures[speaks_sse] = exc
+            else:
+                if self._era is not None:
+                    self._era.note_transport(speaks_sse=speaks_sse)
+                return channel, result
+        why = failures[True].message.removeprefix(f"{self._endpoint.where} ")
+        raise NoHandshake(f"{failures[False].message}; nor does it speak HTTP+SSE: it {why}") from failures[
+            not detected
+        ]
