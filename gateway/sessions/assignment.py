@@ -6,6 +6,7 @@ first request, and the session that has been idle longest. The pool carries the 
 until nothing is left to assign.
 """
 
+from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, NamedTuple
 
@@ -14,32 +15,34 @@ from gateway.sessions.group import Group, SessionRequest
 from gateway.telemetry import SessionState
 
 
+@dataclass(slots=True, eq=False)
 class Quota(Generic[S]):
     """What one principal has, and what it asks for."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        """Its sessions, idle ones included."""
-        self.evictable: dict[S, None] = {}
-        """Its idle sessions that may be closed to make room, in the order in which they became idle."""
-        self.openers: dict[SessionRequest[S], None] = {}
-        """Its requests that room for a new session would satisfy, in the order of their arrival."""
+    count: int = 0
+    """Its sessions, idle ones included."""
+    evictable: dict[S, None] = field(default_factory=dict)
+    """Its idle sessions that may be closed to make room, in the order in which they became idle."""
+    openers: dict[SessionRequest[S], None] = field(default_factory=dict)
+    """Its requests that room for a new session would satisfy, in the order of their arrival."""
 
 
+@dataclass(slots=True, eq=False)
 class Capacity(Generic[S]):
     """All sessions and requests of one pool."""
 
-    def __init__(self, most: int, most_of_one: int, most_starting: float = inf) -> None:
-        """There may be `most` sessions, `most_of_one` of a principal, `most_starting` in their handshake at a time."""
-        self._most, self._most_of_one, self._most_starting = most, most_of_one, most_starting
-        self.count = 0
-        self.starting = 0
-        """Sessions in their handshake."""
-        self.evictable: dict[S, None] = {}
-        """As in `Quota`, of all principals."""
-        self._quotas: dict[bytes, Quota[S]] = {}
-        self.eligible: dict[bytes, Quota[S]] = {}
-        """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
+    _most: int
+    """Sessions that there may be; of one principal; and in their handshake at a time."""
+    _most_of_one: int
+    _most_starting: float = inf
+    count: int = 0
+    starting: int = 0
+    """Sessions in their handshake."""
+    evictable: dict[S, None] = field(default_factory=dict)
+    """As in `Quota`, of all principals."""
+    _quotas: dict[bytes, Quota[S]] = field(default_factory=dict)
+    eligible: dict[bytes, Quota[S]] = field(default_factory=dict)
+    """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
 
     def __len__(self) -> int:
         return len(self._quotas)

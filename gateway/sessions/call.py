@@ -5,6 +5,7 @@ Beside the call stand the key of the sessions that may serve it, its listener, a
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.exchange import events as on
-from gateway.protocol import jsonrpc  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.protocol import jsonrpc
 from gateway.telemetry import Span
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Headers
 
@@ -117,14 +118,15 @@ class Call(msgspec.Struct, eq=False):
             self.reply.close()
 
 
+@dataclass(eq=False)
 class OwnListener:
     """The listener of a request that the gateway makes on its own account: it keeps the answer."""
 
-    def __init__(self, beside: Listener | None = None, ended: Callable[[Raw], None] = lambda _: None) -> None:
-        """`beside` hears everything else. `ended` is called with a result, before anything else is heard."""
-        self._beside = beside
-        self._ended = ended
-        self.outcome: Raw | jsonrpc.Error | None = None
+    _beside: Listener | None = None
+    """Hears everything else."""
+    _ended: Callable[[Raw], None] | None = None
+    """Called with a result, before anything else is heard."""
+    outcome: Raw | jsonrpc.Error | None = None
 
     @property
     def request_id(self) -> str | None:
@@ -136,7 +138,8 @@ class OwnListener:
         match event:
             case on.Resulted(result=result):
                 self.outcome = found = Raw(result)
-                self._ended(found)
+                if self._ended is not None:
+                    self._ended(found)
             case on.Failed(error=error):
                 self.outcome = error
             case _ if self._beside is not None:

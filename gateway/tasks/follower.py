@@ -37,7 +37,7 @@ _CUT_SECONDS: Final = 5.0
 
 
 async def answer_to(
-    call: Call, reading: Awaitable[None], ended: Callable[[Raw], None] = lambda _: None
+    call: Call, reading: Awaitable[None], ended: Callable[[Raw], None] | None = None
 ) -> Raw | jsonrpc.Error:
     """Return the answer to a request, whose listener hears everything else. Raises what `reading` its stream raises.
 

@@ -8,7 +8,8 @@ reaches one only if no other request in flight wants logs.
 
 import asyncio
 import itertools
-from collections.abc import Mapping  # noqa: TC003  (one import style; it costs nothing here)
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -68,19 +69,20 @@ class _InFlight(msgspec.Struct, eq=False):
             self.hand_over(response, is_last=True)
 
 
+@dataclass(eq=False)
 class ModernStdio:
     """One modern server as a child; it is started when a request needs it, and again after it has ended."""
 
-    def __init__(self, launcher: ChildLauncher, metrics: Metrics, route: str, *, has_one_client: bool = False) -> None:
-        self._launcher = launcher
-        self._metrics, self._route = metrics, route
-        self._has_one_client = has_one_client
-        self.child: Child | None = None
-        """The process that serves requests now, if there is one."""
-        self._is_retired = False
-        self._opening = asyncio.Lock()
-        self._requests: dict[bytes, _InFlight] = {}
-        self._numbers = itertools.count(1)
+    _launcher: ChildLauncher
+    _metrics: Metrics
+    _route: str
+    has_one_client: bool = field(default=False, kw_only=True)
+    child: Child | None = None
+    """The process that serves requests now, if there is one."""
+    _is_retired: bool = False
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _requests: dict[bytes, _InFlight] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def use(self, child: Child) -> None:
         """Speak to this child from now on."""
@@ -161,7 +163,7 @@ class ModernStdio:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
         if method == mcp.LOG:
             wanting = [request for request in self._requests.values() if request.wants_logs]
-            request = wanting[0] if len(wanting) == 1 or (wanting and self._has_one_client) else None
+            request = wanting[0] if len(wanting) == 1 or (wanting and self.has_one_client) else None
         elif method in _NAMED_BY:
             request = self._requests.get(bytes(params.get(_NAMED_BY[method], b"")))
         else:

@@ -10,6 +10,7 @@ refused, and later sessions get another child, in which questions are clear agai
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -31,13 +32,13 @@ _UNCLEAR: Final = jsonrpc.Error(
 )
 
 
+@dataclass(eq=False)
 class ChildHolder:
     """The child that the sessions of one route share; another client's handshake replaces it."""
 
-    def __init__(self, launcher: ChildLauncher) -> None:
-        self.launcher = launcher
-        self._shared: SharedChild | None = None
-        self._opening = asyncio.Lock()
+    launcher: ChildLauncher
+    _shared: "SharedChild | None" = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def connect(self) -> "SharedChannel":
         """Return the channel of a new session."""

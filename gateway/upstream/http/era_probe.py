@@ -10,6 +10,7 @@ handshake shows that the upstream takes its credentials but is not legacy waits 
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway import world
@@ -32,17 +33,16 @@ _DOUBT_SECONDS: Final = 5.0
 _ANSWER_BYTES: Final = 262_144
 
 
+@dataclass(eq=False)
 class _Probe(Hearer):
     """One probe in flight; the hearer of its reply."""
 
-    def __init__(self, upstream: HttpUpstream, headers: Headers) -> None:
-        self.headers = headers
-        self.task: asyncio.Task[None]
-        self.found: bool | None = None
-        self._upstream = upstream
-        self._asked: bytes
-        self._reply: ReplyReader | None = None
-        """Once the probe was sent."""
+    _upstream: HttpUpstream
+    headers: Headers
+    found: bool | None = None
+    _asked: bytes = field(default_factory=new_id)
+    _reply: ReplyReader | None = None
+    """Once the probe was sent."""
 
     @property
     def refused(self) -> bool:
@@ -51,7 +51,6 @@ class _Probe(Hearer):
 
     async def ask(self) -> None:
         """Send the probe, and read what its reply says; raises UpstreamError."""
-        self._asked = new_id()
         reply = await redirected(self._upstream.endpoint, self._send)
         if not reply.is_done and reply.failure is None and reply.status >= 300 and not self.hear(reply.body):
             reply.pending.distrust()  # it may be the response to another request
@@ -88,6 +87,8 @@ class EraProbe:
         """Whether the last handshake used HTTP+SSE; None if there was none."""
         self._found = 0.0
         self._probe: _Probe | None = None
+        self._asking: asyncio.Task[None]
+        """That of the newest probe."""
         self._next_start = float("-inf")
         """Monotonic time from which the next probe may start."""
         self._waiting = 0
@@ -108,9 +109,9 @@ class EraProbe:
                     continue  # another request that waited came first
                 self._next_start = world.monotonic() + self._upstream.times.probe_pause_seconds
                 probe = self._probe = _Probe(self._upstream, headers)
-                probe.task = self._upstream.tasks.start(self._ask(probe), "era probe")
+                self._asking = self._upstream.tasks.start(self._ask(probe), "era probe")
             # The probe outlives the request that started it, because other requests wait for it too.
-            _ = await asyncio.wait((probe.task,))
+            _ = await asyncio.wait((self._asking,))
             if probe.found is not None:
                 return probe.found
             if mine or not probe.refused or probe.headers == headers:

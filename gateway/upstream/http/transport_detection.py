@@ -57,6 +57,5 @@ class AutoDetectChannel(StreamableChannel):
                     self._era.note_transport(speaks_sse=speaks_sse)
                 return channel, result
         why = failures[True].message.removeprefix(f"{self._endpoint.where} ")
-        raise NoHandshake(f"{failures[False].message}; nor does it speak HTTP+SSE: it {why}") from failures[
-            not detected
-        ]
+        said = f"{failures[False].message}; nor does it speak HTTP+SSE: it {why}"
+        raise NoHandshake(said) from failures[not detected]
