@@ -12,7 +12,6 @@ from typing import Generic, NamedTuple
 
 from gateway.sessions.affinity import S
 from gateway.sessions.group import Group, SessionRequest
-from gateway.telemetry import SessionState
 
 
 @dataclass(slots=True, eq=False)
@@ -90,9 +89,7 @@ class Capacity(Generic[S]):
 
     def opened(self, session: S, group: Group[S], *, is_fresh: bool = False) -> None:
         """A session is in its handshake from now on; the turn passes to the next principal."""
-        if group.is_affine and not is_fresh:
-            group.main = session
-        group.sessions[session] = SessionState.BUSY
+        group.add(session, is_fresh=is_fresh)
         self.starting += 1
         self.count += 1
         quota = self._quota(group.principal)
@@ -107,13 +104,11 @@ class Capacity(Generic[S]):
     def closed(self, session: S, group: Group[S]) -> None:
         """A session was dropped."""
         self.occupied(session, group)
-        del group.sessions[session]
+        group.drop(session)
         self.count -= 1
         quota = self._quotas[group.principal]
         quota.count -= 1
         self._settle(group.principal, quota)
-        if group.main is session:
-            group.main = None
 
     def rested(self, session: S, group: Group[S], now: float) -> None:
         """A session is idle from now on, or its last joiner has left it idle."""

@@ -111,6 +111,18 @@ class Group(Generic[S]):
     def __post_init__(self) -> None:
         self.principal = self.key.principal
 
+    def add(self, session: S, *, is_fresh: bool) -> None:
+        """A session is in its handshake from now on; with affinity it is that of all calls, unless it `is_fresh`."""
+        if self.is_affine and not is_fresh:
+            self.main = session
+        self.sessions[session] = SessionState.BUSY
+
+    def drop(self, session: S) -> None:
+        """A session is not kept any more."""
+        del self.sessions[session]
+        if self.main is session:
+            self.main = None
+
     def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
         """Take over a complete tools/list, which shows what this credential may see.
 

@@ -43,10 +43,8 @@ class StandaloneStream(Hearer):
     _was_open: bool = False
     """Whether there ever was a stream: `is_open` may be a guess."""
     _is_closing: bool = False
-    _reply: StreamReply | None = None
-    """To the GET in flight."""
-    _timer: asyncio.TimerHandle | None = None
-    """The pause before the next GET."""
+    _next: StreamReply | asyncio.TimerHandle | None = None
+    """The reply to the GET in flight, or the pause before the next one."""
     _attempts: int = 0
     _failures: int = 0
     """GETs in a row that brought no stream, or a short one."""
@@ -63,10 +61,11 @@ class StandaloneStream(Hearer):
             await head
         finally:
             timer.cancel()
+            self._head = None
 
     def _wait_no_more(self) -> None:
         """No answer came in time, so there may be a stream; between two GETs that brought none there is not."""
-        self.is_open = self.is_open or self._reply is not None
+        self.is_open |= isinstance(self._next, StreamReply)
         self._note_head()
 
     def stop_reporting(self) -> None:
@@ -81,14 +80,13 @@ class StandaloneStream(Hearer):
     # -- opening and ending -------------------------------------------------------------------------------------
 
     def _get(self) -> None:
-        self._timer = None
         self._attempts += 1
         self._began = world.monotonic()
         try:
             client = self._session.upstream.client
             reply = StreamReply(self, client.limits.event_bytes, client.arriving, unread=_UNREAD)
             reply.pending = self._session.get(self._headers, reply)
-            self._reply = reply
+            self._next = reply
         except BaseException:
             self._end()
             raise
@@ -104,7 +102,7 @@ class StandaloneStream(Hearer):
         pauses = self._session.upstream.times.reopen_seconds
         if self._failures < len(pauses):
             get = self._session.upstream.tasks.guard(self._get, "side stream")
-            self._timer = asyncio.get_running_loop().call_later(pauses[self._failures], get)
+            self._next = asyncio.get_running_loop().call_later(pauses[self._failures], get)
         else:
             self._end()
 
@@ -120,17 +118,15 @@ class StandaloneStream(Hearer):
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
-        if self._reply is not None:
-            self._reply.close()
-            self._reply = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if isinstance(self._next, StreamReply):
+            self._next.close()
+        elif self._next is not None:
+            self._next.cancel()
+        self._next = None
 
     def _note_head(self) -> None:
-        head, self._head = self._head, None
-        if head is not None and not head.done():
-            head.set_result(None)
+        if self._head is not None and not self._head.done():
+            self._head.set_result(None)
 
     # -- the reply to a GET -------------------------------------------------------------------------------------
 
