@@ -137,11 +137,10 @@ async def test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under
     answered, go = asyncio.Event(), asyncio.Event()
 
     async def tool(turn: Turn) -> None:
-        token = turn.body["params"]["_meta"]["progressToken"]
         await turn.elicit("q")
         answered.set()
         await go.wait()
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         await ends(turn)
 
     upstream.tool(tool)

@@ -7,9 +7,9 @@ import pytest
 
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
-from gateway.protocol.errors import Stopping
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
+from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later
@@ -95,14 +95,7 @@ async def test_calls_beyond_the_caps_on_held_calls_are_refused_until_one_ends(
     assert json.loads((await ada.answer(held)).text) == ACCEPT, "who holds a place may finish"
     assert (await eve.call()).questions
     await bob.answer(other)
-    await _end_all(stand)
-
-
-async def _end_all(stand: Stand) -> None:
-    """End what is parked, as a drain's deadline does."""
-    for driver in list(stand.gateway.lot):
-        driver.stop(Stopping("the test is over"))
-        driver.expire()
+    await drop(stand)
 
 
 async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpstream, begin: Start) -> None:

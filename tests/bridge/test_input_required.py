@@ -13,7 +13,7 @@ from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request_meta import Capabilities
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
+from tests.support.fake_upstream import FakeUpstream, ask, asks, waits
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, jwt, later
 
@@ -75,12 +75,7 @@ async def test_answers_that_fit_nowhere_end_the_call_of_a_route_that_holds_nothi
 ) -> None:
     stand = await begin(route={"continuation": "replay"}, limits={"state_bytes": 1024})
 
-    async def tool(turn: Turn) -> None:
-        for name in ("first", "second"):
-            _ = await turn.elicit(name)
-        await turn.result(text("ok"))
-
-    upstream.tool(tool)
+    upstream.tool(asks("ok", "first", "second"))
     client = stand.client()
     # The answer must not be compressible.
     long = {"action": "accept", "content": {"name": Random(1).randbytes(2000).hex()}}

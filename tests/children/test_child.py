@@ -25,7 +25,7 @@ from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, wire
-from tests.parts.launch import REPOSITORY, free_port, running
+from tests.parts.launch import REPOSITORY, free_port, is_alive, running
 from tests.support.fake_child import fake_client
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
@@ -50,13 +50,6 @@ def upstream(*flags: str, **more: Any) -> dict[str, Any]:
 def wrapped(*flags: str) -> dict[str, Any]:
     """As npx does: a shell that waits for the server, which knows nothing of signals to the shell."""
     return {"command": ["sh", "-c", '"$@"; true', "sh", *FAKE, *flags], "warm": 2}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def all_gone(pids: list[int], seconds: float = 5.0) -> None:

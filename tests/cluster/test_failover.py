@@ -215,8 +215,7 @@ async def test_a_stream_whose_owner_dies_ends_with_one_final_message(
 
     async def tool(turn: Turn) -> None:
         await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 2})
+        await turn.progress(2)
         await turn.result(text("done"))
 
     upstream.tool(tool)

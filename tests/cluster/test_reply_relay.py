@@ -40,10 +40,9 @@ async def test_a_stream_is_relayed_while_it_runs(upstream: FakeUpstream, cluster
 
     async def tool(turn: Turn) -> None:
         await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         await go.wait()
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 2})
+        await turn.progress(2)
         await turn.result(text("done"))
 
     upstream.tool(tool)

@@ -14,7 +14,7 @@ from gateway.admin.snapshot import known_peers
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
 from tests.support.replicas import Cluster, Gate, asked_peers, in_time, opened, operations, steps
 from tests.support.workbench import ACCEPT, Client, eventually, jwt, later
 
@@ -60,15 +60,11 @@ async def test_the_status_shows_the_result_of_the_last_contact(upstream: FakeUps
 async def test_every_round_may_reach_another_replica(upstream: FakeUpstream, cluster: Cluster) -> None:
     stands = await cluster.begin("gw-1", "gw-2", "gw-3")
 
-    async def tool(turn: Turn) -> None:
-        answers = [await turn.elicit(f"q{number}") for number in range(6)]
-        await turn.result(text(json.dumps(len(answers))))
-
-    upstream.tool(tool)
+    upstream.tool(asks("done", *(f"q{number}" for number in range(6))))
     reply = await stands[0].client().call()
     for number in range(1, 7):
         reply = await stands[number % 3].client().answer(reply)
-    assert reply.text == "6"
+    assert reply.text == "done"
     assert [steps(each) for each in stands] == [{"held": 6}, {"forwarded": 2}, {"forwarded": 2}]
 
 
@@ -192,16 +188,12 @@ async def test_a_replay_route_needs_no_peers(upstream: FakeUpstream, cluster: Cl
     sections = {"route": {"continuation": "replay"}}
     stands = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address}, **sections)
 
-    async def tool(turn: Turn) -> None:
-        answers = [await turn.elicit(f"q{number}") for number in range(4)]
-        await turn.result(text(json.dumps(len(answers))))
-
-    upstream.tool(tool)
+    upstream.tool(asks("done", *(f"q{number}" for number in range(4))))
     reply = await stands[0].client().call()
     for number in range(1, 5):
         assert opened(reply.state).owner == ""
         reply = await stands[number % 2].client().answer(reply)
-    assert reply.text == "4"
+    assert reply.text == "done"
     assert [asked_peers(stand) for stand in stands] == [{}, {}]
     assert third.connections == 0
     assert len(upstream.of("tools/call")) == 5

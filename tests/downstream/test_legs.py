@@ -75,8 +75,7 @@ async def test_a_notification_before_the_result_of_a_retry_makes_a_stream(
 
     async def tool(turn: Turn) -> None:
         await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         await go.wait()
         await turn.result(text("done"))
 

@@ -192,8 +192,7 @@ async def test_every_result_may_set_the_state(upstream: FakeUpstream, begin: Sta
 
 async def test_a_result_on_a_stream_sets_the_state(upstream: FakeUpstream, begin: Start) -> None:
     async def progress(turn: Turn) -> None:
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         await turn.result(text("done"))
 
     upstream.tool(progress)

@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 
 from gateway.protocol import mcp
+from tests.parts.launch import is_alive
 from tests.support.gateway_process import (
     FAILURES,
     START_SECONDS,
@@ -59,15 +60,8 @@ def workers(gw: Gateway) -> dict[int, int]:
     return {line["worker"]: line["pid"] for line in gw.log("worker.started")}
 
 
-def lives(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    return False
-
-
 async def gone(gw: Gateway, pids: set[int], seconds: float = START_SECONDS) -> None:
-    await gw.until(lambda: not any(map(lives, pids)), f"all of {pids} have ended", seconds)
+    await gw.until(lambda: not any(map(is_alive, pids)), f"all of {pids} have ended", seconds)
 
 
 async def refused(gw: Gateway, times: int = 1) -> None:

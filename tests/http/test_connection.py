@@ -16,7 +16,6 @@ from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest, RequestBody
 from gateway.http.server.response import WholeResponse
 from gateway.http.server.traffic import Traffic
-from gateway.protocol import mcp
 from gateway.telemetry import Metrics
 from tests.support.authority import Authority
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -33,17 +32,14 @@ async def large(turn: Turn) -> None:
 
 
 async def large_stream(turn: Turn) -> None:
-    token = turn.body["params"]["_meta"]["progressToken"]
-    await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+    await turn.progress(1)
     await turn.result(LARGE)
 
 
 async def chatty(turn: Turn) -> None:
     """Send 15 MB of notifications."""
-    token = turn.body["params"]["_meta"]["progressToken"]
     for number in range(300):
-        params = {"progressToken": token, "progress": number, "message": "x" * 50_000}
-        await turn.notify(mcp.PROGRESS, params)
+        await turn.progress(number, message="x" * 50_000)
     await turn.result(text("done"))
 
 

@@ -85,8 +85,7 @@ async def connected(stand: Stand) -> AsyncIterator[Http10]:
 
 
 async def progressing(turn: Turn) -> None:
-    token = turn.body["params"]["_meta"]["progressToken"]
-    await turn.notify("notifications/progress", {"progressToken": token, "progress": 1})
+    await turn.progress(1)
     await turn.result(text("done"))
 
 

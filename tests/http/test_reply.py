@@ -1,6 +1,5 @@
 """Replies of a whole body: to a client that does not read it, and what is left of it."""
 
-from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.garbage import cycles
 from tests.support.raw_connection import raw_connection, request_head
@@ -12,8 +11,7 @@ async def test_a_client_that_does_not_read_is_let_go(upstream: FakeUpstream, beg
     stand = await begin(timeouts={"send_seconds": 0.1})
 
     async def tool(turn: Turn) -> None:
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         await turn.result(text("x" * 15_000_000))
 
     upstream.tool(tool)

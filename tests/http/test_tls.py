@@ -182,8 +182,7 @@ async def test_a_renewed_certificate_is_served_and_no_connection_is_dropped(
     go = asyncio.Event()
 
     async def wait(turn: Turn) -> None:
-        token = turn.body["params"].get("_meta", {}).get("progressToken")
-        await turn.notify("notifications/progress", {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         await go.wait()
         await turn.result(text("done"))
 

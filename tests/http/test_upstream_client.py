@@ -14,7 +14,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
-from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says
+from tests.support.fake_http import OK, FakeHttp, Script, answers, closes_when_used_again, says
 from tests.support.workbench import eventually
 
 WHERE = "The upstream"
@@ -49,23 +49,16 @@ async def read(client: Client, method: str, server: FakeHttp) -> bytes | None:
         raise exc.mapped(WHERE) from exc
 
 
-async def closes_when_used_again(wire: Wire) -> None:
-    """A server that takes a second request on a connection for one on a closed connection."""
-    await wire.request()
-    await wire.say(OK)
-    await wire.request()
-
-
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "OPTIONS"])
 async def test_a_request_that_may_run_twice_is_repeated_on_a_new_connection(client: Client, method: str) -> None:
-    async with FakeHttp(closes_when_used_again) as server:
+    async with FakeHttp(closes_when_used_again(OK)) as server:
         assert await read(client, method, server) == b"ok"
         assert await read(client, method, server) == b"ok"
         assert (len(server.requests), server.connections) == (3, 2)
 
 
 async def test_a_repetition_that_nobody_accepts_does_not_hide_that_the_first_one_may_have_come(client: Client) -> None:
-    async with FakeHttp(closes_when_used_again) as server:
+    async with FakeHttp(closes_when_used_again(OK)) as server:
         url = URL(server.url)
         assert await read(client, "GET", server) == b"ok"
         server.stop_listening()
@@ -78,7 +71,7 @@ async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
     client: Client, calls: HttpClient, method: str, *, is_repeatable: bool
 ) -> None:
     """All idle connections are as old as the one that proved dead."""
-    async with FakeHttp(closes_when_used_again) as server:
+    async with FakeHttp(closes_when_used_again(OK)) as server:
         url = URL(server.url)
         _ = await asyncio.gather(*(read(client, "GET", server) for _ in range(3)))
         assert calls.idle_connections == 3
@@ -89,7 +82,7 @@ async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_post_is_never_repeated(client: Client, method: str) -> None:
-    async with FakeHttp(closes_when_used_again) as server:
+    async with FakeHttp(closes_when_used_again(OK)) as server:
         assert await read(client, method, server) == b"ok"
         with pytest.raises(CallLost, match="broke the connection without a reply"):
             await read(client, method, server)

@@ -158,6 +158,14 @@ async def execute(
         )
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
 @asynccontextmanager
 async def running(*command: str | Path, **how: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a program, which gets no input unless it is given a `stdin`, and kill it at the end if it still runs."""

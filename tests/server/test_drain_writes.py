@@ -82,8 +82,7 @@ async def large(turn: Turn) -> None:
     name = turn.body["params"]["name"]
     if name == "progress":
         await turn.notify("notifications/progress", {"progressToken": turn.id, "progress": 1})
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify("notifications/progress", {"progressToken": token, "progress": 1})
+        await turn.progress(1)
     await turn.result(text("x" * SIZE))
 
 

@@ -223,11 +223,10 @@ async def test_a_reply_between_replicas_outlives_the_keys_it_began_with(
 
     async def tool(turn: Turn) -> None:
         await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.progress(1)
         running.set()
         await go.wait()
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 2})
+        await turn.progress(2)
         await turn.result(text("done"))
 
     upstream.tool(tool)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.parts.launch import is_alive
 from tests.support.host import JSON, META, Host, call, fake, host, initialize, legacy, modern
 from tests.support.workbench import eventually
 
@@ -35,16 +36,8 @@ async def new() -> AsyncIterator[Host]:
         yield running
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 async def gone(pid: int) -> None:
-    await eventually(lambda: not alive(pid), "it has ended", 60)
+    await eventually(lambda: not is_alive(pid), "it has ended", 60)
 
 
 # --- a modern host of a legacy server ---

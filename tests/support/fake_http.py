@@ -169,6 +169,17 @@ def says(*parts: bytes) -> Script:
     return script
 
 
+def closes_when_used_again(reply: bytes) -> Script:
+    """A script that takes a second request on a connection for one on a closed connection."""
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.say(reply)
+        await wire.request()
+
+    return script
+
+
 def stays(*parts: bytes) -> Script:
     """A script that answers one request with these bytes, then waits until the client closes the connection."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gateway.protocol import mcp
 from tests.support.served import Served
 
 DEADLINE = 5.0
@@ -126,6 +127,11 @@ class Turn:
 
     async def notify(self, method: str, params: dict[str, Any], *, side: bool = False) -> None:
         await self.say({"method": method, "params": params}, side=side)
+
+    async def progress(self, number: int, **more: Any) -> None:
+        """Report progress, with the token of the request, if it has one."""
+        token = self.body["params"].get("_meta", {}).get("progressToken")
+        await self.notify(mcp.PROGRESS, {"progressToken": token, "progress": number, **more})
 
     async def ask(self, method: str, params: Any = None, *, id_: Any = None, side: bool = False) -> Any:
         """Send one nested request; return its answer (a whole JSON-RPC response)."""

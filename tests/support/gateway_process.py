@@ -69,6 +69,17 @@ def configuration(upstream: str | dict[str, Any], overrides: dict[str, Any]) -> 
     return merged({**addresses, "routes": [route], **DEFAULTS}, over)
 
 
+def log_lines(log: str, **odd: str) -> list[dict[str, Any]]:
+    """A line that is not JSON is an `odd` event of its own."""
+    lines = []
+    for line in filter(None, log.split("\n")):
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            lines.append({"event": "(no JSON)", "text": line, **odd})
+    return lines
+
+
 class Front(ABC):
     """What clients connect to and tests inspect: one gateway, or a cluster."""
 
@@ -168,14 +179,7 @@ class Gateway(Front):
         return path.read_text(errors="replace") if path.exists() else ""
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
-        """A line that is not JSON is an event of its own."""
-        lines = []
-        for line in filter(None, self.stderr.split("\n")):
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                lines.append({"event": "(no JSON)", "level": "error", "text": line})
-        return [line for line in lines if event in (None, line.get("event"))]
+        return [line for line in log_lines(self.stderr, level="error") if event in (None, line.get("event"))]
 
     def tail(self) -> str:
         return "\n".join(self.stderr.splitlines()[-SHOWN_LINES:]) or "(nothing)"

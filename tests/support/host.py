@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.parts.launch import REPOSITORY, running
+from tests.support.gateway_process import log_lines
 
 JSON = dict[str, Any]
 META = "io.modelcontextprotocol/"
@@ -68,13 +69,7 @@ class Host:
     @property
     def log(self) -> list[JSON]:
         """The lines of its log; a line that is not JSON came from elsewhere."""
-        lines = []
-        for line in self._log.read_text(errors="replace").splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                lines.append({"event": "(no JSON)", "text": line})
-        return lines
+        return log_lines(self._log.read_text(errors="replace"))
 
     @property
     def unread(self) -> list[JSON]:

@@ -312,14 +312,6 @@ async def test_a_trace_does_not_replace_a_header_that_the_route_sets(
 # -- what is sent, and what is not ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No OTEL_* variable but those of the test."""
-    for name in ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
 @pytest.mark.parametrize("name", [None, "front"])
 async def test_spans_arrive_at_a_receiver_when_the_gateway_stops(
     upstream: FakeUpstream, begin: Start, environment: pytest.MonkeyPatch, name: str | None

@@ -12,14 +12,6 @@ from gateway.telemetry import TracesUnavailable, check_traces, open_traces
 from tests.support import workbench
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No OTEL_* variable but those of the test."""
-    for name in ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [

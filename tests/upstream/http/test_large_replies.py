@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.protocol import mcp
 from gateway.runtime.arrivals import Arrivals
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
@@ -45,8 +44,7 @@ async def plain(turn: Turn, words: str, go: asyncio.Event) -> None:
 
 
 async def after_a_notification(turn: Turn, words: str, go: asyncio.Event) -> None:
-    token = turn.body["params"]["_meta"]["progressToken"]
-    await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+    await turn.progress(1)
     await event_in_two(turn, words, go)
 
 
