@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import TypeVar
 
 from gateway.protocol.errors import ShuttingDown
@@ -10,29 +11,49 @@ from gateway.protocol.errors import ShuttingDown
 T = TypeVar("T")
 
 
+class Stage(IntEnum):
+    """How far it has come."""
+
+    SERVING = 0
+    ANNOUNCED = 1
+    """Load balancers are told; what they still send is served."""
+    DRAINING = 2
+    PARTED = 3
+
+
 class Draining:
     """The state of the drain of one process; it only moves forward."""
 
     def __init__(self) -> None:
-        self.leaves_results = False
-        """Whether this process is to end, and another one can give the results that its clients may not have read."""
-        self.has_begun = False
-        """Whether this process begins no new calls, sessions and streams."""
-        self.ends_at: float | None = None
-        """Monotonic; by then, other replicas end each leg that this one has sent them."""
-        self.has_parted = False
-        """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
+        self._stage = Stage.SERVING
         self.is_resumable = True
         """Whether another process can continue a call that waits for its client then, be it a new one of this name."""
+        self.ends_at: float | None = None
+        """Monotonic; by then, other replicas end each leg that this one has sent them."""
         self.let_go: frozenset[str] = frozenset()
         """The ids of the exchanges that it has left to others."""
         self.unawaited = 0
         """Requests in flight that the drain does not wait for: streams that end only with their clients."""
         self._preparations: dict[asyncio.Timeout, None] = {}
 
-    def announce(self, *, leaves_results: bool) -> None:
+    @property
+    def leaves_results(self) -> bool:
+        """Whether this process is to end, and another one can give the results that its clients may not have read."""
+        return self._stage >= Stage.ANNOUNCED and self.is_resumable
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this process begins no new calls, sessions and streams."""
+        return self._stage >= Stage.DRAINING
+
+    @property
+    def has_parted(self) -> bool:
+        """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
+        return self._stage is Stage.PARTED
+
+    def announce(self, *, is_resumable: bool) -> None:
         """This process is to end."""
-        self.leaves_results = leaves_results
+        self._stage, self.is_resumable = Stage.ANNOUNCED, is_resumable
 
     def begin(self, ends_at: float | None) -> None:
         """Begin no new calls and no new streams.
@@ -40,7 +61,7 @@ class Draining:
         Other replicas serve the new calls, and end each of their legs by `ends_at` (monotonic). None: there is no
         other replica, and new calls are refused.
         """
-        self.has_begun, self.ends_at = True, ends_at
+        self._stage, self.ends_at = Stage.DRAINING, ends_at
         for preparation in self._preparations:
             preparation.reschedule(asyncio.get_running_loop().time())
 
@@ -85,5 +106,5 @@ class Draining:
 
     def part(self, let_go: Iterable[str], *, is_resumable: bool) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""
-        self.has_parted, self.is_resumable = True, is_resumable
+        self._stage, self.is_resumable = Stage.PARTED, is_resumable
         self.let_go |= frozenset(let_go)
