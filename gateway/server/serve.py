@@ -17,12 +17,9 @@ async def serve(
 ) -> None:
     """Run until SIGTERM or SIGINT; a second signal ends at once, and so does one before the gateway is ready.
 
-    Raises OSError when an address is taken. `file` is read again on SIGHUP. If this is not
-    all that the process does, what belongs to the whole process is left alone: its limits, its memory, its signals
-    outside of the event loop.
+    Raises OSError when an address is taken. `file` is read again on SIGHUP. If this is not all that the process does,
+    what belongs to the whole process is left alone: its limits, its memory, its signals outside of the event loop.
     """
-    if is_whole_process:
-        _raise_open_files()
     gateway = Gateway(config, worker, file)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -30,26 +27,24 @@ async def serve(
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
     if is_whole_process:
+        _raise_open_files()
         _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     starting, first = loop.create_task(gateway.start()), loop.create_task(signals.get())
     await _until_signal(starting, first)
-    if starting.cancelled() or isinstance(starting.exception(), OSError):
+    if starting.cancelled() or starting.exception() is not None:
         _ = first.cancel()
-        await gateway.close()
-    if starting.cancelled():
+    else:
         if is_whole_process:
-            ignore_signals()
-        return
-    starting.result()
-    if is_whole_process:
-        _tune_garbage_collection()
-        give_memory_back(gateway)
-    # A process that was started at a terminal has no load balancer that must notice the drain.
-    delay = gateway.config.hold.drain_delay_seconds if await first is signal.SIGTERM else 0
-    second = loop.create_task(signals.get())
-    await _until_signal(gateway.tasks.start(drain(gateway, delay_seconds=delay), "drain"), second)
-    _ = second.cancel()
+            _tune_garbage_collection()
+            give_memory_back(gateway)
+        # A process that was started at a terminal has no load balancer that must notice the drain.
+        delay = gateway.config.hold.drain_delay_seconds if await first is signal.SIGTERM else 0
+        second = loop.create_task(signals.get())
+        await _until_signal(gateway.tasks.start(drain(gateway, delay_seconds=delay), "drain"), second)
+        _ = second.cancel()
     await gateway.close()
+    if not starting.cancelled():
+        starting.result()  # why it could not start, if it could not
     if is_whole_process:
         ignore_signals()
 
