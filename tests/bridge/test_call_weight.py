@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, text, waits
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later
@@ -66,8 +66,7 @@ async def test_a_call_that_runs_weighs_until_its_end(upstream: FakeUpstream, beg
     if not is_new:
         upstream.tool(lambda turn: turn.result(text("warm")))
         assert (await client.call()).text == "warm"
-    go = asyncio.Event()
-    upstream.tool(waits(go, "done"))
+    go = upstream.waiting_tool()
     running = later(client.call(arguments=LARGE))
     _ = await upstream.saw("tools/call", 1 if is_new else 2)
     assert weighed(stand) > 200_000

@@ -18,7 +18,7 @@ from gateway.exchange.machine import Exchange
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp, request
 from gateway.tasks.live_task import LiveTask
-from tests.support.fake_upstream import URL, FakeUpstream, Turn, ask, asks, event, text, waits
+from tests.support.fake_upstream import URL, FakeUpstream, Turn, ask, asks, event, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later
 
@@ -82,8 +82,7 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_call_parked(
 
 async def test_silence_is_filled_with_comments(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
-    go = asyncio.Event()
-    upstream.tool(waits(go, "at last"))
+    go = upstream.waiting_tool("at last")
     async with stand.client().open("tools/call", {"name": "tool"}) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
         assert response.headers["X-Accel-Buffering"] == "no"

@@ -1,6 +1,5 @@
 """The requestState of a round: what it is bound to, and what it holds."""
 
-import asyncio
 import json
 from random import Random
 from unittest.mock import Mock
@@ -13,7 +12,7 @@ from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request_meta import Capabilities
-from tests.support.fake_upstream import FakeUpstream, ask, asks, waits
+from tests.support.fake_upstream import FakeUpstream, ask, asks
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, jwt, later
 
@@ -58,8 +57,7 @@ async def test_a_refreshed_token_may_answer(upstream: FakeUpstream, stand: Stand
 async def test_a_round_without_questions_brings_only_the_state(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    go = asyncio.Event()
-    upstream.tool(waits(go, "done"))
+    go = upstream.waiting_tool()
     call = later(client.call())
     _ = await upstream.saw("tools/call")
     (driver,) = stand.gateway.downstream.legs.running

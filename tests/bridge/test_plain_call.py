@@ -17,20 +17,6 @@ from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually, later, leave
 
 
-class Waiting:
-    """A tool that waits until the test lets it go on."""
-
-    def __init__(self, upstream: FakeUpstream) -> None:
-        self.go = asyncio.Event()
-        self.turn: Turn
-        upstream.tool(self.run)
-
-    async def run(self, turn: Turn) -> None:
-        self.turn = turn
-        await self.go.wait()
-        await turn.result(text("done"))
-
-
 async def warm(client: Client, upstream: FakeUpstream) -> None:
     """Open the session, so that the next call finds it idle."""
     upstream.tool(lambda turn: turn.result(text("warm")))
@@ -43,13 +29,13 @@ def plain(stand: Stand) -> dict[Any, float]:
 
 async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     await warm(client, upstream)
-    tool = Waiting(upstream)
+    go = upstream.waiting_tool()
     call = later(client.call())
     _ = await upstream.saw("tools/call", 2)
     assert stand.busy_tasks() == []
     ((waiting,),) = (plain(stand),)
     assert waiting.driver is None
-    tool.go.set()
+    go.set()
     assert (await call).text == "done"
     assert waiting.driver is None
     assert stand.sessions("idle") == 1
@@ -119,7 +105,7 @@ async def test_a_client_that_leaves_has_it_cancelled_upstream(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
     await warm(client, upstream)
-    _ = Waiting(upstream)
+    _ = upstream.waiting_tool()
     call = later(client.call())
     sent = (await upstream.saw("tools/call", 2))[-1]
     await leave(call)
@@ -142,12 +128,12 @@ async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> No
     stand = await begin(hold={"drain_seconds": 0.05})
     client = stand.client()
     await warm(client, upstream)
-    tool = Waiting(upstream)
+    go = upstream.waiting_tool()
     call = later(client.call())
     _ = await upstream.saw("tools/call", 2)
     await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 5)
     assert "shut down" in (await call).error["message"]
-    tool.go.set()
+    go.set()
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
@@ -189,14 +175,14 @@ async def test_the_limit_of_its_leg_counts_from_the_beginning_of_the_call(
     upstream: FakeUpstream, begin: Start, timers: Timers
 ) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.2})
-    client, waiting = stand.client(), Waiting(upstream)
+    client = stand.client()
     await warm(client, upstream)
-    upstream.tool(waiting.run)
+    go = upstream.waiting_tool()
     async with client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
         assert await response.content.readuntil(b":\n\n"), "the time of the keep-alive has come"
         (driver,) = stand.gateway.downstream.legs.running
         assert driver.live.deadlines.shared[Timer.LEG].deadline(driver) is None
         (timer,) = [each for each in timers.all if 45 < each[0] < 50]
         assert not timer[1].cancelled(), "a timer of its own, for the rest of the limit"
-        waiting.go.set()
+        go.set()
         assert b"done" in await response.read()

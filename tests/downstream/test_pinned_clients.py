@@ -1,6 +1,5 @@
 """SEP-1655 on the bridge, by a client that follows the paper line by line, before one replica and before several."""
 
-import asyncio
 import base64
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers
 from tests.support.fake_peer import Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn, text, waits
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Cluster, asked_peers
 from tests.support.stand import Start
 from tests.support.state_keeper import SERVER, SESSION, KeepingClient, StateKeeper
@@ -137,8 +136,7 @@ async def test_a_new_session_of_a_client_has_a_session_upstream_of_its_own(
 async def test_the_calls_of_a_client_take_turns(upstream: FakeUpstream, begin: Start) -> None:
     client = PaperClient(await begin(route=ROUTE, timeouts={"session_wait_seconds": 0.1}))
     _ = await client.call()
-    go = asyncio.Event()
-    upstream.tool(waits(go, "late"))
+    go = upstream.waiting_tool("late")
     first = later(client.call())
     _ = await upstream.saw("tools/call", 2)
     busy = await client.call()

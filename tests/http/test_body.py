@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.config import InForce
 from gateway.http.server.body import read_body
 from gateway.runtime.budget import Budget
-from tests.support.fake_upstream import FakeUpstream, waits
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.logs import Lines
 from tests.support.raw_connection import RawConnection, raw_connection, request_head
 from tests.support.replicas import sample
@@ -209,8 +209,7 @@ async def test_unfinished_heads_count_too(begin: Start) -> None:
 
 async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(limits={"body_bytes": 10_000, "receiving_bytes": 20_000})
-    go = asyncio.Event()
-    upstream.tool(waits(go, "ok"))
+    go = upstream.waiting_tool("ok")
     headers, body = stand.client().build("tools/call", {"name": "tool"})
     head = request_head(stand, headers, body).replace(b"Connection: close\r\n", b"")
     async with raw_connection(stand) as raw:

@@ -1,9 +1,8 @@
 """Clients of HTTP/1.0, as nginx is by default before 1.29.7: no chunks, and whatever has no length ends by closing."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from gateway.protocol import sse
 from tests.parts.launch import free_port
 from tests.support.cluster import Balancer, installed
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text, waits
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import Client, Reply, Stand
 
@@ -21,32 +21,22 @@ NONE: Mapping[str, str] = {}
 OLD_CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "tool", "arguments": {}}}
 
 
-class Http10:
+class Http10(RawConnection):
     """A connection that speaks HTTP/1.0."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def send(self, path: str, headers: Mapping[str, str], body: bytes, method: str = "POST") -> None:
+    async def request(self, headers: Mapping[str, str], body: bytes, method: str = "POST") -> None:
         fields = {"Host": "127.0.0.1", "Content-Length": str(len(body)), **headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        self.writer.write(f"{method} {path} HTTP/1.0\r\n{head}\r\n".encode() + body)
-        await self.writer.drain()
+        await self.send(f"{method} /mcp HTTP/1.0\r\n{head}\r\n".encode() + body)
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of the reply; nothing comes before them."""
-        async with asyncio.timeout(DEADLINE):
-            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+        lines = (await self.until(b"\r\n\r\n")).decode().split("\r\n")[:-2]
         version, status, _ = lines[0].split(" ", 2)
         assert version in ("HTTP/1.0", "HTTP/1.1")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         assert "transfer-encoding" not in headers
         return int(status), headers
-
-    async def rest(self) -> bytes:
-        """Everything up to the end of the connection."""
-        async with asyncio.timeout(DEADLINE):
-            return await self.reader.read()
 
     async def events(self) -> list[Any]:
         """The messages of a stream that ends with its connection."""
@@ -74,14 +64,7 @@ def plain_nginx(directory: Path, behind: str) -> Balancer:
     return nginx
 
 
-@asynccontextmanager
-async def connected(stand: Stand) -> AsyncIterator[Http10]:
-    host, _, port = stand.gateway.listen.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        yield Http10(reader, writer)
-    finally:
-        writer.close()
+connected = partial(raw_connection, kind=Http10)
 
 
 async def progressing(turn: Turn) -> None:
@@ -96,7 +79,7 @@ async def test_a_call_with_progress_is_a_stream_that_ends_with_its_connection(
     upstream.tool(progressing)
     sent, body = client.build("tools/call", {"name": "tool", "arguments": {}}, TOKEN, headers)
     async with connected(stand) as http:
-        await http.send("/mcp", sent, body)
+        await http.request(sent, body)
         told, last = await http.events()
     assert told["method"] == "notifications/progress"
     assert last["result"]["content"][0]["text"] == "done"
@@ -105,13 +88,12 @@ async def test_a_call_with_progress_is_a_stream_that_ends_with_its_connection(
 
 async def test_silence_is_filled_with_comments_and_the_call_goes_on(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
-    go = asyncio.Event()
-    upstream.tool(waits(go, "at last"))
+    go = upstream.waiting_tool("at last")
     sent, body = stand.client().build("tools/call", {"name": "tool", "arguments": {}})
     async with connected(stand) as http:
-        await http.send("/mcp", sent, body)
+        await http.request(sent, body)
         _ = await http.head()
-        assert await http.reader.readexactly(3) == sse.KEEP_ALIVE
+        assert await http.exactly(3) == sse.KEEP_ALIVE
         go.set()
         (last,) = messages(await http.rest())
     assert last["result"]["content"][0]["text"] == "at last"
@@ -122,7 +104,7 @@ async def test_a_connection_ends_with_its_reply_even_if_the_client_asks_to_keep_
 ) -> None:
     async with connected(stand) as http:
         sent, body = client.build("tools/call", {"name": "tool", "arguments": {}})
-        await http.send("/mcp", sent | {"Connection": "keep-alive"}, body)
+        await http.request(sent | {"Connection": "keep-alive"}, body)
         status, headers = await http.head()
         assert (status, headers["connection"]) == (200, "close")
         assert json.loads(await http.rest())["result"]["content"][0]["text"] == "done"
@@ -131,12 +113,12 @@ async def test_a_connection_ends_with_its_reply_even_if_the_client_asks_to_keep_
 async def test_a_subscription_is_served(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     upstream.capabilities = {"tools": {"listChanged": True}}
     sent, body = client.build("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
-    async with connected(stand) as http, asyncio.timeout(DEADLINE):
-        await http.send("/mcp", sent, body)
+    async with connected(stand) as http:
+        await http.request(sent, body)
         _ = await http.head()
-        assert b"acknowledged" in await http.reader.readuntil(b"\n\n")
+        assert b"acknowledged" in await http.until(b"\n\n")
         upstream.side("s1").put_nowait(b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n')
-        assert b"list_changed" in await http.reader.readuntil(b"\n\n")
+        assert b"list_changed" in await http.until(b"\n\n")
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
@@ -151,7 +133,7 @@ async def test_an_event_stream_that_is_passed_through_ends_with_its_connection(
     upstream.tool(tool)
     headers = {"Content-Type": "application/json", "Mcp-Session-Id": "s1", "Connection": connection}
     async with connected(stand) as http:
-        await http.send("/mcp", headers, json.dumps(OLD_CALL).encode())
+        await http.request(headers, json.dumps(OLD_CALL).encode())
         told, last = await http.events()
     assert told["method"] == "notifications/message"
     assert last["result"]["content"][0]["text"] == "old"
@@ -162,13 +144,13 @@ async def test_a_side_stream_that_is_passed_through_is_written_as_it_comes(
 ) -> None:
     upstream.known.add("s1")
     headers = {"Accept": "text/event-stream", "Mcp-Session-Id": "s1", "MCP-Protocol-Version": "2025-11-25"}
-    async with connected(stand) as http, asyncio.timeout(DEADLINE):
-        await http.send("/mcp", headers, b"", "GET")
+    async with connected(stand) as http:
+        await http.request(headers, b"", "GET")
         _ = await http.head()
         upstream.side("s1").put_nowait(b"data: {}\n\n")
-        assert await http.reader.readuntil(b"\n\n") == b"data: {}\n\n"
+        assert await http.until(b"\n\n") == b"data: {}\n\n"
         upstream.side("s1").put_nowait(None)
-        assert await http.reader.read() == b""
+        assert await http.rest() == b""
 
 
 async def test_an_http_1_0_client_is_not_told_to_continue(stand: Stand, client: Client) -> None:
@@ -177,10 +159,9 @@ async def test_an_http_1_0_client_is_not_told_to_continue(stand: Stand, client: 
     fields = {**sent, "Expect": "100-continue", "Host": "127.0.0.1", "Content-Length": str(len(body))}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     async with connected(stand) as http:
-        http.writer.write(f"POST /mcp HTTP/1.0\r\n{head}\r\n".encode())
-        await http.writer.drain()
+        await http.send(f"POST /mcp HTTP/1.0\r\n{head}\r\n".encode())
         _ = await client.call()  # by then it has waited for the body that does not come
-        http.writer.write(body)
+        await http.send(body)
         assert (await http.head())[0] == 200
 
 

@@ -21,7 +21,7 @@ from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Metrics
 from tests.parts.launch import free_port
 from tests.support.authority import Authority, server_context
-from tests.support.fake_upstream import FakeUpstream, waits
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import DEADLINE, Stand, eventually, later
@@ -46,8 +46,7 @@ async def test_a_second_head_on_a_kept_connection_has_the_same_deadline(begin: S
 
 async def test_a_long_call_is_not_closed_by_the_heads_deadline(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(limits={"receive_seconds": 0.05})
-    go = asyncio.Event()
-    upstream.tool(waits(go, "ok"))
+    go = upstream.waiting_tool("ok")
     call = later(stand.client().call())
     await upstream.saw("tools/call")
     asyncio.get_running_loop().call_later(0.2, go.set)  # the time under test

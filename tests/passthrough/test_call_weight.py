@@ -8,7 +8,7 @@ import pytest
 
 from tests.passthrough.test_forwarder import OLD
 from tests.support import copies
-from tests.support.fake_upstream import FakeUpstream, Turn, text, waits
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually, later
 
@@ -26,8 +26,7 @@ def call(id_: int) -> bytes:
 @pytest.mark.parametrize(("who", "status"), [("ada", 429), ("bob", 503)])
 async def test_calls_that_do_not_fit_are_refused(upstream: FakeUpstream, begin: Start, who: str, status: int) -> None:
     stand = await begin(limits={"calls_bytes": 150_000, "calls_bytes_per_principal": 120_000})
-    go = asyncio.Event()
-    upstream.tool(waits(go, "done"))
+    go = upstream.waiting_tool()
 
     async def post(data: bytes, who: str = "ada") -> tuple[int, bytes]:
         headers = {**OLD, "Authorization": f"Bearer {who}"}

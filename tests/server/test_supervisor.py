@@ -1,15 +1,11 @@
 """The supervisor, where a real worker would have to be unlucky: first starts that fail, and folders for sockets."""
 
 import asyncio
-import io
-import json
 import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,24 +13,9 @@ import pytest
 from gateway.cluster.worker import Worker
 from gateway.config import Config, Hold, Route, State, Timeouts, Upstream
 from gateway.server import supervisor
-from gateway.telemetry import configure_logging
 from tests.parts.launch import free_port
 from tests.support import broken_workers
-
-Log = Callable[[str], list[dict[str, Any]]]
-
-
-@pytest.fixture
-def log() -> Log:
-    """The lines of an event so far."""
-    stream = io.StringIO()
-    configure_logging("info", "json", stream)
-
-    def lines(event: str) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in stream.getvalue().splitlines()]
-        return [line for line in found if line["event"] == event]
-
-    return lines
+from tests.support.logs import Lines
 
 
 def config() -> Config:
@@ -51,7 +32,7 @@ def config() -> Config:
 
 @pytest.mark.processes
 async def test_a_worker_that_cannot_listen_says_why_and_ends_the_program(
-    monkeypatch: pytest.MonkeyPatch, log: Log, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_cannot_listen)
     async with asyncio.timeout(60):
@@ -59,35 +40,37 @@ async def test_a_worker_that_cannot_listen_says_why_and_ends_the_program(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "server.failed" in line]
     assert "cannot listen at unix:" in line
     assert not multiprocessing.active_children()
-    assert len(log("worker.started")) == 2, "nobody was started again"
+    assert len(log_lines("worker.started")) == 2, "nobody was started again"
 
 
 @pytest.mark.processes
 async def test_a_worker_that_crashes_at_its_first_start_ends_the_program(
-    monkeypatch: pytest.MonkeyPatch, log: Log
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines
 ) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes)
     async with asyncio.timeout(60):
         assert await supervisor.supervise(config()) == 1
     assert not multiprocessing.active_children()
-    (line,) = log("worker.ended")
+    (line,) = log_lines("worker.ended")
     assert (line["worker"], line["exit_code"], line["level"]) == (broken_workers.BROKEN, broken_workers.CODE, "error")
-    assert len(log("worker.started")) == 2
+    assert len(log_lines("worker.started")) == 2
 
 
 @pytest.mark.processes
-async def test_a_worker_that_hangs_does_not_keep_the_program_alive(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+async def test_a_worker_that_hangs_does_not_keep_the_program_alive(
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines
+) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
     monkeypatch.setattr(supervisor, "_SPARE_SECONDS", 0.1)
     async with asyncio.timeout(60):
         assert await supervisor.supervise(config()) == 1
     assert not multiprocessing.active_children()
-    assert [line["worker"] for line in log("worker.ended")] == [broken_workers.BROKEN, 0]
+    assert [line["worker"] for line in log_lines("worker.ended")] == [broken_workers.BROKEN, 0]
 
 
 @pytest.mark.processes
 async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
-    monkeypatch: pytest.MonkeyPatch, log: Log
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines
 ) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
 
@@ -98,8 +81,8 @@ async def test_a_supervisor_that_falls_to_a_bug_takes_its_workers_with_it(
     with pytest.raises(ZeroDivisionError):
         async with asyncio.timeout(60):
             _ = await supervisor.supervise(config())
-    assert len(log("worker.started")) == 2
-    for line in log("worker.started"):
+    assert len(log_lines("worker.started")) == 2
+    for line in log_lines("worker.started"):
         with pytest.raises(ProcessLookupError):
             os.kill(line["pid"], 0)
 

@@ -14,7 +14,7 @@ from gateway.protocol import mcp
 from gateway.sessions import group as groups
 from tests.bridge.test_holds import reach_leg_limit
 from tests.support.fake_sse import FakeSse, Message
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text, waits
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
 from tests.upstream.test_faults import challenge
@@ -105,8 +105,7 @@ async def test_a_fresh_credential_needs_no_second_session_to_collect_a_long_call
     upstream: FakeUpstream, begin: Start, cap: dict[str, int]
 ) -> None:
     stand = await begin(sessions=cap, timeouts={"session_wait_seconds": 0.05})
-    go = asyncio.Event()
-    upstream.tool(waits(go, "done"))
+    go = upstream.waiting_tool()
     running = later(stand.client(REAL).call())
     await upstream.saw("tools/call")
     reach_leg_limit(stand)

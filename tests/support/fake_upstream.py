@@ -238,6 +238,12 @@ class FakeUpstream(Served):
         self.on("tools/call", script)
         return script
 
+    def waiting_tool(self, value: str = "done") -> asyncio.Event:
+        """Have tools/call wait until the event is set, and then give this result."""
+        go = asyncio.Event()
+        self.tool(waits(go, value))
+        return go
+
     def once(self, word: str, script: Script) -> None:
         """Answer the next request of that kind with this script, and later ones as before."""
         before = self.scripts.get(word)

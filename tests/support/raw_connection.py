@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from tests.support.workbench import Stand
 
@@ -44,13 +45,18 @@ class RawConnection:
                 return b""
 
 
+Raw = TypeVar("Raw", bound=RawConnection)
+
+
 @asynccontextmanager
-async def raw_connection(stand: Stand, address: str = "", own: str | None = None) -> AsyncIterator[RawConnection]:
+async def raw_connection(
+    stand: Stand, address: str = "", own: str | None = None, kind: type[Raw] = RawConnection
+) -> AsyncIterator[Raw]:
     """Connect to the listener for clients, or to another address; `own` is the client's own IP address."""
     host, _, port = (address or stand.gateway.listen).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), local_addr=None if own is None else (own, 0))
     try:
-        yield RawConnection(reader, writer)
+        yield kind(reader, writer)
     finally:
         writer.close()
 

@@ -21,30 +21,18 @@ from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.memory import alive
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, eventually, later
 
 
-class Gate:
-    """A tool that waits for the test."""
-
-    def __init__(self, upstream: FakeUpstream) -> None:
-        self.go = asyncio.Event()
-        upstream.tool(self.tool)
-
-    async def tool(self, turn: Turn) -> None:
-        await self.go.wait()
-        await turn.result(text("done"))
-
-
 async def test_one_call_in_flight_per_session(upstream: FakeUpstream, client: Client) -> None:
-    gate = Gate(upstream)
+    go = upstream.waiting_tool()
     calls = asyncio.gather(*(client.call() for _ in range(3)))
     seen = await upstream.saw("tools/call", 3)
     assert len({request.session for request in seen}) == 3
-    gate.go.set()
+    go.set()
     await calls
     await client.call()
     assert len(upstream.of("initialize")) == 3, "a free session is used again"
@@ -105,7 +93,7 @@ async def test_a_deaf_idle_session_is_not_used_again(upstream: FakeUpstream, sta
 async def test_a_session_that_went_deaf_in_its_call_is_ended_after_it(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    gate = Gate(upstream)
+    go = upstream.waiting_tool()
 
     calling = later(client.call())
     await upstream.saw("tools/call")
@@ -113,7 +101,7 @@ async def test_a_session_that_went_deaf_in_its_call_is_ended_after_it(
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
     await eventually(lambda: any(session.lost for session in stand.group().sessions))
-    gate.go.set()
+    go.set()
     assert (await calling).text == "done"
     assert (await upstream.saw("DELETE"))[0].session == "s1"
 
@@ -133,10 +121,10 @@ async def test_closing_ends_idle_sessions(upstream: FakeUpstream, stand: Stand) 
 
 async def test_a_session_that_comes_free_is_handed_over(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(sessions={"max": 1})
-    gate = Gate(upstream)
+    go = upstream.waiting_tool()
     calls = asyncio.gather(*(stand.client().call() for _ in range(4)))
     await upstream.saw("tools/call")
-    gate.go.set()
+    go.set()
     assert [reply.text for reply in await calls] == ["done"] * 4
     assert len(upstream.of("initialize")) == 1
 
@@ -144,7 +132,7 @@ async def test_a_session_that_comes_free_is_handed_over(upstream: FakeUpstream, 
 @pytest.mark.parametrize("cap", ["max", "max_per_principal"])
 async def test_waiting_for_a_session_ends_with_503(upstream: FakeUpstream, begin: Start, cap: str) -> None:
     stand = await begin(sessions={cap: 1}, timeouts={"session_wait_seconds": 0.1})
-    gate = Gate(upstream)
+    go = upstream.waiting_tool()
     first = later(stand.client().call())
     await upstream.saw("tools/call")
     reply = await stand.client().call()
@@ -153,9 +141,9 @@ async def test_waiting_for_a_session_ends_with_503(upstream: FakeUpstream, begin
     if cap == "max_per_principal":
         other = later(stand.client("Bearer other").call())
         await upstream.saw("tools/call", 2)
-        gate.go.set()
+        go.set()
         assert (await other).text == "done"
-    gate.go.set()
+    go.set()
     assert (await first).text == "done"
 
 
@@ -170,10 +158,10 @@ async def test_idle_sessions_of_a_restarted_server_go_together_and_the_one_that_
     upstream: FakeUpstream, stand: Stand
 ) -> None:
     """The other one may have been opened since the server was started again."""
-    client, gate = stand.client("Bearer x"), Gate(upstream)
+    client, go = stand.client("Bearer x"), upstream.waiting_tool()
     both = [later(client.call()) for _ in range(2)]
     await upstream.saw("tools/call", 2)
-    gate.go.set()
+    go.set()
     _ = await asyncio.gather(*both)
     upstream.tool(upstream.plain)
     upstream.forget()
