@@ -16,7 +16,7 @@ from functools import partial
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from msgspec import Raw
 
@@ -30,6 +30,7 @@ from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.written_pipe import WrittenPipe
 from gateway.telemetry import Event, get_logger, secret_arguments
 from gateway.telemetry.upstream_health import UpstreamHealth
 
@@ -83,10 +84,11 @@ def given_secrets(upstream: Upstream) -> list[str]:
     return [*upstream.env.values(), *(command[index][start:] for index, start in secret_arguments(command).items())]
 
 
-class Child(asyncio.BaseProtocol):
+class Child(WrittenPipe):
     """A reaper, its server, and all processes that the server starts; the protocol of the pipe to that one."""
 
     def __init__(self, upstream: Upstream, route: str, client: Client, tasks: Tasks, health: UpstreamHealth) -> None:
+        super().__init__()
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
@@ -103,8 +105,6 @@ class Child(asyncio.BaseProtocol):
         self.route = route
         self._client = client
         self._tasks = tasks
-        self._free: asyncio.Future[None] | None = None
-        """Done when the pipe to it has taken everything; None if it has."""
         self._exit = ""
         """How the server exited, if that is known before its output ended."""
         self._output = _Output(Lines(client.limits.event_bytes), client.arriving, self)
@@ -112,7 +112,6 @@ class Child(asyncio.BaseProtocol):
         """What hears its messages, if anything does."""
         self.stderr_log = StderrLog(route, given_secrets(upstream))
         self._process: world.Started
-        self._stdin: asyncio.WriteTransport
         self._transports: list[asyncio.BaseTransport] = []
         """All but that of an input that is lost."""
         self._control: tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -206,8 +205,8 @@ class Child(asyncio.BaseProtocol):
         # The kernel has closed the reaper's files, so the reaper exits within microseconds.
         _ = self._process.wait()
         _ = await asyncio.wait((self.stderr_log.ended,), timeout=_LAST_OUTPUT_SECONDS)
-        if self._stdin in self._transports:  # asyncio's transports cannot be aborted once they are lost
-            self._stdin.abort()  # a close would wait for unwritten data
+        if self.pipe in self._transports:  # asyncio's transports cannot be aborted once they are lost
+            self.pipe.abort()  # a close would wait for unwritten data
         for transport in self._transports:
             transport.close()
         if self.asked:
@@ -281,26 +280,13 @@ class Child(asyncio.BaseProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The pipe is open."""
-        # Not later: the server may have closed its end by then, and uvloop raises for a closed transport. With this,
-        # `resume_writing` is called once everything is in the pipe.
-        self._stdin = cast("asyncio.WriteTransport", transport)
-        self._stdin.set_write_buffer_limits(high=0)
-        self._transports.append(self._stdin)
+        super().connection_made(transport)
+        self._transports.append(self.pipe)
 
-    def pause_writing(self) -> None:
-        """The pipe is full."""
-        self._free = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        """The pipe has taken everything."""
-        if self._free is not None:
-            self._free.set_result(None)
-            self._free = None
-
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The pipe is closed."""
-        self._transports.remove(self._stdin)
-        self.resume_writing()
+        self._transports.remove(self.pipe)
+        super().connection_lost(exc)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -310,22 +296,22 @@ class Child(asyncio.BaseProtocol):
 
     def write(self, message: bytes) -> None:
         """Write one message without waiting."""
-        if not self.over.done() and not self._stdin.is_closing():  # uvloop raises on a write to a closed pipe
-            self._stdin.write(one_line(message))
+        if not self.over.done() and not self.pipe.is_closing():  # uvloop raises on a write to a closed pipe
+            self.pipe.write(one_line(message))
 
     async def send(self, message: bytes) -> None:
         """Write one message and wait until the pipe holds all of it. Raises CallLost."""
-        if not self.over.done() and not self._stdin.is_closing():
+        if not self.over.done() and not self.pipe.is_closing():
             self.write(message)
-            if self._free is not None:
+            if self.free is not None:
                 seconds = self._client.timeouts.answer_seconds
-                _ = await asyncio.wait((self._free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if self._stdin.is_closing():  # it closed its input, so it is probably about to exit
+                _ = await asyncio.wait((self.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self.pipe.is_closing():  # it closed its input, so it is probably about to exit
             _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
             self._end("closed its input")
         if self.over.done():
             raise CallLost(f"{self.where} {self.over.result()}; the call may have had effects")
-        if self._free is not None:
+        if self.free is not None:
             raise CallLost(
                 f"{self.where} did not read its input within timeouts.answer_seconds; the call may have had effects"
             )
@@ -364,7 +350,7 @@ class Child(asyncio.BaseProtocol):
         self._ask_to_end()
         control = self._control[1]
         try:
-            self._stdin.close()
+            self.pipe.close()
             if await self._is_gone(_EOF_SECONDS):
                 return
             self._order(b"t")

@@ -10,22 +10,24 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final
 
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.pieces import Turn, cut
+from gateway.runtime.written_pipe import WrittenPipe
 
 _CHUNK_BYTES: Final = 65_536
 HOST: Final = b"host"
 """The principal of every host: there is one."""
 
 
-class Host(asyncio.BaseProtocol):
+class Host(WrittenPipe):
     """The lines of one host, in both directions; the protocol of the pipe to it."""
 
     def __init__(self, max_bytes: int, unread: Budget) -> None:
         """`max_bytes` limits a line of the host; `unread` counts what the host has not read."""
+        super().__init__()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the host does not read any more."""
         self._framing = Lines(max_bytes)
@@ -34,16 +36,13 @@ class Host(asyncio.BaseProtocol):
         self._reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         self._transports: list[asyncio.BaseTransport] = []
         self._pumps: list[threading.Thread] = []
-        self._out: asyncio.WriteTransport
-        self._free: asyncio.Future[None] | None = None
-        """Done when the pipe has taken everything; None if it has."""
 
     async def open(self, stdin: int, stdout: int) -> None:
         """Take these file descriptors over."""
         loop = asyncio.get_running_loop()
         sink = os.fdopen(self._awaitable(stdout, is_input=False), "wb", buffering=0)
-        self._out, _ = await loop.connect_write_pipe(lambda: self, sink)
-        self._transports.append(self._out)
+        _ = await loop.connect_write_pipe(lambda: self, sink)
+        self._transports.append(self.pipe)
         source = os.fdopen(self._awaitable(stdin, is_input=True), "rb", buffering=0)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), source)
         self._transports.append(transport)
@@ -62,16 +61,16 @@ class Host(asyncio.BaseProtocol):
 
     def send(self, message: bytes) -> None:
         """Write one message without waiting; if the host does not read, its bytes count in the budget."""
-        if self.gone.done() or self._out.is_closing():
+        if self.gone.done() or self.pipe.is_closing():
             return
-        self._out.write(one_line(message))
+        self.pipe.write(one_line(message))
         self.count_unread()
 
     async def write(self, message: bytes) -> None:
         """Write one message, and wait until the pipe has taken everything; raises ConnectionError."""
         self.send(message)
-        if self._free is not None:
-            _ = await asyncio.wait((self._free, self.gone), return_when=asyncio.FIRST_COMPLETED)
+        if self.free is not None:
+            _ = await asyncio.wait((self.free, self.gone), return_when=asyncio.FIRST_COMPLETED)
         if self.gone.done():
             raise ConnectionResetError("the host does not read any more")
 
@@ -81,31 +80,17 @@ class Host(asyncio.BaseProtocol):
 
     def count_unread(self) -> None:
         """Count what the pipe has not taken."""
-        self._behind.hold(self._out.get_write_buffer_size())
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The pipe to the host is open."""
-        # Not later: the host may have closed its end by then, and uvloop raises for a closed transport.
-        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
-
-    def pause_writing(self) -> None:
-        """The pipe is full."""
-        self._free = asyncio.get_running_loop().create_future()
+        self._behind.hold(self.pipe.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """The pipe has taken everything."""
-        self._freed()
+        super().resume_writing()
         self.count_unread()
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The pipe is closed."""
-        self._freed()
+        super().connection_lost(exc)
         self.lost()
-
-    def _freed(self) -> None:
-        if self._free is not None:
-            self._free.set_result(None)
-            self._free = None
 
     def lost(self) -> None:
         """The host does not read any more, or reads too slowly."""
@@ -114,8 +99,8 @@ class Host(asyncio.BaseProtocol):
 
     async def close(self, seconds: float) -> None:
         """Write what is left, for at most so long."""
-        if self._free is not None and not self.gone.done():
-            _ = await asyncio.wait((self._free, self.gone), timeout=seconds)
+        if self.free is not None and not self.gone.done():
+            _ = await asyncio.wait((self.free, self.gone), timeout=seconds)
         for transport in self._transports:
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()

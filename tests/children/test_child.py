@@ -398,7 +398,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
             os.mkfifo(fifo := f"{folder}/fifo")
             child = Child(Upstream(command=command, cwd=folder), "/mcp", fake_client(), tasks, Mock())
             await child.start()
-            await eventually(lambda: child._stdin not in child._transports, seconds=20)
+            await eventually(lambda: child.pipe not in child._transports, seconds=20)
             async with asyncio.timeout(20):
                 await asyncio.to_thread(Path(fifo).write_text, "end\n")
                 await child.gone
