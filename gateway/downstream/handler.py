@@ -213,7 +213,7 @@ class RequestHandler:
 
     async def _serve_round(self, round_: Round, begun: PlainCall | None = None) -> Response:
         """Serve a round, or the rest of a call that has begun, and count how it ended."""
-        ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
+        ending = _BUG
         try:
             if begun is not None:
                 response = await self.legs.write_plain(round_, begun)
@@ -235,7 +235,7 @@ class RequestHandler:
                 round_.live.upstream.health.count(exc)
             if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
                 round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
-                passed = await self._passed_after_all(round_.incoming, reply, round_.live)
+                passed = await self._passed_after_all(round_.incoming, round_.reply, round_.live)
                 if passed is not None:
                     return passed
             raise

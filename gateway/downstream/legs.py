@@ -64,8 +64,8 @@ class Legs:
             del self.plain[plain]
         if plain.final is not None:
             body, ending = plain.final
-            response = round_.reply.plain(body, ending)
-            return response or await round_.reply.whole(FinalMessage(body, ending=ending))
+            response = None if round_.item else round_.reply.plain(body, ending)
+            return response or await round_.finish(FinalMessage(body, ending=ending))
         return await self.write(round_, plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Response:

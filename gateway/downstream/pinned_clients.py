@@ -11,16 +11,13 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.membership import host_of
-from gateway.downstream.round import Round
+from gateway.downstream.round import SESSION_ITEM, Round
 from gateway.http.incoming import Incoming
-from gateway.http.outbox import FinalMessage
-from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.seal import sep_1655_items
 from gateway.seal.sep_1655_items import Item
 
-NAME: Final = "mrtr-gateway/upstream-session"
 _FREE: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS | {mcp.LISTEN}
 """Requests that have a session of their own."""
 
@@ -30,10 +27,10 @@ async def placed(round_: Round) -> Round | Response:
     request, said, process = round_.request, round_.request.said, round_.live.process
     if sep_1655_items.DIALECT not in round_.live.route.dialects or not sep_1655_items.declares(said.capabilities):
         return round_
-    meta, sealed = sep_1655_items.taken(said.user_meta, NAME)
+    meta, sealed = sep_1655_items.taken(said.user_meta, SESSION_ITEM)
     round_ = replace(round_, request=replace(request, said=replace(said, user_meta=meta)))
     bearer = round_.incoming.bearer(round_.caller)
-    item = None if sealed is None else round_.live.kept_item(sealed, NAME, bearer)
+    item = None if sealed is None else round_.live.kept_item(sealed, SESSION_ITEM, bearer)
     # A retry goes to the replica that holds its call.
     is_free = request.request_state is not None or request.method in _FREE
     if item is not None and not is_free and _is_elsewhere(item.place, process.owner, round_.incoming):
@@ -46,8 +43,8 @@ async def placed(round_: Round) -> Round | Response:
         return round_
     # A session of its own, and the item that leads to it.
     pin, key = world.token_urlsafe(12), round_.key
-    given = Item(NAME, round_.live.route.path, key.principal, world.wall(), process.owner, pin)
-    return replace(round_, key=replace(key, pin=pin), reply=_ReplyWithItem(round_.reply, process.items.seal(given)))
+    given = Item(SESSION_ITEM, round_.live.route.path, key.principal, world.wall(), process.owner, pin)
+    return replace(round_, key=replace(key, pin=pin), item=process.items.seal(given))
 
 
 def _is_elsewhere(owner: str, own: str, incoming: Incoming) -> bool:
@@ -55,15 +52,3 @@ def _is_elsewhere(owner: str, own: str, incoming: Incoming) -> bool:
     if owner == own or incoming.is_local:
         return False
     return incoming.peer_request is None or host_of(owner) == host_of(own)
-
-
-class _ReplyWithItem(WrappedReply):
-    """A reply whose result has the gateway's item."""
-
-    def __init__(self, reply: ReplyWriter, item: str) -> None:
-        super().__init__(reply)
-        self._item = item
-
-    async def whole(self, final: FinalMessage) -> Response:
-        """See `ReplyWriter`; it ends every round."""
-        return await self._reply.whole(replace(final, body=sep_1655_items.with_item(final.body, NAME, self._item)))

@@ -3,6 +3,7 @@
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall
@@ -17,12 +18,14 @@ from gateway.protocol.errors import InvalidState, NoHandshake, Unreachable
 from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
+from gateway.seal import sep_1655_items
 from gateway.sessions.call import PoolKey
 from gateway.telemetry import Ending, Outcome, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
 """How a round ends whose client left."""
+SESSION_ITEM: Final = "mrtr-gateway/upstream-session"
 _TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
@@ -35,6 +38,8 @@ class Round(ClientCall, eq=False, kw_only=True):
     started: float
     """Monotonic."""
     is_counted: bool = False
+    item: str = ""
+    """What its result tells the client to bring along, if the client is pinned to the session (SEP-1655)."""
 
     @property
     def is_exempt(self) -> bool:
@@ -74,7 +79,13 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     async def answer(self, result: bytes) -> Response:
         """Write a result that no call had to be made for."""
-        return await self.reply.whole(FinalMessage(jsonrpc.result(self.request.id, result)))
+        return await self.finish(FinalMessage(jsonrpc.result(self.request.id, result)))
+
+    async def finish(self, final: FinalMessage) -> Response:
+        """Write the final message."""
+        if self.item:
+            final = replace(final, body=sep_1655_items.with_item(final.body, SESSION_ITEM, self.item))
+        return await self.reply.whole(final)
 
     async def write(self, queue: Outbox) -> Response:
         """Write messages as they come: one JSON body if the final message comes first, else a stream.
@@ -84,7 +95,7 @@ class Round(ClientCall, eq=False, kw_only=True):
         last = await self.reply.deliver(queue, encode=sse.encode)
         if isinstance(last.cause, NoHandshake) and not self.reply.started:
             raise last.cause  # the upstream may be modern, and answer this very request
-        return await self.reply.whole(last)
+        return await self.finish(last)
 
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""

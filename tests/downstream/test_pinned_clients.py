@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.parsing.state_keys import decode_key
-from gateway.downstream.pinned_clients import NAME
+from gateway.downstream.round import SESSION_ITEM as NAME
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
 from gateway.seal.sep_1655_items import PURPOSE, Item
