@@ -9,7 +9,7 @@ delimit the message, describe the body, or decide about the connection. Whatever
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.http_client.reply_head import ReplyHead
@@ -80,14 +80,12 @@ class FamiliarReply(ReplyHead, eq=False, kw_only=True):
         return self._fields
 
 
+@dataclass(slots=True, eq=False)
 class FamiliarHeads:
     """The forms of one server, the one that came last first."""
 
-    __slots__ = ("_forms", "_lessons")
-
-    def __init__(self) -> None:
-        self._forms: list[Form] = []
-        self._lessons = 0
+    _forms: list[Form] = field(default_factory=list)
+    _lessons: int = 0
 
     def reply(self, data: bytes) -> FamiliarReply | None:
         """The reply that begins with these bytes, if its form is known and nothing is behind its end."""

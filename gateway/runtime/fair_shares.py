@@ -4,22 +4,23 @@ If the oldest one of all gave way, a caller that adds entries would evict those 
 alone has all the room.
 """
 
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
+@dataclass(eq=False)
 class Holdings(Generic[K]):
     """The entries of each owner, the oldest first, with how much room they take together.
 
     Owners whose room has as many bits count as equal, because the largest rank is looked for among all that there are.
     """
 
-    def __init__(self) -> None:
-        self._entries: dict[bytes, dict[K, None]] = {}
-        self._taken: dict[bytes, int] = {}
-        self._ranks: dict[int, dict[bytes, None]] = {}
+    _entries: dict[bytes, dict[K, None]] = field(default_factory=dict)
+    _taken: dict[bytes, int] = field(default_factory=dict)
+    _ranks: dict[int, dict[bytes, None]] = field(default_factory=dict)
 
     def add(self, owner: bytes, key: K, room: int) -> None:
         """Add an entry as the owner's newest."""
@@ -64,13 +65,13 @@ class Holdings(Generic[K]):
         return next(iter(self._entries[owner]))
 
 
+@dataclass(eq=False)
 class FairTable(Generic[K, V]):
     """At most `most` entries of all owners, each under a key of its own."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._entries: dict[K, tuple[bytes, V]] = {}
-        self._holdings: Holdings[K] = Holdings()
+    _most: int
+    _entries: dict[K, tuple[bytes, V]] = field(default_factory=dict)
+    _holdings: Holdings[K] = field(default_factory=Holdings)
 
     def __len__(self) -> int:
         return len(self._entries)

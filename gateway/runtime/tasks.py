@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from gateway.protocol.errors import GatewayError, bug
@@ -30,14 +31,14 @@ def telling(fail: Callable[[GatewayError], None]) -> Iterator[None]:
         raise
 
 
+@dataclass(eq=False)
 class Tasks:
     """The tasks of one running gateway."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._running: dict[asyncio.Task[Any], None] = {}
-        self.failures = 0
-        """Unexpected exceptions so far."""
+    _metrics: Metrics
+    failures: int = 0
+    """Unexpected exceptions so far."""
+    _running: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._running)
