@@ -8,7 +8,6 @@ ever.
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -68,29 +67,41 @@ Item = bytes | FinalMessage | None
 """What an outbox gives: a message, the final one, or None if the client needs a keep-alive."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Outbox:
     """The messages for one client, in bytes."""
 
-    _silence: CoarseTimer
-    """Rings when the client needs a keep-alive."""
-    dropped: int = 0
-    final: FinalMessage | None = None
-    last: int = 0
-    """The number of the last message so far."""
-    taken: int = 0
-    """The number of the message that was taken last."""
-    _messages: OrderedDict[int, bytes] | None = None
-    """What waits, by number, once there was anything: most calls get nothing but their response."""
-    _bytes: int = 0
-    _droppable: deque[int] = field(init=False)
-    """The numbers of the notifications among it."""
-    _droppable_bytes: int = 0
-    _is_final_taken: bool = False
-    _share: Share | None = None
-    """Set while what waits is counted."""
-    _waiter: asyncio.Future[None] | None = None
-    """While somebody waits for the next message."""
+    __slots__ = (
+        "_bytes",
+        "_droppable",
+        "_droppable_bytes",
+        "_is_final_taken",
+        "_messages",
+        "_share",
+        "_silence",
+        "_waiter",
+        "dropped",
+        "final",
+        "last",
+        "taken",
+    )
+
+    def __init__(self, silence: CoarseTimer) -> None:
+        """`silence` rings when the client needs a keep-alive."""
+        self._silence = silence
+        self._messages: OrderedDict[int, bytes] | None = None
+        """What waits, by number, once there was anything: most calls get nothing but their response."""
+        self._droppable: deque[int]
+        """The numbers of the notifications among it."""
+        self._bytes = self._droppable_bytes = 0
+        self.dropped = 0
+        self.final: FinalMessage | None = None
+        self._is_final_taken = False
+        self.last = self.taken = 0
+        """The number of the last message so far, and of the one that was taken last."""
+        self._share: Share | None = None
+        """Set while what waits is counted."""
+        self._waiter: asyncio.Future[None] | None = None
+        """While somebody waits for the next message."""
 
     def send(self, message: bytes) -> None:
         """Queue one notification."""

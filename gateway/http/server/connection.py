@@ -149,8 +149,7 @@ class Connection(asyncio.Protocol):
             self._take(data)
         else:
             self._pieces.take(data)
-        is_kept = served is not None or self.wire.is_behind or not (self._queue or self._begun)
-        if is_ahead and is_kept and data:
+        if is_ahead and data and (served is not None or self.wire.is_behind or not (self._queue or self._begun)):
             self._ahead = self._ahead or self._service.traffic.receiving.share(self.wire.abort)
             self._ahead.hold(self._ahead.used + _AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
@@ -257,8 +256,12 @@ class Connection(asyncio.Protocol):
                 data = self._requests.feed(data)
             except Malformed as exc:
                 self._service.traffic.malformed(exc.kind, self.wire.remote)
-                if exc.kind is not Malformation.BODY:  # its request has one reply, that of its handler
-                    self._enqueue(HttpRequest(_UNKNOWN, _READ, self.wire))
+                if exc.kind is Malformation.BODY:
+                    return  # its request has one reply, that of its handler
+                is_serving = self.is_serving
+                self._queue.append(HttpRequest(_UNKNOWN, _READ, self.wire))
+                if not is_serving:
+                    self._have_served()
                 return
 
     def _read_on(self) -> None:
@@ -267,12 +270,8 @@ class Connection(asyncio.Protocol):
 
     def _take_head(self, head: ReceivedHead, whole: bytes) -> RequestBody:
         """The head of a request is here, perhaps with its whole body."""
-        begin = self._service.begin
-        if (
-            whole
-            and begin is not None
-            and not (self._current is not None or self._queue or self._ahead or self.wire.is_last)
-        ):
+        begin, is_serving = self._service.begin, self._current is not None or bool(self._queue)
+        if whole and begin is not None and not (is_serving or self._ahead or self.wire.is_last):
             http = HttpRequest(head, _READ, self.wire)
             try:
                 begun = begin(http, whole, self)
@@ -285,17 +284,12 @@ class Connection(asyncio.Protocol):
                 self._begun, self._current = begun, http
                 return _READ
         body = RequestBody(self.wire, is_complete=True, parts=[whole]) if whole else RequestBody(self.wire)
-        self._enqueue(HttpRequest(head, body, self.wire))
+        self._queue.append(HttpRequest(head, body, self.wire))
+        if not is_serving:
+            self._have_served()
         return body
 
     # -- requests in the task -----------------------------------------------------------------------------------
-
-    def _enqueue(self, http: HttpRequest) -> None:
-        """Have a request served behind those that came before."""
-        is_first = self._current is None and not self._queue
-        self._queue.append(http)
-        if is_first:
-            self._have_served()
 
     def _have_served(self) -> None:
         """Have the task serve what there is."""

@@ -152,11 +152,6 @@ class HttpRequest(msgspec.Struct, eq=False):
         self.id = next(own) if given is None or _WELL_FORMED.fullmatch(given) is None else given
         return self.id
 
-    @property
-    def is_last(self) -> bool:
-        """Whether its connection ends with the reply; the rest of a broken body cannot be told from a next request."""
-        return self.wire.is_last or not self.head.keep_alive or self.body.is_broken
-
 
 def numbered(prefix: str) -> Iterator[str]:
     """Return an endless series of ids, unique if no other process has this prefix."""

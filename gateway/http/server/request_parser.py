@@ -79,24 +79,23 @@ class RequestParser:
         Raises Malformed, after which nothing is parsed any more.
         """
         body, left = self.body, self._left
-        if body is None and not self._keeps_alive:
-            return b""
-        if body is None and not self._head:
-            data = data.lstrip(b"\r\n")
-            start, end, rest = data.partition(HEAD_END)
-            if end and (known := self._heads.find(start)) is not None:
-                self._keeps_alive = True
-                if len(rest) == known.length:
-                    _ = self._begun(known, rest)
-                    return b""
-                self.body, self._left = self._begun(known, b""), known.length
-                return rest
         if body is not None and left:
             self._left = max(left - len(data), 0)
             body.feed(data[:left])
             if not self._left:
                 self._finish(body)
             return data[left:]
+        if body is None and not self._keeps_alive:
+            return b""
+        if body is None and not self._head:
+            data = data.lstrip(b"\r\n")
+            start, end, rest = data.partition(HEAD_END)
+            if end and (known := self._heads.find(start)) is not None:
+                if len(rest) == known.length:
+                    _ = self._begun(known, rest)
+                    return b""
+                self.body, self._left = self._begun(known, b""), known.length
+                return rest
         try:
             return self._feed_head(data) if body is None else self._feed_chunks(body, data)
         except Malformed:

@@ -66,7 +66,8 @@ class Response(ABC):
         return head.encode("utf-8", "surrogateescape")
 
     def _connection_line(self, http: HttpRequest) -> str:
-        self.closes = self.closes or http.is_last
+        # The rest of a broken body cannot be told from a next request.
+        self.closes = self.closes or http.wire.is_last or not http.head.keep_alive or http.body.is_broken
         return "Connection: close\r\n" if self.closes else ""
 
 
@@ -124,7 +125,7 @@ class JsonResponse(WholeResponse):
 
     def encoded(self, http: HttpRequest) -> bytes:
         """See `WholeResponse`."""
-        if self.closes or http.is_last:
+        if self._connection_line(http):
             return super().encoded(http)
         return json_response(http, self.body)
 
