@@ -127,11 +127,11 @@ class RequestHandler:
         finally:
             self._served -= 1
 
-    async def _serve(self, incoming: Incoming, reply: HttpReply) -> Response:
+    def _serve(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Serve a request of a client that has passed the stages."""
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
-        return await self._route(incoming, reply, is_hop=False)
+        return self._route(incoming, reply, is_hop=False)
 
     async def _serve_hop(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a request that another replica received, unless another process of this host has to."""

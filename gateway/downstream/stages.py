@@ -98,12 +98,16 @@ class Stages:
             raise
         return await then(incoming, reply)
 
-    async def _receive(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
-        """Read the body."""
+    def _receive(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
+        """Take the body, as it is in nearly every packet that a head is in."""
+        limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
+        if incoming.receive_now(reply.http, limits.body_bytes):
+            return then(incoming, reply)
+        return self._wait_for_body(then, incoming, reply, limits)
+
+    async def _wait_for_body(self, then: Next, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
         try:
-            limits = self._limits(incoming)  # that are in force now; a reload may come before the end of the body
-            if not incoming.receive_now(reply.http, limits.body_bytes):
-                await incoming.receive(reply.http, limits.body_bytes, limits.receive_seconds, self._receiving)
+            await incoming.receive(reply.http, limits.body_bytes, limits.receive_seconds, self._receiving)
         except GatewayError as exc:
             await self._keep_session(exc, incoming, reply)
             raise

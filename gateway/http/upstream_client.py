@@ -4,9 +4,9 @@ All clients of a process share its connections, which are separated by TLS conte
 """
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -87,7 +87,7 @@ class Client:
         self.answering = CoarseTimer(bounds.timeouts.answer_seconds, self._calls.tasks, "answer")
         """The deadline of messages that need no reply but that the server has accepted them."""
 
-    async def send(  # noqa: PLR0913  (what one request consists of)
+    def send(  # noqa: PLR0913  (what one request consists of)
         self,
         method: str,
         url: URL,
@@ -96,15 +96,15 @@ class Client:
         *,
         is_lenient: bool = False,
         is_repeatable: bool = False,
-    ) -> AwaitedReply:
-        """Send one request; return its reply as soon as its head is here. The caller closes it.
+    ) -> Coroutine[Any, Any, AwaitedReply]:
+        """Send one request; return its reply, awaited, as soon as its head is here. The caller closes it.
 
         `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
         twice, whatever its method. Raises RequestFailed.
         """
         reply = AwaitedReply()
         pending = self.begin(method, url, headers, body, reply, is_lenient=is_lenient, is_repeatable=is_repeatable)
-        return await reply.begun(pending)
+        return reply.begun(pending)
 
     def begin(  # noqa: PLR0913  (what one request consists of)
         self,
