@@ -11,7 +11,6 @@ Rule: a connection hears that it was lost once everything is parsed that it rece
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 from gateway import world
@@ -27,27 +26,28 @@ def cut(data: bytes) -> Iterator[bytes]:
         yield data[start : start + PIECE_BYTES]
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Pieces:
     """What one connection received and has not parsed yet.
 
     While `is_waiting`, the connection neither hands over a packet directly nor resumes reading.
     """
 
-    _parse: Callable[[bytes], object]
-    _pause: Callable[[], object]
-    """Stops reading."""
-    _resume: Callable[[], object]
-    """Reads on, unless somebody else wants a pause."""
-    is_waiting: bool = False
-    """Whether reading is paused, because the rest takes more than one turn."""
-    _packets: deque[bytes] = field(default_factory=deque)
-    _at: int = 0
-    """Where the next piece begins in the oldest packet."""
-    _next: asyncio.Handle | None = None
-    """The next turn, if there is one."""
-    _then: list[Callable[[], object]] = field(default_factory=list)
-    """What comes after the rest."""
+    __slots__ = ("_at", "_next", "_packets", "_parse", "_pause", "_resume", "_then", "is_waiting")
+
+    def __init__(
+        self, parse: Callable[[bytes], object], pause: Callable[[], object], resume: Callable[[], object]
+    ) -> None:
+        """`pause` stops reading; `resume` reads on, unless somebody else wants a pause."""
+        self._parse, self._pause, self._resume = parse, pause, resume
+        self._packets: deque[bytes] = deque()
+        self._at = 0
+        """Where the next piece begins in the oldest packet."""
+        self._next: asyncio.Handle | None = None
+        """The next turn, if there is one."""
+        self._then: list[Callable[[], object]] = []
+        """What comes after the rest."""
+        self.is_waiting = False
+        """Whether reading is paused, because the rest takes more than one turn."""
 
     @property
     def has_more(self) -> bool:
