@@ -81,27 +81,15 @@ async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_an
     assert steps(stand)["resumed"] == 1
 
 
-class Pings:
-    """Has the upstream take its time to accept a credential."""
-
-    def __init__(self, upstream: FakeUpstream) -> None:
-        self.go = asyncio.Event()
-        upstream.on("ping", self._ping)
-
-    async def _ping(self, turn: Turn) -> None:
-        await self.go.wait()
-        await turn.result({})
-
-
 async def test_two_retries_whose_credential_is_being_checked_resume_a_cold_call_once(
     begin: Start, upstream: FakeUpstream, store: FakeStore
 ) -> None:
     stand = await begin(hold=SOON)
     asked = await cool(stand, upstream, authorization=USER_1)
-    pings = Pings(upstream)
+    accepted = upstream.holding("ping")
     retries = [later(stand.client(USER_2).answer(asked)) for _ in range(2)]
     _ = await upstream.saw("ping", 2)
-    pings.go.set()
+    accepted.set()
     for retry in retries:
         assert json.loads((await retry).text) == [ACCEPT]
     assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
@@ -112,11 +100,11 @@ async def test_a_retry_that_comes_while_its_cold_call_expires_sends_no_answer(
 ) -> None:
     stand = await begin(hold={**SOON, "ttl_seconds": 0.3})
     asked = await cool(stand, upstream, authorization=USER_1)
-    pings = Pings(upstream)
+    accepted = upstream.holding("ping")
     retry = later(stand.client(USER_2).answer(asked))
     _ = await upstream.saw("ping")
     _ = await upstream.saw("DELETE")
-    pings.go.set()
+    accepted.set()
     assert (await retry).outcome == (400, -32602, "invalid_request_state")
     assert store.calls.popitem()[1].answers == [{"action": "cancel"}]
 

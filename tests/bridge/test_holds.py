@@ -100,13 +100,7 @@ async def test_calls_beyond_the_caps_on_held_calls_are_refused_until_one_ends(
 
 async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"max_calls": 1})
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await go.wait()
-        await ask(turn)
-
-    upstream.tool(tool)
+    go = upstream.holding("tools/call", ask)
     both = [later(stand.client().call()) for _ in range(2)]
     await upstream.saw("tools/call", 2)
     go.set()

@@ -216,22 +216,18 @@ async def test_a_stream_that_ends_before_the_subscription_costs_no_topic(
     upstream: FakeUpstream, client: Client
 ) -> None:
     upstream.capabilities = OFFERED
-    go_on = asyncio.Event()
+    go_on: list[asyncio.Event] = []
 
     async def lose_the_stream(turn: Turn) -> None:
-        upstream.on("GET", open_late)
+        go_on.append(upstream.holding("GET"))
         upstream.side("s1").put_nowait(None)
         await upstream.saw("GET", 2)
         turn.reply(202)
 
-    async def open_late(turn: Turn) -> None:
-        await go_on.wait()
-        await upstream.keep_side(turn)
-
     upstream.once("notifications/initialized", lose_the_stream)
     async with listening(client, EVERYTHING) as stream:
         assert (await stream.next())["params"]["notifications"] == EVERYTHING
-        go_on.set()
+        go_on[0].set()
         await everything_once(stream)
 
 
@@ -291,13 +287,7 @@ async def test_a_stream_that_was_taken_for_open_and_never_was_ends_the_subscript
     upstream: FakeUpstream, client: Client
 ) -> None:
     upstream.capabilities = OFFERED
-    go_on = asyncio.Event()
-
-    async def refuse_late(turn: Turn) -> None:
-        await go_on.wait()
-        turn.reply(405)
-
-    upstream.on("GET", refuse_late)
+    go_on = upstream.holding("GET", lambda turn: turn.reply(405))
     async with listening(client, EVERYTHING) as stream:
         assert (await stream.next())["params"]["notifications"] == EVERYTHING
         go_on.set()

@@ -149,13 +149,7 @@ async def test_leaving_before_the_call_was_sent_sends_nothing_more(
 ) -> None:
     await client.call()  # the tools are known from now on
     upstream.forget()
-    gate = asyncio.Event()
-
-    async def slow(turn: Turn) -> None:
-        await gate.wait()
-        await upstream.initialize(turn)
-
-    upstream.once("initialize", slow)
+    gate = upstream.holding("initialize", once=True)
     call = later(client.call())
     await upstream.saw("initialize", 2)
     await leave(call)

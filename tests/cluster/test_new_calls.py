@@ -157,13 +157,7 @@ async def test_a_list_that_outlasts_the_drain_ends_its_request_with_an_error(
     one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.5})
     upstream.tool(echo)
     await one.client().call("tool")
-    go = asyncio.Event()
-
-    async def hang(turn: Turn) -> None:
-        await go.wait()
-        await turn.result({listed: []})
-
-    upstream.on(f"{listed}/list", hang)
+    go = upstream.holding(f"{listed}/list", lambda turn: turn.result({listed: []}))
     ending = later(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     ended = await (one.client().call("plain") if listed == "tools" else one.client().post("prompts/list"))

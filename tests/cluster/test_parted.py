@@ -1,6 +1,5 @@
 """A replica whose drain is over still answers for a moment: it has parted, and its calls are for others."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
-from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.replicas import TWICE, Cluster, asked_peers, in_time, opened, order, steps
 from tests.support.workbench import ACCEPT, Stand, jwt, later
 from tests.tasks.test_live_task import TaskServer, make
@@ -148,13 +147,7 @@ async def test_a_call_that_is_let_go_while_a_credential_is_checked_is_resumed_el
     one, two = await cluster.begin("gw-1", "gw-2", hold=hold)
     client = one.client(USER_1)
     asked = await (cool(one, upstream, authorization=USER_1) if kind == "cold" else client.call())
-    go = asyncio.Event()
-
-    async def ping(turn: Turn) -> None:
-        await go.wait()
-        await turn.result({})
-
-    upstream.on("ping", ping)
+    go = upstream.holding("ping")
     retry = later(two.client(USER_2).answer(asked))
     _ = await upstream.saw("ping")
     await part(one)

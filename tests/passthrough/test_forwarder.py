@@ -352,13 +352,7 @@ async def test_a_modern_upstream_is_probed_once_and_gets_requests_as_they_are(
     upstream: FakeUpstream, stand: Stand
 ) -> None:
     make_modern(upstream)
-    gate = asyncio.Event()
-
-    async def slow(turn: Turn) -> None:
-        await gate.wait()
-        await discovered(turn)
-
-    upstream.on("server/discover", slow)
+    gate = upstream.holding("server/discover", discovered)
     client = stand.client("Bearer t")
     headers, body = client.build("tools/call", {"name": "tool", "requestState": "theirs"}, {"com.example/x": 1})
     headers |= {"Mcp-Param-Region": "eu", "traceparent": "00-1-1-01"}
@@ -487,13 +481,7 @@ async def test_callers_that_come_one_after_the_other_cause_one_probe_and_decide_
 
 async def test_callers_that_come_at_once_cause_one_probe(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(stream_times=paused(1000))
-    gate = asyncio.Event()
-
-    async def refuse(turn: Turn) -> None:
-        await gate.wait()
-        turn.reply(401)
-
-    upstream.on("server/discover", refuse)
+    gate = upstream.holding("server/discover", lambda turn: turn.reply(401))
     loop = asyncio.get_running_loop()
     calls = [loop.create_task(stand.client(f"Bearer {number}").call()) for number in range(10)]
     await eventually(lambda: stand.gateway.downstream.in_flight == 10)

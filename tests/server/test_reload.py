@@ -537,13 +537,7 @@ async def test_a_subscription_that_was_asked_for_too_late_ends_too(
     upstream: FakeUpstream, second: FakeUpstream, stand: Stand, client: Client
 ) -> None:
     upstream.capabilities = OFFERED
-    gate = asyncio.Event()
-
-    async def slow(turn: Turn) -> None:
-        await gate.wait()
-        await upstream.initialize(turn)
-
-    upstream.once("initialize", slow)
+    gate = upstream.holding("initialize", once=True)
     waiting = later(client.post(mcp.LISTEN, {"notifications": EVERYTHING}))
     await upstream.saw("initialize")
     stand.gateway.apply(reconfigured(second.url))

@@ -238,11 +238,20 @@ class FakeUpstream(Served):
         self.on("tools/call", script)
         return script
 
+    def holding(self, word: str, script: Script | None = None, *, once: bool = False) -> asyncio.Event:
+        """Answer requests of that kind, or the next one, when the event is set: with this script, or as before."""
+        go, answer = asyncio.Event(), script or self.scripts.get(word, self.plain)
+
+        async def held(turn: Turn) -> None:
+            await go.wait()
+            await play(answer, turn)
+
+        (self.once if once else self.on)(word, held)
+        return go
+
     def waiting_tool(self, value: str = "done") -> asyncio.Event:
         """Have tools/call wait until the event is set, and then give this result."""
-        go = asyncio.Event()
-        self.tool(waits(go, value))
-        return go
+        return self.holding("tools/call", lambda turn: turn.result(text(value)))
 
     def once(self, word: str, script: Script) -> None:
         """Answer the next request of that kind with this script, and later ones as before."""

@@ -162,15 +162,11 @@ class TwoAnswers:
         self._upstream = server.upstream
         self._stand = stand
         self.task: Task
-        self.may_go_on = asyncio.Event()
+        self.may_go_on: asyncio.Event
         self.sending: asyncio.Task[Reply]
 
     async def begin(self) -> "TwoAnswers":
-        async def slow(turn: Turn) -> None:
-            await self.may_go_on.wait()
-            turn.reply(202)
-
-        self._upstream.on("answer", slow)
+        self.may_go_on = self._upstream.holding("answer", lambda turn: turn.reply(202))
         self.task = await make(self._stand)
         await eventually(lambda: self._stand.nested(mcp.ELICIT, "asked") == 2)
         asked = await self.task.until("input_required")
@@ -254,20 +250,14 @@ async def test_a_request_that_waits_for_a_task_keeps_nothing_of_its_body(
 async def test_a_flood_of_questions_that_no_client_may_see_costs_one_connection(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:
-    is_over = asyncio.Event()
-
     async def flood(turn: Turn) -> None:
         for number in range(200):
             await turn.say({"id": f"f{number}", "method": "x/y", "params": {}})
         await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
         await server.hold(turn)
 
-    async def slow(turn: Turn) -> None:
-        await is_over.wait()
-        turn.reply(202)
-
     upstream.on(mcp.TASKS_RESULT, flood)
-    upstream.on("answer", slow)
+    is_over = upstream.holding("answer", lambda turn: turn.reply(202))
     stand = await begin()
     task = await make(stand)
     _ = await task.until("input_required")
@@ -278,13 +268,7 @@ async def test_a_flood_of_questions_that_no_client_may_see_costs_one_connection(
 async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:
-    both = asyncio.Event()
-
-    async def make_together(turn: Turn) -> None:
-        await both.wait()
-        await server.make(turn)
-
-    upstream.tool(make_together)
+    both = upstream.holding(mcp.TOOLS_CALL, server.make)
     stand = await begin(hold={"max_calls_per_principal": 1})
     client = TaskClient(stand.client())
     calls = [later(client.call()) for _ in range(2)]
@@ -338,13 +322,8 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
     first.gateway.task_table.leave(is_resumable=True)
     second = await begin(replica={"id": "gw-2"}, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
     client = TaskClient(second.client())
-    moved, is_listed = Task(client, task.id), asyncio.Event()
-
-    async def listing(turn: Turn) -> None:
-        await is_listed.wait()
-        await turn.result({"tools": [TOOL]})
-
-    upstream.on(mcp.TOOLS_LIST, listing)
+    moved = Task(client, task.id)
+    is_listed = upstream.holding(mcp.TOOLS_LIST, lambda turn: turn.result({"tools": [TOOL]}))
     using = later(client.client.post(mcp.TOOLS_LIST))
     await upstream.saw(mcp.TOOLS_LIST, 2)
     assert (await moved.send(mcp.TASKS_GET)).outcome[2] == "busy"
@@ -357,19 +336,13 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
 async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliver(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:
-    is_task = asyncio.Event()
-
     async def ask_first(turn: Turn) -> None:
         await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
         await upstream.saw("answer")
         await server.make(turn)
 
-    async def refuse(turn: Turn) -> None:
-        await is_task.wait()
-        turn.reply(500)
-
     upstream.tool(ask_first)
-    upstream.on("answer", refuse)
+    is_task = upstream.holding("answer", lambda turn: turn.reply(500))
     stand = await begin()
     client = TaskClient(stand.client())
     asked = (await client.call()).result

@@ -557,23 +557,10 @@ async def test_progress_keeps_a_call_alive(upstream: FakeUpstream, begin: Start)
 # -- servers that ask and do not listen -------------------------------------------------------------------------------
 
 
-class Deaf:
-    """Takes no answer until the test lets it; counts those that come."""
-
-    def __init__(self, upstream: FakeUpstream) -> None:
-        self.listen = asyncio.Event()
-        self._upstream = upstream
-        upstream.on("answer", self._answer)
-
-    async def _answer(self, turn: Turn) -> None:
-        await self.listen.wait()
-        self._upstream.accept(turn)
-
-
 async def test_a_flood_of_pings_costs_one_connection(
     log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    deaf = Deaf(upstream)
+    listens = upstream.holding("answer")
     await client.call()
     side = upstream.side("s1")
     for number in range(3000):
@@ -584,7 +571,7 @@ async def test_a_flood_of_pings_costs_one_connection(
     assert len(upstream.of("answer")) <= 1
     (line,) = [line for line in log_lines("upstream.failed") if "pings" in line["cause"]]
     assert line["fix"]
-    deaf.listen.set()
+    listens.set()
     await eventually(lambda: not stand.busy_tasks(), "those that could wait are answered")
     answered = [seen.body["id"] for seen in upstream.of("answer")]
     assert answered == sorted(answered)
@@ -603,7 +590,7 @@ async def test_an_oversized_id_of_a_ping_is_not_kept(upstream: FakeUpstream, sta
 async def test_a_call_that_floods_with_what_it_may_not_ask_is_refused_a_bounded_number_of_times(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    deaf = Deaf(upstream)
+    listens = upstream.holding("answer")
 
     async def tool(turn: Turn) -> None:
         for number in range(1000):
@@ -614,7 +601,7 @@ async def test_a_call_that_floods_with_what_it_may_not_ask_is_refused_a_bounded_
     upstream.tool(tool)
     asked = await client.call()
     assert len(upstream.of("answer")) <= 1
-    deaf.listen.set()
+    listens.set()
     assert (await client.answer(asked)).text == "accept"
     answers = upstream.of("answer")
     assert answers[-1].body["id"] == 1000
