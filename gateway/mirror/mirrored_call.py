@@ -38,6 +38,7 @@ class MirroredCall(Engine, Hearer):
     """One call; a subclass knows the client's transport, whose legs take notifications and the final message."""
 
     is_in_session = True
+    """Whether the client reads the statuses of errors as those of its session."""
     streams = True
     """Whether the client reads notifications and comments while it waits."""
 
@@ -118,7 +119,8 @@ class MirroredCall(Engine, Hearer):
             final = FinalMessage.of_error(error, id_, self.report.request_id, in_session=self.is_in_session)
             self._finish(legs, final)
         else:
-            self._answer(legs, jsonrpc.failure(id_, error))
+            is_unknown = error.code == mcp.METHOD_NOT_FOUND and not self.is_in_session
+            self._answer(legs, jsonrpc.failure(id_, error), 404 if is_unknown else 200)
 
     def _answer(self, legs: Iterable[Any], message: bytes, status: int = 200) -> None:
         """End legs with the server's response."""

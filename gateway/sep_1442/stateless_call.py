@@ -4,9 +4,6 @@ The paper has no way to come back to a stream, so a call ends with its stream. A
 leads an answer here from any replica.
 """
 
-from collections.abc import Iterable
-from typing import Final
-
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -15,14 +12,11 @@ from gateway.exchange.input_requests import Question
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import LegacyRequest
 from gateway.mirror.server_client import ServerClient
-from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall
+from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import CallPlace, MirroredSession
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError
 from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
-
-_NOT_FOUND: Final = 404
 
 
 class StatelessCall(StreamedCall):
@@ -46,16 +40,12 @@ class StatelessCall(StreamedCall):
         """Set if this gateway serves the rounds, which then need all headers of the client."""
         self.streams = declared.streams
         self._declared = declared
-        self._client_session = session
         self.is_reported = self._bridge is None  # the bridge reports the rounds of its calls itself
         self._is_held = False
         """Whether the server waits for answers."""
-        super().__init__(shared, at, binding, world.token_urlsafe(9), request, declared.log_level, server=server)
-
-    @property
-    def _key(self) -> tuple[str, bytes]:
-        session = self._client_session
-        return self.id if session is None else session.key, self._rounds.request.id
+        exchange = world.token_urlsafe(9)
+        key = exchange if session is None else session.key
+        super().__init__(shared, at, binding, exchange, request, declared.log_level, server=server, key=key)
 
     # -- the client's side of the call --------------------------------------------------------------------------
 
@@ -79,12 +69,6 @@ class StatelessCall(StreamedCall):
     def _move(self) -> None:
         self._is_held = False
         super()._move()
-
-    def _fail(self, legs: Iterable[CallStream], error: GatewayError | jsonrpc.Error) -> None:
-        if isinstance(error, jsonrpc.Error) and error.code == mcp.METHOD_NOT_FOUND:
-            self._answer(legs, jsonrpc.failure(self._rounds.request.id, error), _NOT_FOUND)
-        else:
-            super()._fail(legs, error)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

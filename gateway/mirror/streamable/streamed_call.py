@@ -94,14 +94,17 @@ class StreamedCall(MirroredCall):
         log_level: str | None,
         progress: Progress | None = None,
         server: ServerClient | None = None,
+        key: str | None = None,
     ) -> None:
         """`progress` is set if this continues a call that a dead replica began.
 
-        `server` is the route's own if it is not given.
+        `server` is the route's own if it is not given, and `key` that of the session.
         """
         self.id = exchange
         self.principal = at.caller.principal
         self.session = session
+        self._key = key or session.key, request.id
+        """What no other open call of the client has."""
         self._shared = shared
         self._is_continued = progress is not None
         may_park = request.method in mcp.ASKING
@@ -135,11 +138,6 @@ class StreamedCall(MirroredCall):
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
         shared.running[self._key] = self
-
-    @property
-    def _key(self) -> tuple[str, bytes]:
-        """What no other open call of the client has."""
-        return self.session.key, self._rounds.request.id
 
     # -- the client's side of the call ----------------------------------------------------------------------------
 
