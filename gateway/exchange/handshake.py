@@ -99,11 +99,6 @@ def handshake(result: bytes) -> Handshake:
     )
 
 
-def recalled(version: str, server_info: bytes) -> Handshake:
-    """The handshake of a session that another process opened: version and server info are known, no capabilities."""
-    return Handshake(version, {}, server_info, None)
-
-
 def _is_object(raw: Raw) -> bool:
     return bytes(raw).startswith(b"{")
 

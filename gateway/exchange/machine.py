@@ -407,7 +407,11 @@ class Exchange:
         if isinstance(event, on.Resulted):
             final = do.Reply((), event.result)
         elif event.error.code == mcp.LEGACY_URL_REQUIRED and self.state not in _STREAMED:
-            return self._refer(event.error)
+            try:
+                return self._refer(event.error)
+            except input_requests.MalformedQuestion as exc:
+                text = f"The server requires the user to visit a url first, but sent {exc}"
+                return self._end(do.Fail((), results.internal_error(text, event.error)), completed=True)
         else:
             final = do.Fail((), event.error)
         if self._ledger.owes_run:
@@ -415,15 +419,12 @@ class Exchange:
         return self._end(final, completed=True)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
-        """Error -32042 is a round of url elicitations in 2026-07-28."""
+        """Error -32042 is a round of url elicitations in 2026-07-28; raises MalformedQuestion."""
         if not self._policy.may_ask:
-            return self._cannot_refer("error -32042 to a request that cannot ask", error)
+            raise input_requests.MalformedQuestion("error -32042 to a request that cannot ask")
         if self.state is OWNED:
-            return self._cannot_refer("error -32042 as the end of a task", error)
-        try:
-            questions = input_requests.url_questions(error.data, self.nested_requests.keys)
-        except input_requests.MalformedQuestion as exc:
-            return self._cannot_refer(str(exc), error)
+            raise input_requests.MalformedQuestion("error -32042 as the end of a task")
+        questions = input_requests.url_questions(error.data, self.nested_requests.keys)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
             return self._end(do.Fail((), missing), completed=True)
@@ -436,10 +437,6 @@ class Exchange:
             return out + self._ask(REFERRED)
         self.state = REFERRED
         return [*out, _ARM_TTL]
-
-    def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
-        lost = results.internal_error(f"The server requires the user to visit a url first, but sent {sent}", error)
-        return self._end(do.Fail((), lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
         if event.not_begun and self.round and self.record is not None:

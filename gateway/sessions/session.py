@@ -175,7 +175,9 @@ class Session(SideListener, Hearer):
         self.adopted = self._owes = True
         self._is_shared, self._headers = is_shared, headers
         self.shared = SharedSession(self, has_stray=left_at.may_have_others)
-        self.shaken = handshake.recalled(left_at.version, left_at.server_info)
+        self.shaken = handshake.Handshake(
+            left_at.version, {}, left_at.server_info, None
+        )  # its capabilities are unknown
         self.channel.adopt(left_at.session, left_at.version)
         await self.channel.listen(left_at.version, headers, self)
 

@@ -17,7 +17,6 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import Context
-from gateway.exchange import events as on
 from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
@@ -130,10 +129,9 @@ class Follower:
                 await self._withdraw(self._holder, self._tries - 1)
             id_ = self._held_id(self._holder, self._tries)
             self._tries += 1
-            answer = await self.ask(mcp.TASKS_RESULT, id_)
-            if legacy_tasks.is_result(answer):
-                assert isinstance(answer, Raw)
-                return on.Resulted(legacy_tasks.without_task(answer))
+            result = legacy_tasks.returned(await self.ask(mcp.TASKS_RESULT, id_))
+            if result is not None:
+                return result
         got = await self.ask(mcp.TASKS_GET)
         found = legacy_tasks.status(got)
         if found is None:

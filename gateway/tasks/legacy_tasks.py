@@ -41,10 +41,11 @@ def status(got: Raw | jsonrpc.Error) -> str | None:
     return jsonrpc.text(jsonrpc.members(got).get("status")) or None
 
 
-def is_result(answer: Raw | jsonrpc.Error) -> bool:
-    """Whether the answer to tasks/result is what the tool returned."""
-    opened = jsonrpc.members(answer)
-    return "content" in opened or "structuredContent" in opened
+def returned(answer: Raw | jsonrpc.Error) -> on.Resulted | None:
+    """What the tool returned, if the answer to tasks/result is that."""
+    if not isinstance(answer, Raw) or not {"content", "structuredContent"} & jsonrpc.members(answer).keys():
+        return None
+    return on.Resulted(without_task(answer))
 
 
 def without_task(result: Raw) -> Raw:
@@ -61,9 +62,8 @@ def without_task(result: Raw) -> Raw:
 
 def ended(got: Raw | jsonrpc.Error, answer: Raw | jsonrpc.Error) -> Ended:
     """How a task ended that is over as tasks/get says, from a tasks/result that was sent after that."""
-    if is_result(answer):
-        assert isinstance(answer, Raw)
-        return on.Resulted(without_task(answer))
+    if (result := returned(answer)) is not None:
+        return result
     found = status(got)
     if found == "cancelled":
         return on.Broke(TaskCancelled())

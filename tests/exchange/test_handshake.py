@@ -167,9 +167,3 @@ def test_sessions_of_a_server_that_says_the_same_share_what_it_said() -> None:
 def test_capabilities_are_raw_json_and_stay_so() -> None:
     params = handshake.initialize_params(Raw(b'{"name" : "c", "version":"1"}'), Raw(b'{"roots" : { } }'))
     assert b'"clientInfo":{"name" : "c", "version":"1"}' in jsonrpc.encode(params)
-
-
-def test_the_handshake_of_an_adopted_session_has_no_capabilities() -> None:
-    recalled = handshake.recalled("2025-11-25", json.dumps(INFO).encode())
-    assert (recalled.version, recalled.capabilities, recalled.instructions) == ("2025-11-25", {}, None)
-    assert json.loads(recalled.server_info) == INFO

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.exchange.handshake import recalled
+from gateway.exchange.handshake import Handshake
 from gateway.protocol import mcp
 from gateway.protocol.tool_list import Tool
 from gateway.sessions.call import PoolKey
@@ -111,7 +111,7 @@ def test_a_group_that_knows_anything_is_not_unused(known: str) -> None:
         case "waiting":
             made.waiting[SessionRequest(made, lambda _: None)] = None
         case "shaken":
-            made.shaken = recalled("2025-11-25", b'{"name":"x"}')  # type: ignore[arg-type]
+            made.shaken = Handshake("2025-11-25", {}, b'{"name":"x"}', None)  # type: ignore[arg-type]
         case "accepted":
             made.accept(ADA)
         case _:

@@ -66,7 +66,7 @@ def test_only_three_states_are_final() -> None:
     ],
 )
 def test_a_result_is_what_the_tool_returned(answer: Raw | jsonrpc.Error, is_result: bool) -> None:  # noqa: FBT001
-    assert legacy_tasks.is_result(answer) is is_result
+    assert (legacy_tasks.returned(answer) is not None) is is_result
 
 
 @pytest.mark.parametrize(
