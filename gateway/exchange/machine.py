@@ -210,11 +210,8 @@ class Exchange:
     def kept_bytes(self) -> int:
         """The size of the open questions, of the answers on record, and of a result that waits for its client."""
         size = len(self._final.result) if isinstance(self._final, do.Reply) else 0
-        for question in self.questions.values():
-            size += len(question.params or b"")
-        for recorded in self._ledger.record or ():
-            size += len(recorded.answer)
-        return size
+        size += sum([len(question.params or b"") for question in self.questions.values()])
+        return size + sum([len(recorded.answer) for recorded in self._ledger.record or ()])
 
     @property
     def record(self) -> tuple[Recorded, ...] | None:
@@ -415,7 +412,7 @@ class Exchange:
         else:
             final = do.Fail((), event.error)
         if self._ledger.owes_run:
-            return self._run_again_in_time(completed=True, runs_on=False)
+            return self._run_again(completed=True)
         return self._end(final, completed=True)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
@@ -452,28 +449,23 @@ class Exchange:
             self._ledger.forget_withdrawn()  # the call cannot be run again, so late answers are useless
             out = self._cancel("the gateway cannot read the result any more") if event.runs_on else []
             return [*out, *self._end(do.Fail((), event.error), completed=False)]
-        return self._run_again_in_time(completed=False, runs_on=event.runs_on)
-
-    def _run_again_in_time(self, *, completed: bool, runs_on: bool) -> Commands:
-        """Run again now, or, if the client has questions, once it has answered them."""
-        if self.state is not PARKED:
-            return self._run_again(completed=completed, runs_on=runs_on)
-        out = self._cancel(_AGAIN) if runs_on else []
-        self.state = BROKEN
-        return [*out, self._release(completed=completed)]
+        return self._run_again(completed=False, runs_on=event.runs_on)
 
     def _run_again(self, *, completed: bool, runs_on: bool = False) -> Commands:
-        """Begin another run with the answers so far.
+        """Begin another run with the answers so far; if the client has questions, once it has answered them.
 
         `completed` if the upstream ended the earlier run itself; `runs_on` if it may still work on it.
         """
         out: Commands = self._cancel(_AGAIN) if runs_on else []
-        out += [self._release(completed=completed), do.RunAgain()]
+        out.append(self._release(completed=completed))
+        if self.state is PARKED:
+            self.state = BROKEN
+            return out
         self._ledger.start_run()
         self.nested_requests.start_run()
         self._final, self._owes_answers, self._lingers = None, False, False
         self.state = RUNNING if self.legs else DETACHED
-        return out
+        return [*out, do.RunAgain()]
 
     def _release(self, *, completed: bool) -> Command:
         """The session is clean once its call completed with every nested request answered."""
