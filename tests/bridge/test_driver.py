@@ -123,12 +123,8 @@ async def _fails(turn: Turn) -> None:
     await turn.say({"id": turn.id, "error": {"code": -7, "message": "no"}})
 
 
-async def _breaks(turn: Turn) -> None:
-    await turn.reset()
-
-
 @pytest.mark.parametrize(
-    ("ends", "code"), [(lambda turn: turn.result(text("done")), None), (_fails, -7), (_breaks, -32603)]
+    ("ends", "code"), [(lambda turn: turn.result(text("done")), None), (_fails, -7), (Turn.reset, -32603)]
 )
 async def test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under_its_own_ids(
     upstream: FakeUpstream, stand: Stand, client: Client, ends: Any, code: int | None
@@ -159,7 +155,7 @@ async def test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under
             assert reply.text == "done"
         else:
             assert reply.error["code"] == code
-        if ends is _breaks:
+        if ends is Turn.reset:
             assert reply.error["data"]["requestId"] == reply.headers["X-Request-Id"]
 
 

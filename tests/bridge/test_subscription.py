@@ -194,10 +194,6 @@ async def everything_once(stream: Stream) -> None:
     assert all(one["params"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1"} for one in heard)
 
 
-async def refuse(turn: Turn) -> None:
-    turn.reply(405)
-
-
 async def test_a_stream_opened_again_in_the_same_session_announces_what_may_be_missed(
     upstream: FakeUpstream, client: Client
 ) -> None:
@@ -269,7 +265,7 @@ async def test_what_cannot_be_kept_ends_the_subscription(
         if word == "less":
             upstream.capabilities = {**OFFERED, "tools": {}}
         elif word == "no stream":
-            upstream.on("GET", refuse)
+            upstream.on("GET", lambda turn: turn.reply(405))
         else:
             upstream.on("initialize", lambda turn: turn.reply(401 if word == "401" else 503))
             if word == "gone":
@@ -347,7 +343,7 @@ async def test_a_bad_filter_opens_no_session(upstream: FakeUpstream, client: Cli
 
 async def test_without_a_side_stream_nothing_is_promised(upstream: FakeUpstream, client: Client) -> None:
     upstream.capabilities = OFFERED
-    upstream.on("GET", refuse)
+    upstream.on("GET", lambda turn: turn.reply(405))
     async with listening(client, EVERYTHING) as stream:
         assert (await stream.next())["params"]["notifications"] == {}
     assert mcp.SUBSCRIBE not in upstream.words

@@ -15,7 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics
-from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, text
+from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, lacks_session, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate
 from tests.support.stand import Start
@@ -167,13 +167,10 @@ async def test_a_call_that_its_client_left_is_not_sent_again_in_another_session(
     client = stand.client()
     assert (await client.call()).text
 
-    async def forgotten(turn: Turn) -> None:
-        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
-
     async def forgotten_late(turn: Turn) -> None:
         await upstream.saw(mcp.CANCELLED)
-        upstream.on("ping", forgotten)
-        await forgotten(turn)
+        upstream.on("ping", lacks_session)
+        lacks_session(turn)
 
     upstream.tool(forgotten_late)
     call = later(client.call())
@@ -243,7 +240,7 @@ async def test_a_call_whose_stream_and_answer_both_fail_runs_again_once(
     async def refused(turn: Turn) -> None:
         if first == "stream":
             await eventually(lambda: stand.nested(mcp.ELICIT, "replayed"), "the second run has asked")
-        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+        lacks_session(turn)
 
     client = stand.client()
     gate = Gate(upstream)

@@ -15,7 +15,7 @@ from gateway.server.drain import drain
 from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask, lacks_session
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -324,11 +324,8 @@ async def test_a_call_whose_session_its_server_has_lost_is_not_said_to_lack_an_e
 ) -> None:
     again, holder, _ = await orphaned(cluster, "gw-2")
 
-    async def gone(turn: Turn) -> None:
-        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
-
     for word in ("resume", "ping", "answer"):
-        upstream.on(word, gone)
+        upstream.on(word, lacks_session)
     reply = await holder.client().answer(again)
     assert (reply.outcome[1], "event id" in reply.error["message"]) == (-32603, False)
     assert "404" in reply.error["message"] or "session" in reply.error["message"]

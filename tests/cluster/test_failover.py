@@ -17,7 +17,7 @@ from tests.support.black_hole import black_hole
 from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask, event, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask, event, lacks_session, text
 from tests.support.replicas import (
     TOKEN,
     TWICE,
@@ -99,9 +99,6 @@ async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_bo
         await turn.say({"id": 0, "method": mcp.ELICIT, "params": params}, "e1")
         await turn.for_ever()
 
-    async def gone(turn: Turn) -> None:
-        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
-
     async def until_answered(turn: Turn) -> None:
         await turn.raw(b":\n\n")
         await upstream.saw("answer")
@@ -111,14 +108,14 @@ async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_bo
     async def refused(turn: Turn) -> None:
         if slower == "answer":
             await eventually(lambda: two.nested(mcp.ELICIT, "replayed"), "the second run has asked")
-        await gone(turn)
+        lacks_session(turn)
 
     upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
     upstream.tool(asks)
     asked = await one.client().call()
     await cluster.crash(one)
     gate = Gate(upstream)
-    upstream.on("resume", gone)
+    upstream.on("resume", lacks_session)
     upstream.once("resume", until_answered)
     upstream.once("answer", refused)
     reply = later(two.client().answer(asked))

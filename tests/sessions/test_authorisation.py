@@ -14,7 +14,7 @@ from gateway.protocol import mcp
 from gateway.sessions import group as groups
 from tests.bridge.test_holds import reach_leg_limit
 from tests.support.fake_sse import FakeSse, Message
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, lacks_session, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
 from tests.upstream.test_faults import challenge
@@ -86,10 +86,6 @@ async def test_a_credential_that_was_just_served_is_not_asked_about(upstream: Fa
 
 
 # -- each leg, in the call's own session ------------------------------------------------------------------------------
-
-
-async def refuse_session(turn: Turn) -> None:
-    turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
 
 
 def pings(upstream: FakeUpstream) -> list[tuple[str | None, str]]:
@@ -212,7 +208,10 @@ async def test_a_credential_that_is_not_let_into_the_calls_session_gets_nothing_
     asked, _ = await answered(stand)
 
     async def bound(turn: Turn) -> None:
-        await (turn.result() if turn.seen.headers["Authorization"] == REAL else refuse_session(turn))
+        if turn.seen.headers["Authorization"] == REAL:
+            await turn.result()
+        else:
+            lacks_session(turn)
 
     upstream.on(mcp.PING, bound)
     upstream.on("initialize", lambda turn: turn.upstream.plain(turn))
@@ -347,7 +346,7 @@ async def test_a_kept_result_survives_the_restart_of_its_server(upstream: FakeUp
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.scripts.pop(word)
     upstream.tool(ask)
-    upstream.on("GET", refuse_session)  # without a side stream, nothing tells that the sessions are gone
+    upstream.on("GET", lacks_session)  # without a side stream, nothing tells that the sessions are gone
     stand = await begin()
     asked, other = await stand.client(REAL).call(), await stand.client(REAL).call()
     for each in (asked, other):

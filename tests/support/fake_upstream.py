@@ -180,6 +180,11 @@ async def play(script: Script, turn: Turn) -> None:
         await replied
 
 
+def lacks_session(turn: Turn) -> None:
+    """The reply to a request in a session that the server does not know."""
+    turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+
 def waits(go: asyncio.Event, value: str) -> Script:
     """A tool that gives its result when the test says so."""
 
@@ -346,7 +351,7 @@ class FakeUpstream(Served):
             message = "Bad Request: Unsupported protocol version: 2026-07-28"
             turn.reply(400, {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": message}})
         elif self.has_sessions and seen.session not in self.known:
-            turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+            lacks_session(turn)
         elif seen.word == "GET":
             await self.keep_side(turn)
         elif seen.word == "resume":

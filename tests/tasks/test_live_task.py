@@ -19,7 +19,7 @@ from gateway.sessions.pool.pool import Pool
 from gateway.tasks.live_task import TaskTable
 from tests.e2e.wire import wire
 from tests.support import copies
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, lacks_session, text
 from tests.support.gateway_process import gateway
 from tests.support.host import fake
 from tests.support.stand import Start
@@ -303,7 +303,7 @@ async def test_a_server_that_forgets_the_session_of_a_task_may_have_run_it(
 ) -> None:
     async def forgets(turn: Turn) -> None:
         upstream.forget()
-        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+        lacks_session(turn)
 
     del server
     upstream.on(mcp.TASKS_RESULT, forgets)

@@ -262,11 +262,8 @@ async def test_a_session_whose_answer_is_lost_is_not_deleted_upstream_while_its_
 async def test_a_server_that_takes_no_cancellation_does_not_keep_a_session_for_long(
     begin: Start, upstream: FakeUpstream
 ) -> None:
-    async def hang(turn: Turn) -> None:
-        await turn.for_ever()
-
-    upstream.tool(hang)
-    upstream.on(mcp.CANCELLED, hang)
+    upstream.tool(Turn.for_ever)
+    upstream.on(mcp.CANCELLED, Turn.for_ever)
     stand = await before_http(begin, upstream, timeouts={"cancel_seconds": 0.05})
     client = await SseClient(stand).initialize()
     for _ in range(3):
