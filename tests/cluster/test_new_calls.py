@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, asked_peers, drop, in_time, sample
+from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, drop, in_time, sample
 from tests.support.workbench import Stand, eventually, later
 
 
@@ -91,11 +91,7 @@ async def test_a_new_call_goes_past_a_replica_that_does_not_react_or_refuses_it(
 
 
 async def test_a_new_call_that_was_taken_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def dies(asked: Asked) -> None:
-        await asked.take()
-        asked.die()
-
-    taken = await cluster.fake(FakePeer(dies))
+    taken = await cluster.fake(FakePeer(dies_after_the_body))
     one, _ = await cluster.begin("gw-1", "gw-3", fakes={"gw-2": taken.address})
     upstream.tool(echo)
     async with draining(one):

@@ -17,6 +17,7 @@ from tests.support.replicas import (
     facing,
     frames_of,
     in_time,
+    is_never_asked,
     orphan,
     peer_request_for,
     retry_params,
@@ -99,10 +100,7 @@ async def test_a_body_up_to_the_limit_is_forwarded_and_a_larger_one_is_refused(c
 async def test_an_address_never_comes_from_a_state(upstream: FakeUpstream, cluster: Cluster) -> None:
     """Threat 17: an owner that is not a member is not asked, whatever its id looks like; it may be a newer member."""
 
-    async def never(asked: Asked) -> None:
-        raise AssertionError("it was asked")
-
-    canary = await cluster.fake(FakePeer(never))
+    canary = await cluster.fake(FakePeer(is_never_asked))
     (one,) = await cluster.begin("gw-1")
     upstream.tool(ask)
     for owner in (canary.address, f"{canary.address}#0", f"http://{canary.address}", "unix:/tmp/x", "gw-9"):

@@ -22,7 +22,7 @@ from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from gateway.server import peer_listener
 from gateway.server.peer_listener import PeerListener, PeerReply
-from tests.support.fake_peer import KEY, Asked, FakePeer
+from tests.support.fake_peer import KEY, FakePeer
 from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
@@ -34,6 +34,7 @@ from tests.support.replicas import (
     frames_for,
     frames_of,
     in_time,
+    is_never_asked,
     orphan,
     peer_request_for,
     retry_params,
@@ -139,10 +140,7 @@ async def test_a_request_for_a_third_replica_is_not_forwarded(
 ) -> None:
     """Threat 20: A -> B -> A, or on to a third replica."""
 
-    async def never(asked: Asked) -> None:
-        raise AssertionError("it was asked")
-
-    third = await cluster.fake(FakePeer(never))
+    third = await cluster.fake(FakePeer(is_never_asked))
     asked, (one, two) = await cluster.asked("gw-1", "gw-2", fakes={"gw-3": third.address})
     client = two.client()
     for to in ("gw-1", "gw-3", "gw-3#1", "gw-9", "", third.address):

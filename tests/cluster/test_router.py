@@ -13,9 +13,9 @@ import aiohttp
 from gateway.admin.snapshot import known_peers
 from gateway.protocol import mcp
 from gateway.server.drain import drain
-from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_peer import FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
-from tests.support.replicas import Cluster, Gate, asked_peers, in_time, opened, operations, steps
+from tests.support.replicas import Cluster, Gate, asked_peers, in_time, is_never_asked, opened, operations, steps
 from tests.support.workbench import ACCEPT, Client, eventually, jwt, later
 
 
@@ -181,10 +181,7 @@ async def test_credentials_and_forwarded_headers_are_forwarded_byte_for_byte(
 
 
 async def test_a_replay_route_needs_no_peers(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def never(asked: Asked) -> None:
-        raise AssertionError("it was asked")
-
-    third = await cluster.fake(FakePeer(never))
+    third = await cluster.fake(FakePeer(is_never_asked))
     sections = {"route": {"continuation": "replay"}}
     stands = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address}, **sections)
 

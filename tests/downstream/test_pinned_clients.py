@@ -16,9 +16,9 @@ from gateway.seal.sep_1655_items import PURPOSE, Item
 from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers
-from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_peer import FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, asked_peers
+from tests.support.replicas import Cluster, asked_peers, dies_after_the_body
 from tests.support.stand import Start
 from tests.support.state_keeper import SERVER, SESSION, KeepingClient, StateKeeper
 from tests.support.workbench import ACCEPT, ALL, KEY, Reply, Stand, later
@@ -347,10 +347,7 @@ async def test_the_state_of_a_dead_replica_is_ignored(upstream: FakeUpstream, cl
 
 
 async def test_a_replica_that_does_not_react_costs_the_pin(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def refuses(asked: Asked) -> None:
-        await asked.refuse(403)
-
-    old = await cluster.fake(FakePeer(refuses))
+    old = await cluster.fake(FakePeer(lambda asked: asked.refuse(403)))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": old.address}, route=ROUTE)
     client = PaperClient(one)
     _ = await client.call()
@@ -361,11 +358,7 @@ async def test_a_replica_that_does_not_react_costs_the_pin(upstream: FakeUpstrea
 
 
 async def test_a_call_that_the_owner_took_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def dies(asked: Asked) -> None:
-        _ = await asked.take()
-        asked.die()
-
-    taken = await cluster.fake(FakePeer(dies))
+    taken = await cluster.fake(FakePeer(dies_after_the_body))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": taken.address}, route=ROUTE)
     client = PaperClient(one)
     _ = await client.call()

@@ -10,7 +10,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, ReplyParser
 from gateway.runtime.tasks import Tasks
-from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
+from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, closes_when_used_again, says, stays
 from tests.support.fake_transport import Begun
 from tests.support.reply_recorder import COMPLETE, Recorder, Sender, raises_at
 from tests.support.workbench import eventually
@@ -334,12 +334,7 @@ async def test_a_connection_that_the_upstream_closed_is_not_used_again(client: H
 async def test_a_used_connection_that_closes_at_the_request_is_no_reply_and_nothing_is_sent_again(
     client: HttpClient,
 ) -> None:
-    async def script(wire: Wire) -> None:
-        await wire.request()
-        await wire.say(OK)
-        await wire.request()
-
-    async with FakeHttp(script) as server:
+    async with FakeHttp(closes_when_used_again(OK)) as server:
         sender = Sender(client, server.url)
         await sender.send()
         heard = await sender.send()

@@ -257,6 +257,10 @@ def progress(number: int) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": mcp.PROGRESS, "params": params}
 
 
+async def is_never_asked(_: Asked) -> None:
+    raise AssertionError("it was asked")
+
+
 async def dies_at_once(asked: Asked) -> None:
     asked.die()
 
