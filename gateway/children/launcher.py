@@ -32,12 +32,7 @@ class ChildLauncher:
     """Starts the children of one route."""
 
     def __init__(
-        self,
-        route: Route,
-        client: Client,
-        tasks: Tasks,
-        health: UpstreamHealth,
-        children: dict[Child, None],
+        self, route: Route, client: Client, tasks: Tasks, health: UpstreamHealth, children: dict[Child, None]
     ) -> None:
         """`client` has the present limits and timeouts. `children` gets those that run, beside others."""
         self.client = client

@@ -5,6 +5,7 @@ nothing names their call; because the session serves one call at a time, each re
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
 from gateway.sessions.call import Call, Listener, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Channel, Headers, Hearer, SideListener
 
@@ -35,6 +35,13 @@ log = get_logger()
 _ANSWERS: Final = (on.Resulted, on.Failed)
 _AMBIGUOUS: Final = "Several calls are in flight, and the request names none of them"
 _NO_CALL: Final = "No call is in flight that could ask (SEP-2260)"
+_FLOODED: Final = (
+    "the server sends the gateway requests (pings, requests outside of calls) faster than it takes the answers"
+)
+_FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves further requests unanswered"
+_MAX_UNSENT: Final = 64
+"""The gateway's own answers that may be queued for a slow server; its further requests stay unanswered."""
+_MAX_ID_BYTES: Final = 1024
 NOTHING: Final[Collection[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
@@ -62,8 +69,10 @@ class Session(SideListener, Hearer):
     """Whether the call of the process that opened the session may still run."""
     _settled: asyncio.Event | None = None
     """Made for those that wait for the call's end."""
-    _own_answers: OwnAnswers | None = None
-    """Made when the server first asks something that reaches no client."""
+    _unsent: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] | None = None
+    """The gateway's own answers, while they are sent: an empty queue would take more memory than all else here."""
+    _is_flooded: bool = False
+    """Whether the server was warned of for asking faster than it takes the answers."""
     _headers: Headers = field(init=False)
     """The newest headers that the upstream served; the gateway's own answers need a credential too."""
     shaken: Handshake = field(init=False)
@@ -506,14 +515,32 @@ class Session(SideListener, Hearer):
 
     def answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a request of the server that reaches no client; a flood of them stays unanswered."""
+        if len(self._unsent or ()) >= _MAX_UNSENT or len(bytes(id_)) > _MAX_ID_BYTES:
+            if not self._is_flooded:
+                self._is_flooded = True
+                log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
+            return
         headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
-        if self._own_answers is None:
-            self._own_answers = OwnAnswers(self._route, self._tasks, self._answer_now)
-        self._own_answers.add(id_, body, headers)
+        answer = Raw(bytes(id_)), body, headers  # a copy: the id would keep the whole message
+        if self._unsent is None:
+            self._unsent = deque((answer,))
+            self._tasks.spawn(self._send_unsent(self._unsent), "answer without a client")
+        else:
+            self._unsent.append(answer)
 
-    async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
-        if self.in_flight is not None or not self.lost:  # a call at work waits for it, though no other will follow
-            await self.answer(id_, body, headers)
+    async def _send_unsent(self, unsent: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]]) -> None:
+        """Send the gateway's own answers one after the other, so that a flood of requests costs one connection."""
+        try:
+            while unsent:
+                id_, body, headers = unsent.popleft()
+                if self.lost and self.in_flight is None:
+                    continue  # a call at work would wait for it, though no other will follow
+                try:
+                    await self.answer(id_, body, headers)
+                except GatewayError as exc:
+                    log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
+        finally:
+            self._unsent = None
 
     def side_reopened(self) -> None:
         """Tell the watchers what they may have missed."""

@@ -25,7 +25,7 @@ from gateway.routes import deadlines
 from gateway.runtime import arrivals
 from gateway.seal import peer_messages, sep_1655_items
 from gateway.server import peer_listener
-from gateway.sessions import own_answers
+from gateway.sessions import session as upstream_session
 from gateway.sessions.pool import pool
 from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
@@ -74,9 +74,9 @@ FIXED = [
     (
         "answers of the gateway's own",
         [
-            f"{own_answers._MAX_QUEUED} in",
+            f"{upstream_session._MAX_UNSENT} in",
             f"{upstream_call._MAX_UNSENT} in",
-            f"an id of {size(own_answers._MAX_ID_BYTES)}",
+            f"an id of {size(upstream_session._MAX_ID_BYTES)}",
         ],
     ),
     ("URIs of one subscription", [count(subscription._MAX_URIS)]),

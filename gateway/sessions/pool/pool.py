@@ -49,11 +49,7 @@ class Pool:
     """All sessions of one route."""
 
     def __init__(
-        self,
-        settings: InForce[RouteSettings],
-        connect: Callable[[], Channel],
-        metrics: Metrics,
-        tasks: Tasks,
+        self, settings: InForce[RouteSettings], connect: Callable[[], Channel], metrics: Metrics, tasks: Tasks
     ) -> None:
         self._settings = settings
         self._metrics = metrics
@@ -271,7 +267,6 @@ class Pool:
             del self._groups[group.key]
 
     def _end_start(self, group: Group[Session]) -> None:
-        """The handshake of a session has ended, well or not."""
         self._forget_if_unused(group)
         self._capacity.started()
         self._assign(group)
@@ -315,7 +310,6 @@ class Pool:
         return None
 
     def _move(self, session: Session, state: SessionState) -> None:
-        """Change the state of a session, and count it in the metrics."""
         counts, states = self._counts, session.group.sessions
         counts[states[session]].value -= 1
         counts[state].value += 1
@@ -382,7 +376,6 @@ class Pool:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _drop(self, session: Session) -> None:
-        """Forget a session, and give its room away."""
         if session in session.group.sessions:
             self._remove(session)
             self._assign(session.group)
