@@ -39,7 +39,7 @@ class RequestCall(UpstreamCall):
             super().start()
             return
         session, call = begun
-        if session.works_on(call) and self._is_watched:  # its answer has not come
+        if session.in_flight is call and self._is_watched:  # its answer has not come
             self._check_silence()
 
     def broke(self, call: Call) -> None:

@@ -214,7 +214,7 @@ class UpstreamCall(ABC):
         session, call = self._session, self._call
         if session is None or call is None or not self._is_sent or session.is_forgotten:
             return False
-        return session.works_on(call) or not self._may_be_resumed_elsewhere(session)
+        return session.in_flight is call or not self._may_be_resumed_elsewhere(session)
 
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
@@ -398,7 +398,7 @@ class UpstreamCall(ABC):
             is_young, is_over = world.monotonic() - call.sent < _YOUNG_SECONDS, False
             for pause in _CANCEL_PAUSES if is_young else _CANCEL_PAUSES[:1]:
                 await asyncio.sleep(pause)
-                if pause and not session.works_on(call):
+                if pause and session.in_flight is not call:
                     break  # it has ended, or nothing reads it any more
                 is_over = await self._attempt(session.cancel(call, reason, headers))
             if not is_over:
@@ -412,7 +412,7 @@ class UpstreamCall(ABC):
         exchange, witness = self._context.exchange, self._context.live.process.witness
         for pause in CANCEL_AGAIN_SECONDS:
             await asyncio.sleep(pause)
-            may_run = session.works_on(call) or session.shared.must_not_end
+            may_run = session.in_flight is call or session.shared.must_not_end
             if not may_run or session.is_forgotten:
                 return
             # Without a state, no other replica can have gone on with it.
@@ -500,7 +500,7 @@ class UpstreamCall(ABC):
         """Give the session back at once, and cancel the call unless its answer has come."""
         session, call = self._session, self._call
         try:
-            if session is None or call is None or session.works_on(call):
+            if session is None or call is None or session.in_flight is call:
                 self.cancel(reason)
         finally:
             self.release(clean=False)

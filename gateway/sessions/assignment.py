@@ -92,10 +92,10 @@ class Capacity(Generic[S]):
         group.add(session, is_fresh=is_fresh)
         self.starting += 1
         self.count += 1
-        quota = self._quota(group.principal)
+        quota = self._quotas.get(group.key.principal) or Quota()
         quota.count += 1
-        _ = self.eligible.pop(group.principal, None)
-        self._settle(group.principal, quota)
+        _ = self.eligible.pop(group.key.principal, None)
+        self._settle(group.key.principal, quota)
 
     def started(self) -> None:
         """The handshake of a session has ended, well or not."""
@@ -106,40 +106,36 @@ class Capacity(Generic[S]):
         self.occupied(session, group)
         group.drop(session)
         self.count -= 1
-        quota = self._quotas[group.principal]
+        quota = self._quotas[group.key.principal]
         quota.count -= 1
-        self._settle(group.principal, quota)
+        self._settle(group.key.principal, quota)
 
     def rested(self, session: S, group: Group[S], now: float) -> None:
         """A session is idle from now on, or its last joiner has left it idle."""
         group.idle.setdefault(session, now)
         if not session.shared.joiners:
-            quota = self._quotas[group.principal]
+            quota = self._quotas[group.key.principal]
             quota.evictable[session] = self.evictable[session] = None
             if quota.openers:
-                self._settle(group.principal, quota)
+                self._settle(group.key.principal, quota)
 
     def occupied(self, session: S, group: Group[S]) -> None:
         """A session is not idle any more, if it was."""
         group.idle.pop(session, None)
         if session in self.evictable:
-            quota = self._quotas[group.principal]
+            quota = self._quotas[group.key.principal]
             del quota.evictable[session], self.evictable[session]
             if quota.openers:
-                self._settle(group.principal, quota)
+                self._settle(group.key.principal, quota)
 
     def _set_opener(self, request: SessionRequest[S], *, is_opener: bool) -> None:
-        principal = request.group.principal
-        quota = self._quota(principal)
+        principal = request.group.key.principal
+        quota = self._quotas.get(principal) or Quota()  # a new one counts only once it is settled
         if is_opener:
             quota.openers.setdefault(request)
         else:
             quota.openers.pop(request, None)
         self._settle(principal, quota)
-
-    def _quota(self, principal: bytes) -> Quota[S]:
-        """The quota of a principal; a new one counts only once it is settled."""
-        return self._quotas.get(principal) or Quota()
 
     def _settle(self, principal: bytes, quota: Quota[S]) -> None:
         if quota.count or quota.openers:

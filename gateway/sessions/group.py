@@ -84,7 +84,6 @@ class Group(Generic[S]):
     """Those of the pool."""
     _sweeper: Alarm
     """That of the pool, which closes sessions that are of no use any more."""
-    principal: bytes = field(init=False)
     main: S | None = None
     """With affinity: the session of all calls, from before its handshake until it is dropped."""
     sessions: dict[S, SessionState] = field(default_factory=dict)
@@ -107,9 +106,6 @@ class Group(Generic[S]):
     _credential: tuple[str | None, str | None] = None, None
     _listed: set[str | None] = field(default_factory=set)
     """Credentials with which the tools were listed since they last changed."""
-
-    def __post_init__(self) -> None:
-        self.principal = self.key.principal
 
     def add(self, session: S, *, is_fresh: bool) -> None:
         """A session is in its handshake from now on; with affinity it is that of all calls, unless it `is_fresh`."""
@@ -175,7 +171,7 @@ class Group(Generic[S]):
     @property
     def listeners(self) -> Collection[Watcher]:
         """Those that want to know of changes on any session of the principal."""
-        return self._all_listeners.of(self.principal)
+        return self._all_listeners.of(self.key.principal)
 
     # -- the watcher of its sessions --------------------------------------------------------------------------------
 

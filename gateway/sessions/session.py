@@ -134,10 +134,6 @@ class Session(SideListener, Hearer):
         is_ours = not (self._owes or self._is_shared or is_others)
         return is_ours and not (shared.must_not_end or shared.joiners or self.pending)
 
-    def works_on(self, call: Call) -> bool:
-        """Whether this very call is in flight."""
-        return self.in_flight is call
-
     def lose(self) -> None:
         """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
         self.lost = True

@@ -7,7 +7,7 @@ ids: a call is lost when its child ends. Credentials and forwarded headers selec
 
 from msgspec import Raw
 
-from gateway.children.child import Child
+from gateway.children.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
@@ -23,12 +23,13 @@ class StdioChannel(OneStreamChannel):
     def __init__(self, launcher: ChildLauncher) -> None:
         super().__init__()
         self._launcher = launcher
-        self._child: Child
+        self.child: Child
+        """The process of this session, once it has begun its handshake."""
         self._started = False
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
-        child = self._child = await self._launcher.take()
+        child = self.child = await self._launcher.take()
         self._started = True
         child.hear_with(self._hear_line)
         answer = Answer(message)
@@ -49,30 +50,25 @@ class StdioChannel(OneStreamChannel):
         _ = self.hear(line)
 
     @property
-    def child(self) -> Child:
-        """The process of this session, after the handshake."""
-        return self._child
-
-    @property
     def hears_side(self) -> bool:
         """Whether the child runs and its messages outside of requests are heard."""
-        return self._side is not None and not self._child.over.done()
+        return self._side is not None and not self.child.over.done()
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Hand over messages outside of requests; the side stream is lost when the child ends by itself."""
         self._side = listener
 
         def ended(_: object) -> None:
-            if not self._child.asked:
+            if not self.child.asked:
                 listener.side_closed(was_open=True)
 
-        self._child.over.add_done_callback(ended)
+        self.child.over.add_done_callback(ended)
 
     async def request(
         self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
     ) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
-        child = self._child
+        child = self.child
         if child.over.done():
             raise SessionLost(f"{child.where} {child.over.result()}")
         with self._awaited(hearer) as answered:
@@ -85,7 +81,7 @@ class StdioChannel(OneStreamChannel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
-        await self._child.send(message)
+        await self.child.send(message)
 
     async def ping(self, headers: Headers) -> None:
         """Do nothing: a child receives no credential that it could refuse."""
@@ -101,9 +97,9 @@ class StdioChannel(OneStreamChannel):
     def abandon(self) -> None:
         """End the child in the background."""
         if self._started:
-            self._child.end()
+            self.child.end()
 
     async def close(self, *, end_session: bool) -> None:
         """End the child."""
         if self._started:
-            await self._child.close()
+            await self.child.close()

@@ -155,7 +155,7 @@ class Pool:
         A process announces changes only of resources to which it was subscribed itself. The subscriptions of the
         caller have a process of their own, so they are repeated in the one that runs the call.
         """
-        uris = self._listeners.uris(session.group.principal) if session.channel.is_process else NOTHING
+        uris = self._listeners.uris(session.group.key.principal) if session.channel.is_process else NOTHING
         await session.prepare(log_level, uris, headers, self.handshake_seconds)
 
     async def handshake(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Handshake:

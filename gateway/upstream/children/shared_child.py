@@ -161,7 +161,7 @@ class SharedChannel(StdioChannel):
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Join the child, which may have had this handshake."""
         shared = self._shared = await self._holder.child(message, headers)
-        self._child = shared.child
+        self.child = shared.child
         shared.channels.append(self)
         return shared.result
 
