@@ -10,7 +10,7 @@ from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.seal.keyring import Keys
 from tests.support import workbench
-from tests.support.fake_modern import FakeModern
+from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.fake_peer import KEY
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
@@ -22,8 +22,14 @@ Begin = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeModern]:
+    """Its tool `ask` asks once, and its result is the answers."""
     async with FakeModern() as fake:
+        fake.tools["ask"] = ask
         yield fake
+
+
+def ask(call: Call) -> Json:
+    return call.text(call.answers) if call.answers else call.ask(name=FORM)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
-from tests.mirror.streamable.test_front import ACCEPT, ask, text
+from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support.fake_modern import FakeModern
 from tests.support.mirrored_client import LegacyClient
 from tests.telemetry.test_tracing import OTHER, PARENT, TRACE, Spans, ids, links, parent, spans, traceparent
@@ -21,7 +21,6 @@ async def traced(begin: Begin, spans: Spans, headers: dict[str, str], **sections
 async def test_a_call_is_a_servers_span_with_a_clients_span_for_each_round_below_it(
     begin: Begin, server: FakeModern, spans: Spans
 ) -> None:
-    server.tools["ask"] = ask
     client = await traced(begin, spans, {"Traceparent": OTHER, "X-Request-Id": "r1"})
     meta = {"traceparent": PARENT, "tracestate": "rojo=1", "x/y": 1}
     async with client.request("tools/call", {"name": "ask", "arguments": {}, "_meta": meta}, id_=7) as stream:
@@ -69,7 +68,6 @@ async def test_an_error_ends_both_spans_with_its_code(begin: Begin, server: Fake
 
 
 async def test_a_call_that_the_client_cancels_ends_its_spans(begin: Begin, server: FakeModern, spans: Spans) -> None:
-    server.tools["ask"] = ask
     client = await traced(begin, spans, {})
     async with client.request("tools/call", {"name": "ask", "arguments": {}}, id_="c") as stream:
         _ = await stream.message()

@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
-from tests.mirror.streamable.test_front import ACCEPT, ask, text
+from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support import copies
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
@@ -17,7 +17,6 @@ async def test_calls_that_do_not_fit_are_refused_and_answers_always_fit(begin: B
     # A call takes 200 KB while it is upstream, and 100 KB while its client is asked.
     stand = await begin(limits={"calls_bytes": 550_000, "calls_bytes_per_principal": 250_000})
     client, calls = await LegacyClient.begun(stand), stand.gateway.calls
-    server.tools["ask"] = ask
     async with client.call("ask", LARGE) as stream:
         question = await stream.message()
         assert 100_000 < calls.used < 110_000

@@ -15,16 +15,11 @@ from tests.support.workbench import KEY, jwt
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
 
 
-def ask(call: Call) -> Json:
-    return call.text(call.answers) if call.answers else call.ask(name=FORM)
-
-
 def text(message: Json) -> object:
     return json.loads(message["result"]["content"][0]["text"])
 
 
 async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -> None:
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         question = await stream.message()
         assert await client.answer(question, ACCEPT) == 202
@@ -36,7 +31,6 @@ async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -
 
 async def test_an_older_client_gets_no_event_ids(begin: Begin, server: FakeModern) -> None:
     client = await LegacyClient.begun(await begin(), version="2025-06-18")
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         event = await stream.event()
         assert event.id is None
@@ -148,7 +142,6 @@ async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server:
 async def test_a_challenge_that_clients_could_not_receive_is_left_out(begin: Begin, server: FakeModern) -> None:
     stand = await begin()
     client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer good"})
-    server.tools["ask"] = ask
     _ = await client.initialize()
     server.credential, server.challenge = "Bearer other", 'Bearer scope="' + "x" * 8190 + '"'
     async with client.call("ask") as stream:
@@ -228,7 +221,6 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
 
 @pytest.mark.parametrize("forged", [7, "7", "mrtr1.00000000.AAAA", "x" * 5_000, "\ud83d"])
 async def test_a_forged_answer_reaches_no_call(client: LegacyClient, server: FakeModern, forged: object) -> None:
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         question = await stream.message()
         async with client.post({"jsonrpc": "2.0", "id": forged, "result": {"action": "decline"}}) as refused:
@@ -242,7 +234,6 @@ async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, serv
     stand = await begin()
     mine, other = LegacyClient(stand.http, stand.url), LegacyClient(stand.http, stand.url)
     _ = await mine.initialize(), await other.initialize()
-    server.tools["ask"] = ask
     async with mine.call("ask") as stream:
         question = await stream.message()
         place = str(stream.last)
@@ -258,7 +249,6 @@ async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
     begin: Begin, server: FakeModern
 ) -> None:
     client = await LegacyClient.begun(await begin(), headers={"Authorization": jwt(iss="i", sub="ada")})
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         _ = await stream.message()
         place = str(stream.last)
@@ -295,7 +285,6 @@ async def test_params_of_modern_rounds_are_not_a_clients_to_give(client: LegacyC
 
 
 async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: FakeModern) -> None:
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         _ = await stream.message()
         async with client.http.delete(client.url, headers=client.sent()) as response:

@@ -12,7 +12,7 @@ from gateway.mirror.streamable.tokens import EVENT, NESTED
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.mirror.conftest import mirror_of, sealed
-from tests.mirror.streamable.test_front import ACCEPT, ask, text
+from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.logs import Lines
 from tests.support.mirrored_client import DEADLINE, LegacyClient, Stream
@@ -32,7 +32,6 @@ async def asked(stream: Stream) -> tuple[Json, str]:
 
 async def pair(server: FakeModern, cluster: Cluster, **sections: Any) -> tuple[Stand, Stand, LegacyClient]:
     """Two replicas before a server whose tool asks, and a client of the first one."""
-    server.tools["ask"] = ask
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR | sections)
     return one, two, await LegacyClient.begun(one)
 
@@ -145,7 +144,6 @@ async def test_an_older_client_cannot_come_back_so_its_answer_runs_nothing(
     server: FakeModern, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
     client = await LegacyClient.begun(one, version="2025-06-18")
     async with client.call("ask") as stream:
         question = await stream.message()
@@ -289,7 +287,6 @@ async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ende
 
 async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeModern, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", **MIRROR)
-    server.tools["ask"] = ask
     client = await LegacyClient.begun(one)
     async with client.call("ask") as stream:
         question, _ = await asked(stream)

@@ -13,7 +13,7 @@ from gateway.mirror.streamable.sep_1685_state import KEY
 from gateway.mirror.streamable.tokens import NESTED, STATE
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
-from tests.mirror.streamable.test_front import ACCEPT, ask, text
+from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support.fake_modern import FORM, SAMPLE, FakeModern, Json
 from tests.support.mirrored_client import CAPABILITIES, LegacyClient
 from tests.support.replicas import Cluster
@@ -77,7 +77,6 @@ async def test_a_client_that_declares_the_scope_gets_a_state(client: PaperClient
 async def test_a_client_without_the_scope_gets_no_state_and_may_set_none(
     begin: Begin, server: FakeModern, declared: Json
 ) -> None:
-    server.tools["ask"] = ask
     client = await PaperClient.begun(await begin(route=ROUTE), capabilities={**CAPABILITIES, **declared})
     async with client.call("ask") as stream:
         question = await stream.message()
@@ -88,7 +87,6 @@ async def test_a_client_without_the_scope_gets_no_state_and_may_set_none(
 
 
 async def test_a_route_without_the_dialect_sets_no_state(begin: Begin, server: FakeModern) -> None:
-    server.tools["ask"] = ask
     client = await PaperClient.begun(await begin())
     async with client.call("ask") as stream:
         question = await stream.message()
@@ -99,7 +97,6 @@ async def test_a_route_without_the_dialect_sets_no_state(begin: Begin, server: F
 
 @pytest.mark.parametrize("result", [ACCEPT, DECLINE, {"action": "cancel"}])
 async def test_every_kind_of_answer_brings_its_state(client: PaperClient, server: FakeModern, result: Json) -> None:
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         question = await stream.message()
         assert await client.echo(question, result) == 202
@@ -140,7 +137,6 @@ def _flipped(state: str) -> str:
 async def test_a_state_that_is_not_echoed_exactly_is_refused(
     client: PaperClient, server: FakeModern, change: Callable[[Json], Any]
 ) -> None:
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         question = await stream.message()
         assert await client.refusal(question, change(question)) == REFUSED
@@ -181,7 +177,6 @@ async def test_a_state_counts_once(client: PaperClient, server: FakeModern) -> N
 
 
 async def test_the_state_of_a_cancelled_call_is_refused(client: PaperClient, server: FakeModern) -> None:
-    server.tools["ask"] = ask
     async with client.request(mcp.TOOLS_CALL, {"name": "ask", "arguments": {}}, id_="mine") as stream:
         question = await stream.message()
         assert await client.notify(mcp.CANCELLED, {"requestId": "mine"}) == 202
@@ -190,7 +185,6 @@ async def test_the_state_of_a_cancelled_call_is_refused(client: PaperClient, ser
 
 
 async def test_an_error_needs_no_state_because_it_has_no_meta(client: PaperClient, server: FakeModern) -> None:
-    server.tools["ask"] = ask
     async with client.call("ask") as stream:
         question = await stream.message()
         refusal = {"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "User rejected"}}
@@ -200,7 +194,6 @@ async def test_an_error_needs_no_state_because_it_has_no_meta(client: PaperClien
 
 
 async def test_a_state_has_at_most_8_kb(client: PaperClient, server: FakeModern) -> None:
-    server.tools["ask"] = ask
     for size in (10, 5_000, 7_000, 60_000):
         async with client.call("ask", {"large": "x" * size}) as stream:
             question = await stream.message()
@@ -217,7 +210,6 @@ async def test_an_answer_at_another_replica_is_checked_by_the_owner(
     server: FakeModern, cluster: Cluster, count: int
 ) -> None:
     stands = await cluster.begin(*(f"gw-{number}" for number in range(count)), route=ROUTE)
-    server.tools["ask"] = ask
     client = await PaperClient.begun(stands[0])
     async with client.call("ask") as stream:
         question = await stream.message()
@@ -230,7 +222,6 @@ async def test_an_answer_at_another_replica_is_checked_by_the_owner(
 
 async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: FakeModern, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", route=ROUTE)
-    server.tools["ask"] = ask
     client = await PaperClient.begun(one)
     with suppress(Exception):
         async with client.call("ask", {"large": "x" * 5_000}) as stream:
@@ -248,7 +239,6 @@ async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: Fake
 
 async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", route=ROUTE)
-    server.tools["ask"] = ask
     client = await PaperClient.begun(one)
     with suppress(Exception):
         async with client.call("ask") as stream:
