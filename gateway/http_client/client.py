@@ -6,9 +6,8 @@ Rule 2: no request has a deadline here but for its connection. Callers abort wha
 """
 
 import asyncio
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
@@ -59,15 +58,15 @@ class HttpClient:
         if connection is not None:
             connection.start(pending)
         else:
-            self._connect(pending, self._open(pending))
+            self._connect(pending)
 
     def send_again(self, pending: PendingRequest) -> None:
         """Send a request once more, on a new connection."""
         # If that fails, the upstream may have got the first one, and ended since.
-        self._connect(pending, self._open(pending, None if pending.is_idempotent else NoReply()))
+        self._connect(pending, None if pending.is_idempotent else NoReply())
 
-    def _connect(self, pending: PendingRequest, opening: Coroutine[Any, Any, None]) -> None:
-        task = self.tasks.start(opening, "connect upstream")
+    def _connect(self, pending: PendingRequest, failure: RequestFailed | None = None) -> None:
+        task = self.tasks.start(self._open(pending, failure), "connect upstream")
         self._connecting[task] = None
         pending.connecting(task)
         task.add_done_callback(partial(self._connected, pending))
@@ -83,7 +82,7 @@ class HttpClient:
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
-    async def _open(self, pending: PendingRequest, failure: RequestFailed | None = None) -> None:
+    async def _open(self, pending: PendingRequest, failure: RequestFailed | None) -> None:
         """Send a request on a new connection; `failure` is what it means that there is none."""
         origin = pending.origin
         if self._is_closed:
