@@ -184,9 +184,9 @@ class Connection(asyncio.Protocol):
         if self._missing:
             return not self._has_events or _has_few_lines(data)
         pending = self._pending
-        if self._heard or pending is None or pending.is_head or (reply := self._familiar.reply(data)) is None:
+        if self._heard or pending is None or pending.is_head or (found := self._familiar.reply(data)) is None:
             return False
-        return reply.content_type != _EVENTS or _has_few_lines(data)
+        return found[0].content_type != _EVENTS or _has_few_lines(data)
 
     def _read_on(self) -> None:
         """Read again after a packet that took several turns, unless its listener wants a pause."""
@@ -209,8 +209,9 @@ class Connection(asyncio.Protocol):
             self._heard = True
             if pending.is_repeatable:
                 pending.keep_nothing()
-            if not pending.is_head and (reply := self._familiar.reply(data)) is not None:
-                self._hear_familiar(pending, reply)
+            if not pending.is_head and (found := self._familiar.reply(data)) is not None:
+                head, parts, missing = found
+                self._hear_familiar(pending, head, parts, missing)
                 return
         if (missing := self._missing) > 0:
             self._missing = max(missing - len(data), 0)
@@ -316,20 +317,20 @@ class Connection(asyncio.Protocol):
             self._parser.release()
             self._parser = None
 
-    def _hear_familiar(self, pending: PendingRequest, reply: FamiliarReply) -> None:
+    def _hear_familiar(
+        self, pending: PendingRequest, head: FamiliarReply, parts: tuple[bytes, ...], missing: int | None
+    ) -> None:
         """Tell the listener of a reply that takes no parser."""
-        self.keep_alive_seconds = reply.form.keep_alive_seconds
-        parts, reply.parts = reply.parts, ()  # the head may stay for longer
-        if not reply.has_more:
-            if len(parts) == 1 and pending.hear_whole is not None:
-                self._end(keeps_alive=True, whole=(pending.hear_whole, reply, parts[0]))
-                return
-        elif reply.missing:
-            self._missing, self._has_events = reply.missing, reply.content_type == _EVENTS
-        else:
+        self.keep_alive_seconds = head.form.keep_alive_seconds
+        if missing is None:
             self._keeps_alive = True
             self._drop_parser()
-        self._hear(pending, reply, parts, has_more=reply.has_more, keeps_alive=True)
+        elif missing:
+            self._missing, self._has_events = missing, head.content_type == _EVENTS
+        elif len(parts) == 1 and pending.hear_whole is not None:
+            self._end(keeps_alive=True, whole=(pending.hear_whole, head, parts[0]))
+            return
+        self._hear(pending, head, parts, has_more=missing != 0, keeps_alive=True)
 
     def _hear(
         self,

@@ -58,19 +58,13 @@ class Form:
 
 
 class FamiliarReply(ReplyHead, eq=False, kw_only=True):
-    """A reply of a known form, as far as it was read at first; most of the values of its head are never looked at."""
+    """The head of a reply of a known form; most of its values are never looked at."""
 
     content_type: str
     """A field, because a property takes as long as a call."""
     form: Form
     values: re.Match[bytes]
     """Has a group for the value of each header."""
-    parts: tuple[bytes, ...]
-    """The body so far; none is empty."""
-    missing: int
-    """How many bytes of a body of known length are still to come."""
-    has_more: bool
-    """Whether any part of the body is still to come."""
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
@@ -87,8 +81,12 @@ class FamiliarHeads:
     _forms: list[Form] = field(default_factory=list)
     _lessons: int = 0
 
-    def reply(self, data: bytes) -> FamiliarReply | None:
-        """The reply that begins with these bytes, if its form is known and nothing is behind its end."""
+    def reply(self, data: bytes) -> tuple[FamiliarReply, tuple[bytes, ...], int | None] | None:
+        """The reply that begins with these bytes, if its form is known and nothing is behind its end.
+
+        That is its head, the parts of the body so far, none of which is empty, and how many bytes are still to come:
+        None if that is not known, because they come in chunks.
+        """
         forms = self._forms
         for form in forms:
             found = form.pattern.match(data)
@@ -96,32 +94,22 @@ class FamiliarHeads:
                 if form is not forms[0]:
                     forms.remove(form)
                     forms.insert(0, form)
-                begin, missing = found.end(), 0
+                begin, missing = found.end(), None
                 if form.length is not None:
                     parts: tuple[bytes, ...] = (data[begin:],) if begin < len(data) else ()
                     missing = int(found[form.length]) + begin - len(data)
-                    has_more = missing > 0
                 elif (chunked := chunks(data, begin)) is not None:
-                    parts, has_more = chunked
+                    parts, missing = chunked[0], None if chunked[1] else 0
                 else:
                     return None
-                if missing < 0 or begin > _MAX_HEAD_BYTES:
+                if begin > _MAX_HEAD_BYTES or (missing is not None and missing < 0):
                     return None
-                if has_more:
+                if missing != 0:
                     # The head stays while the rest comes, and must not keep the part of the body that came with it.
                     found = form.pattern.match(data[:begin]) or found
-                return FamiliarReply(
-                    form.status,
-                    "1.1",
-                    None,
-                    form.reason,
-                    content_type=form.content_type,
-                    form=form,
-                    values=found,
-                    parts=parts,
-                    missing=missing,
-                    has_more=has_more,
-                )
+                kind = form.content_type
+                head = FamiliarReply(form.status, "1.1", None, form.reason, content_type=kind, form=form, values=found)
+                return head, parts, missing
         return None
 
     def learn(self, data: bytes) -> None:

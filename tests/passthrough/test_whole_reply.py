@@ -48,10 +48,10 @@ def reply(lines: bytes, known: bytes | None = None, line: bytes = b"200 OK") -> 
     if known is not None:
         earlier = heads.reply(begin + known + end)
         assert earlier is not None
-        _ = start_of(earlier)
+        _ = start_of(earlier[0])
     found = heads.reply(begin + lines + end)
     assert found is not None, "it has the form of the other"
-    return found
+    return found[0]
 
 
 def one_by_one(head: ReplyHead, *more: tuple[str, str]) -> WholeResponse:

@@ -173,25 +173,18 @@ class RequestParser:
         target = _text(self._target)
         if (url := _url(method, target)) is None:
             raise Malformed(Malformation.TARGET)
-        message = ReceivedHead(
-            method,
-            target,
-            headers,
-            url,
-            is_1_1,
-            self._keeps_alive,
-            int(headers.get("Content-Length", 0)),
-        )
+        length = int(headers.get("Content-Length", 0))
+        message = ReceivedHead(method, target, headers, url, is_1_1, self._keeps_alive, length)
         self._fields = []
         if is_in_one:
             self._heads.learn(whole, message, fields)
         body = self.body = self._begun(message, b"")
-        self._left = message.length
+        self._left = length
         if "Transfer-Encoding" in headers:
             self._is_complete, self._other_bytes = False, 0
             return
         self._llhttp = None
-        if not self._left:
+        if not length:
             self._finish(body)
 
     def _finish(self, body: RequestBody) -> None:
