@@ -35,14 +35,15 @@ class KnownValues(dict[str, Sequence[str]]):
     def __init__(self, headers: HeaderValues) -> None:
         super().__init__()
         self._headers = headers
-        self.repeated: Repeated | None = None
-        """None if it takes `check` to compare them."""
+        repeated = None
         versions, methods, names = self[mcp.PROTOCOL_VERSION], self[mcp.METHOD_HEADER], self[mcp.NAME_HEADER]
         if len(versions) == len(methods) == len(names) == 1:
             target = names[0]
             is_plain = target.isascii() and target.isprintable() and target[:2] != "=?"
             if is_plain and '"' not in target and "\\" not in target:
-                self.repeated = Repeated(versions[0], methods[0], f'"{target}"'.encode(), target)
+                repeated = Repeated(versions[0], methods[0], f'"{target}"'.encode(), target)
+        self.repeated = repeated
+        """None if it takes `check` to compare them."""
         self.is_bare = not any(map(self.__getitem__, ("Authorization", *mcp.TRACE_KEYS)))
         """Whether it has neither `Authorization` nor the context of a trace."""
         self.caller: Any = None
