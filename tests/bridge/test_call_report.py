@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.logs import Lines
-from tests.support.replicas import steps
+from tests.support.replicas import Gate, steps
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
 from tests.telemetry.test_tracing import Spans, spans
@@ -87,20 +87,13 @@ async def _refuse(turn: Turn) -> None:
 async def test_the_status_page_names_no_expiry_while_a_client_waits(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        await go.wait()
-        await turn.result(text("ok"))
-
-    upstream.tool(tool)
+    gate = Gate(upstream)
     answer = later(client.answer(await client.call()))
     _ = await upstream.saw("answer")
     (driver,) = stand.gateway.lot
     assert driver.glance(time.monotonic()).expires_in_seconds is None
-    go.set()
-    assert (await answer).text == "ok"
+    gate.go.set()
+    assert (await answer).text == "done"
 
 
 async def test_the_span_of_the_upstream_call_ends_as_the_upstream_ended_it(

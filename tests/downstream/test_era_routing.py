@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import parse
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration
@@ -169,15 +169,11 @@ async def test_a_call_that_is_held_goes_on_when_a_reload_ends_the_bridge(dual: F
 
 
 async def test_a_task_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, begin: Start) -> None:
-    async def pending(turn: Turn) -> None:
-        await turn.elicit("Who?")
-        await turn.result({"content": [{"type": "text", "text": "done"}]})
-
     dual.on(mcp.TASKS_GET, lambda turn: turn.result({"of": turn.seen.body["params"]["taskId"]}))
     dual.capabilities = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
     dual.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}]
     dual.tool(lambda turn: turn.result({"task": {"taskId": "t", "status": "working", "ttl": 60_000}}))
-    dual.on(mcp.TASKS_RESULT, pending)
+    dual.on(mcp.TASKS_RESULT, asks("done"))
     stand = await begin(route=BRIDGE)
     client = stand.client(capabilities={"elicitation": {}, "extensions": {mcp.TASKS: {}}})
 

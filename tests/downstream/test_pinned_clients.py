@@ -17,7 +17,7 @@ from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers
 from tests.support.fake_peer import FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask_action, text
 from tests.support.replicas import Cluster, asked_peers, dies_after_the_body
 from tests.support.stand import Start
 from tests.support.state_keeper import SERVER, SESSION, KeepingClient, StateKeeper
@@ -81,10 +81,7 @@ async def test_a_call_asks_in_the_session_of_its_client(upstream: FakeUpstream, 
     client = PaperClient(stands[0])
     _ = await client.call()
 
-    async def ask(turn: Turn) -> None:
-        await turn.result(text(str((await turn.elicit("q"))["action"])))
-
-    upstream.tool(ask)
+    upstream.tool(ask_action)
     asked = await client.at(stands[-1])
     client.url = stands[len(stands) // 2].url
     assert (await client.answer(asked)).text == ACCEPT["action"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, ask_action
 from tests.support.raw_connection import raw_connection, request_head
 from tests.support.stand import Start
 from tests.support.workbench import Client
@@ -78,7 +78,7 @@ async def test_a_header_that_is_not_utf_8_is_refused(upstream: FakeUpstream, beg
 async def test_a_name_from_a_trusted_proxy_is_the_principal(upstream: FakeUpstream, begin: Start) -> None:
     section = {"source": "header", "header": "x-user", "trusted_proxies": ["127.0.0.0/8"]}
     stand = await begin(principal=section)
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     asked = await stand.client(headers={"X-User": "ada"}).call()
     assert (await stand.client(headers={"X-User": "eve"}).answer(asked)).outcome[1] == -32602
     assert (await stand.client(headers={"X-User": "ada"}).answer(asked)).text == "accept"
@@ -99,7 +99,7 @@ async def test_a_header_that_identifies_the_caller_must_come_once(
     upstream: FakeUpstream, begin: Start, way: str, repeated: tuple[tuple[str, str], ...]
 ) -> None:
     stand = await begin(principal=PROXIED, route={"forward_headers": ["x-api-key"]})
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     client = stand.client()
     state: dict[str, Any] = {}
     if way == "bridged":
@@ -153,13 +153,8 @@ async def test_other_headers_go_upstream_in_their_order_however_often_they_come(
 async def test_a_name_from_anybody_else_is_not_believed(upstream: FakeUpstream, begin: Start) -> None:
     section = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0.0/8"]}
     stand = await begin(principal=section, route={"forward_headers": ["x-user"]})
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     asked = await stand.client(headers={"X-User": "ada"}).call()
     assert (await stand.client(headers={"X-User": "eve"}).answer(asked)).text == "accept", "both are anonymous"
     assert len(upstream.of("initialize")) == 1
     assert not any("X-User" in seen.headers for seen in upstream.seen), "nor does the upstream hear it"
-
-
-async def _ask(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(answer["action"]))

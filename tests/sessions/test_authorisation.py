@@ -14,7 +14,8 @@ from gateway.protocol import mcp
 from gateway.sessions import group as groups
 from tests.bridge.test_holds import reach_leg_limit
 from tests.support.fake_sse import FakeSse, Message
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, lacks_session, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask_action, event, lacks_session, text
+from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
 from tests.upstream.test_faults import challenge
@@ -23,14 +24,9 @@ REAL, FORGED, REFRESHED = (jwt(iss="i", sub="ada", client_id="c", jti=name) for 
 REFUSED = (401, -32603, "upstream_refused")
 
 
-async def ask(turn: Turn) -> None:
-    answer = await turn.elicit()
-    await turn.result({"content": [{"type": "text", "text": answer["action"]}]})
-
-
 @pytest.fixture(autouse=True)
 def _one_credential(upstream: FakeUpstream) -> None:
-    upstream.tool(ask)
+    upstream.tool(ask_action)
     plain = dict(upstream.scripts)
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.on(word, challenge(401, only=REAL, plain=plain.get(word)))
@@ -161,20 +157,13 @@ async def test_a_refused_credential_that_answers_one_question_is_not_told_the_ot
 
 
 async def test_a_leg_that_joins_is_checked_before_it_gets_anything(upstream: FakeUpstream, stand: Stand) -> None:
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await turn.elicit()
-        await go.wait()
-        await turn.result(text("done"))
-
-    upstream.on("tools/call", tool)
+    gate = Gate(upstream)
     asked = await stand.client(REAL).call()
     waiting = later(stand.client(REAL).answer(asked))
     await upstream.saw("answer")
     assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
     assert pings(upstream) == [("s1", FORGED)]
-    go.set()
+    gate.go.set()
     assert (await waiting).text == "done"
 
 
@@ -249,7 +238,7 @@ async def test_a_forwarded_key_is_checked_as_any_credential(
 ) -> None:
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.scripts.pop(word)
-    upstream.tool(ask)
+    upstream.tool(ask_action)
     monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
     client = (await begin(route={"forward_headers": ["x-api-key"]})).client(headers={"x-api-key": "one"})
     asked = await client.call()
@@ -345,7 +334,7 @@ async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_cred
 async def test_a_kept_result_survives_the_restart_of_its_server(upstream: FakeUpstream, begin: Start) -> None:
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.scripts.pop(word)
-    upstream.tool(ask)
+    upstream.tool(ask_action)
     upstream.on("GET", lacks_session)  # without a side stream, nothing tells that the sessions are gone
     stand = await begin()
     asked, other = await stand.client(REAL).call(), await stand.client(REAL).call()
@@ -372,7 +361,7 @@ def keyed(stand: Stand, key: str | None = "mine") -> Client:
 def serve_all(upstream: FakeUpstream) -> None:
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.scripts.pop(word, None)
-    upstream.tool(ask)
+    upstream.tool(ask_action)
 
 
 async def test_a_stolen_state_opens_with_its_own_key_only(upstream: FakeUpstream, begin: Start) -> None:

@@ -206,6 +206,12 @@ def asks(value: str, *titles: str) -> Script:
     return tool
 
 
+async def ask_action(turn: Turn) -> None:
+    """A tool that asks once, and whose result is the action of the answer."""
+    answer = await turn.elicit("q")
+    await turn.result(text(answer["action"]))
+
+
 async def ask(turn: Turn) -> None:
     """A tool that asks once, and whose result is the answer as text."""
     answer = await turn.elicit("q")

@@ -15,7 +15,7 @@ from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import fake_wire
-from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, event, play, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, ask_action, event, play, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt, later
@@ -120,14 +120,9 @@ async def test_a_damaged_side_stream_harms_no_call(upstream: FakeUpstream, begin
 @pytest.mark.parametrize("status", [405, 404, 400, 500])
 async def test_a_server_without_a_side_stream_is_served(upstream: FakeUpstream, client: Client, status: int) -> None:
     upstream.on("GET", replied(status))
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     assert (await client.answer(await client.call())).text == "accept"
     assert len(upstream.of("GET")) == 1
-
-
-async def _ask(turn: Turn) -> None:
-    answer = await turn.elicit("q")
-    await turn.result(text(answer["action"]))
 
 
 async def test_a_side_stream_without_a_head_holds_nothing_up(upstream: FakeUpstream, client: Client) -> None:
@@ -287,7 +282,7 @@ async def test_a_refused_answer_leaves_the_call_parked_and_the_right_credential_
 ) -> None:
     claims = {"iss": "i", "sub": "ada", "client_id": "c"}
     old, stale, fresh = (jwt(**claims, jti=name) for name in ("old", "stale", "fresh"))
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     upstream.on("answer", challenge(401, only=fresh))
     asked = await stand.client(old).call()
     for _ in range(2):
@@ -391,7 +386,7 @@ async def test_an_answer_that_cannot_be_delivered_ends_the_call(
             await turn.for_ever()
         turn.reply(int(how), b"oops")
 
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     upstream.on("answer", refuse)
     asked = await client.call()
     reply = await client.answer(asked)
@@ -433,7 +428,7 @@ def _accepting(upstream: FakeUpstream, script: Script) -> Script:
 async def test_an_answer_is_delivered_by_the_head_of_its_acceptance(
     upstream: FakeUpstream, client: Client, script: Script
 ) -> None:
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     upstream.on("answer", _accepting(upstream, script))
     assert (await client.answer(await client.call())).text == "accept"
     if script is not _cut:
@@ -506,7 +501,7 @@ async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_sile
 ) -> None:
     stand = await begin(timeouts={"idle_seconds": 0.1}, legs={"rounds": rounds, "limit_seconds": 0.05})
     client = stand.client()
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     asked = await client.call()
     for driver in list(stand.gateway.lot):
         driver.expire()
@@ -530,7 +525,7 @@ async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_sile
 
 async def test_a_call_that_waits_for_its_client_is_not_silent(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"idle_seconds": 0.2})
-    upstream.tool(_ask)
+    upstream.tool(ask_action)
     asked = await stand.client().call()
     waited = asyncio.Event()
     asyncio.get_running_loop().call_later(0.5, waited.set)  # the time under test

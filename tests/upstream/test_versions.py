@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, asks
 from tests.support.workbench import Client
 
 
@@ -24,11 +24,7 @@ async def test_the_version_that_the_server_chose_is_spoken_from_then_on(
 ) -> None:
     chooses(upstream, version)
 
-    @upstream.tool
-    async def ask(turn: Turn) -> None:
-        await turn.elicit("name")
-        await turn.result(text("thanks"))
-
+    upstream.tool(asks("thanks"))
     assert (await client.answer(await client.call())).text == "thanks"
     assert {seen.headers.get(mcp.PROTOCOL_VERSION) for seen in upstream.seen[1:]} == {version}
 
