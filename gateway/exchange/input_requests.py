@@ -162,7 +162,7 @@ def _requirement(
     if method == mcp.ROOTS:
         return {"roots": {}}, declared.roots, None
     if params is UNSET:
-        raise MalformedQuestion(f"{method}: params are missing")
+        raise ValueError("params are missing")
     if method == mcp.SAMPLE:
         sample = jsonrpc.inspect(_decode_sample, params)
         chosen = sample.toolChoice is not UNSET and not jsonrpc.is_null(sample.toolChoice)
@@ -172,10 +172,10 @@ def _requirement(
     elicit = jsonrpc.inspect(_decode_elicit, params)
     if elicit.mode == "url":
         if elicit.url is UNSET:
-            raise MalformedQuestion(f"{method}: url is missing")
+            raise ValueError("url is missing")
         return {"elicitation": {"url": {}}}, declared.url, None
     if elicit.requestedSchema is UNSET:
-        raise MalformedQuestion(f"{method}: requestedSchema is missing")
+        raise ValueError("requestedSchema is missing")
     return {"elicitation": {"form": {}}}, declared.form, elicit.requestedSchema.title
 
 
