@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.parts.launch import REPOSITORY
@@ -12,6 +13,7 @@ from tests.parts.launch import REPOSITORY
 SITE = REPOSITORY / "docs" / "site.yml"
 
 
+@pytest.mark.processes
 def test_the_site_is_built_without_a_dead_link_and_finds_what_the_pages_say(tmp_path: Path) -> None:
     command = [sys.executable, str(REPOSITORY / "scripts" / "site"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
 """One simulated world: its clock, its randomness, its network, its processes; all of it follows from one seed."""
 
 import asyncio
+import sys
 from asyncio import tasks
 from asyncio.events import _get_running_loop
 from collections.abc import Callable, Iterator
@@ -20,8 +21,12 @@ START: Final = 1000.0
 """The monotonic clock at the beginning of a history."""
 
 
+_ALL_TASKS: Final[Any] = getattr(tasks, "_all_tasks" if sys.version_info < (3, 12) else "_scheduled_tasks")
+"""asyncio's set of all tasks."""
+
+
 def _forget(_: "asyncio.Task[object]") -> None:
-    """In place of asyncio's set of all tasks: nobody asks for it, and each task would be in it with a callback."""
+    """In place of adding to that set: nobody asks for it, and each task would be in it with a callback."""
 
 
 class Simulation:
@@ -71,12 +76,12 @@ class Simulation:
                 "start_process": self.children.start_process,
             }
         )
-        tasks._all_tasks.add = _forget  # type: ignore[attr-defined]
+        _ALL_TASKS.add = _forget
         try:
             with AsyncGenerators().watched():
                 yield
         finally:
-            del tasks._all_tasks.add  # type: ignore[attr-defined]
+            del _ALL_TASKS.add
             world.enter(world.REAL)
 
     def _wall(self) -> float:
