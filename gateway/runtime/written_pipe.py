@@ -31,4 +31,4 @@ class WrittenPipe(asyncio.BaseProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """The pipe is closed."""
-        WrittenPipe.resume_writing(self)
+        WrittenPipe.resume_writing(self)  # a subclass may look at what is in the pipe when it resumes
