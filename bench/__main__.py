@@ -42,7 +42,7 @@ LARGE = {
     "huge-both": ("large", 1_000_000, 1_000_000),
 }
 SCENARIOS = (
-    *("echo", "sse", "passed", *LARGE, "ask"),
+    *("echo", "sse", "passed", "passed-ask", *LARGE, "ask"),
     *("forwarded", "cluster", "workers", "parked", "ended", "cold", "hostile"),
 )
 # These start gateways of their own.
@@ -52,8 +52,7 @@ C_LIBRARY = "PYTHONMALLOC=malloc"
 ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
-# While an ask waits out the quiet window, its gateway would idle, and the next message would have to wake it. The
-# anchors never idle, so as many clients ask as keep the gateway busy too.
+# While an ask waits out the quiet window, its gateway would idle, so as many clients ask as keep it busy.
 ASK_CLIENTS = 4
 # A slice of large results copies as much as this for each of `--requests`.
 LARGE_BYTES = 10_000
@@ -124,6 +123,8 @@ class Bench:
                 return self._interleaved("sse: one request, SSE reply", "echo_sse")
             case "passed":
                 return self._passed()
+            case "passed-ask":
+                return self._passed_ask()
             case _ if name in LARGE:
                 return self._large(*LARGE[name])
             case "ask":
@@ -150,6 +151,10 @@ class Bench:
         title = "passed: one request of an old client, JSON reply"
         return self._compare(title, legacy.echo("echo"), legacy.echo("echo"), self._options.requests)
 
+    def _passed_ask(self) -> Interleaved:
+        title = "passed-ask: call, question, answer, result of an old client; the other rows: one request"
+        return self._compare(title, modern.echo("echo"), legacy.ask, self._options.requests)
+
     def _large(self, tool: str, size: int, sent: int) -> Interleaved:
         """A result is copied by the anchors, bridged for a modern client, and passed through for an old one."""
         kind = "SSE" if tool.endswith("_sse") else "JSON"
@@ -164,10 +169,11 @@ class Bench:
     def _ask(self) -> Interleaved:
         """An ask is two requests of the client, so an anchor's operation is two forwarded ones."""
         title = (
-            f"ask: call, question, answer, result; the other rows: two requests; {ASK_CLIENTS} times the connections"
+            "ask: call, question, answer, result; the other rows: two requests, the quiet window apart; "
+            f"{ASK_CLIENTS} times the connections"
         )
-        two, options = modern.echo("echo", times=2), self._options
-        return self._compare(title, two, modern.ask, options.requests, ASK_CLIENTS * options.clients)
+        clients, requests = ASK_CLIENTS * self._options.clients, self._options.requests
+        return self._compare(title, modern.two_echoes("echo"), modern.ask, requests, clients)
 
     def _asks(self) -> int:
         return max(1, int(self._options.requests * ASKS_PER_REQUEST))

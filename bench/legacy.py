@@ -1,8 +1,12 @@
 """What an old client (2025-11-25) says here: the gateway passes its requests through."""
 
+import asyncio
+from typing import Any
+
 import msgspec
 
 from bench import modern
+from bench.http1 import Message
 from bench.load import Connection, Operation
 
 HEAD = (
@@ -18,8 +22,7 @@ def echo(tool: str) -> Operation:
         call_id = next(modern.ids)
         marker = f"m{call_id}"
         params = {"name": tool, "arguments": {"marker": marker}}
-        body = msgspec.json.encode({"jsonrpc": "2.0", "id": call_id, "method": "tools/call", "params": params})
-        reply = await connection.request(HEAD.format(length=len(body)).encode() + body)
+        reply = await connection.request(post({"id": call_id, "method": "tools/call", "params": params}))
         modern.expect_text(modern.result_of(reply, call_id), marker)
 
     return operation
@@ -32,8 +35,52 @@ def large(tool: str, size: int, sent: int = 0) -> Operation:
     async def operation(connection: Connection) -> None:
         call_id = next(modern.ids)
         params = {"name": tool, "arguments": {"marker": f"m{call_id}|{size}", **padding}}
-        body = msgspec.json.encode({"jsonrpc": "2.0", "id": call_id, "method": "tools/call", "params": params})
-        reply = await connection.request(HEAD.format(length=len(body)).encode() + body)
+        reply = await connection.request(post({"id": call_id, "method": "tools/call", "params": params}))
         modern.expect_large(reply, call_id, size)
 
     return operation
+
+
+class Session(Connection):
+    """The session of a client, and the connection for its calls, of whose replies it reads the first event early."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.id = ""
+        self._came = b""
+        self._first: asyncio.Future[bytes] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._first is not None and not self._first.done():
+            self._came += data
+            _, is_here, event = self._came.partition(b"\ndata: ")
+            if is_here and b"\n\n" in event:
+                self._first.set_result(event.partition(b"\n\n")[0])
+        super().data_received(data)
+
+    async def ask(self, data: bytes) -> tuple[dict[str, Any], asyncio.Task[Message]]:
+        """Send a call; its question, and what ends with its whole reply."""
+        self._came, self._first = b"", asyncio.get_running_loop().create_future()
+        reply = asyncio.get_running_loop().create_task(self.request(data))
+        return msgspec.json.decode(await self._first), reply
+
+
+def post(message: dict[str, Any], session: str = "") -> bytes:
+    body = msgspec.json.encode({"jsonrpc": "2.0", **message})
+    head = HEAD.replace("Content-Length", f"Mcp-Session-Id: {session}\r\nContent-Length") if session else HEAD
+    return head.format(length=len(body)).encode() + body
+
+
+async def ask(connection: Connection) -> None:
+    """A call with a question on its stream, whose answer goes out beside it; the client keeps its session."""
+    session = connection.kept("session", lambda: Session(connection.address))
+    assert isinstance(session, Session)
+    if not session.id:
+        opened = await connection.request(post({"id": 0, "method": "initialize", "params": {}}))
+        session.id = opened.header(b"mcp-session-id").decode()
+    call_id = next(modern.ids)
+    params = {"name": "ask", "arguments": {"marker": f"m{call_id}"}}
+    question, reply = await session.ask(post({"id": call_id, "method": "tools/call", "params": params}, session.id))
+    answer = {"action": "accept", "content": {"marker": f"a{call_id}"}}
+    _ = await connection.request(post({"id": question["id"], "result": answer}, session.id))
+    modern.expect_text(modern.result_of(await reply, call_id), f"m{call_id}/a{call_id}")

@@ -20,7 +20,7 @@ class Connection(asyncio.Protocol):
     """One keep-alive connection; opens itself again when the server closed it between requests."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self._reader = Reader()
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[Message] | None = None
@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        host, port = self._address.split(":")
+        host, port = self.address.split(":")
         self._reader = Reader()
         await loop.create_connection(lambda: self, host, int(port))
 

@@ -1,5 +1,6 @@
 """What a modern client (2026-07-28) says here, with a marker in each call to catch a mixed-up answer."""
 
+import asyncio
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import msgspec
 
 from bench.http1 import Message
 from bench.load import Connection, Operation, Wrong
+from gateway.config.model.config import Hold
 
 VERSION = "2026-07-28"
 META = {
@@ -71,15 +73,29 @@ def expect_text(result: dict[str, Any], text: str) -> None:
         raise Wrong(f"expected the text {text!r}: {result}")
 
 
-def echo(tool: str, times: int = 1) -> Operation:
-    """Call a tool that answers at once, `times` in a row as one operation."""
+def echo(tool: str) -> Operation:
+    """Call a tool that answers at once."""
 
     async def operation(connection: Connection) -> None:
-        for _ in range(times):
-            call_id = next(ids)
-            marker = f"m{call_id}"
-            reply = await connection.request(call(call_id, tool, marker))
-            expect_text(result_of(reply, call_id), marker)
+        call_id = next(ids)
+        marker = f"m{call_id}"
+        reply = await connection.request(call(call_id, tool, marker))
+        expect_text(result_of(reply, call_id), marker)
+
+    return operation
+
+
+def two_echoes(tool: str) -> Operation:
+    """Call a tool twice, as far apart as the requests of an ask, between which the gateway waits for more questions.
+
+    Without the pause the anchor would always be busy. A process that idles costs more, because each message wakes it.
+    """
+    once = echo(tool)
+
+    async def operation(connection: Connection) -> None:
+        await once(connection)
+        await asyncio.sleep(Hold().quiet_seconds)
+        await once(connection)
 
     return operation
 
