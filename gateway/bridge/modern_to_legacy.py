@@ -107,5 +107,5 @@ def modern_result(
     shown = legacy if request.said.declared.legacy_tasks else tool_list.without_execution(legacy)
     modern = results.modern(method, shown, server_info, cache, retried=is_retried)
     if (tools := tool_schemas.only_page(request.params, listed)) is not None:
-        pool.group(call.key).learn(tools, call.headers)
+        pool.group(call.key).tools.learn(tools, call.headers)
     return modern

@@ -56,7 +56,7 @@ def learn(round_: Round, group: Group[Session]) -> None:
     if known is None or known.caller is None or known.call is None or live.route.dialects:
         return  # without a caller of its own, the head does not tell that its token still counts
     if known.call.said is round_.request.said:
-        known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools)
+        known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools.by_name)
 
 
 class DirectCall(PlainCall, eq=False, kw_only=True):
@@ -122,7 +122,7 @@ class DirectCalls:
             return None
         live, group = way.live, way.group
         era = live.upstream.era
-        if not group.idle or group.tools is not way.tools or not (era is None or era.known is False):
+        if not group.idle or group.tools.by_name is not way.tools or not (era is None or era.known is False):
             return None
         request = way.form.read(body)
         if request is None:

@@ -88,7 +88,7 @@ def _begin(round_: Round, continuation: Continuation) -> Awaitable[Response]:
         round_.incoming.keep_once()
     if request.method == mcp.TOOLS_CALL:
         group = live.upstream.pool.group(key)
-        tool = group.tool(request.target, headers)
+        tool = group.tools.find(request.target, headers)
         if tool is None or tool.mirrored:
             return _call_checked(round_, continuation)
         if tool.task_support:

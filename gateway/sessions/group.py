@@ -12,22 +12,14 @@ from typing import Final, Generic
 
 from gateway import world
 from gateway.exchange.handshake import Handshake
-from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
-from gateway.protocol.tool_list import Tool
 from gateway.runtime.coarse_timer import Alarm
-from gateway.runtime.newest import Newest
+from gateway.sessions.accepted_credentials import AcceptedCredentials
 from gateway.sessions.affinity import S
 from gateway.sessions.call import PoolKey, Watcher
+from gateway.sessions.known_tools import KnownTools
 from gateway.telemetry import SessionState
-from gateway.upstream.channel import Headers
 
-_ACCEPTED_SECONDS: Final = 60.0
-"""How long a credential counts as checked for what the gateway answers itself."""
-_CREDENTIALS_KEPT: Final = 64
-UNKNOWN_TOOL: Final = Tool()
-_TOOLS_KEPT: Final = 10_000
-"""Bounds the tools of a server that renames them without announcing it."""
 MAX_FOLLOWED: Final = 100
 """The most resources of a caller's subscriptions to which a process is subscribed before a call."""
 
@@ -95,17 +87,9 @@ class Group(Generic[S]):
     takers: dict[SessionRequest[S], None] = field(default_factory=dict)
     """The requests among them that a used session satisfies."""
     shaken: Handshake | None = None
-    tools: dict[str, Tool] | None = None
-    """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
-    former: dict[str, Tool] | None = None
-    """The tools as known before a change may have been missed; calls that began then are judged by these."""
+    tools: KnownTools = field(default_factory=KnownTools)
+    credentials: AcceptedCredentials = field(default_factory=AcceptedCredentials)
     used: float = field(default_factory=world.monotonic)
-    _accepted: Newest[tuple[str | None, str | None], float] = field(default_factory=lambda: Newest(_CREDENTIALS_KEPT))
-    _newest: Headers | None = None
-    """The headers that `accept` noted last, of the newest one of `_accepted`."""
-    _credential: tuple[str | None, str | None] = None, None
-    _listed: set[str | None] = field(default_factory=set)
-    """Credentials with which the tools were listed since they last changed."""
 
     def add(self, session: S, *, is_fresh: bool) -> None:
         """A session is in its handshake from now on; with affinity it is that of all calls, unless it `is_fresh`."""
@@ -119,28 +103,6 @@ class Group(Generic[S]):
         if self.main is session:
             self.main = None
 
-    def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
-        """Take over a complete tools/list, which shows what this credential may see.
-
-        Tools that another credential was shown stay known: a list of a narrower scope must not switch the header
-        check of another tool off.
-        """
-        others = self._listed - {headers.get("Authorization")}
-        known = self.tools if others and self.tools is not None else {}
-        self.tools = {**known, **tools} if len(known) < _TOOLS_KEPT else tools
-        self._listed = {*others, headers.get("Authorization")} if len(others) < _CREDENTIALS_KEPT else set()
-
-    def tool(self, name: str, headers: Headers) -> Tool | None:
-        """What is known of a tool, which need not be shown to this credential; None if the tools have to be listed."""
-        if self.tools is None:
-            return None
-        found = self.tools.get(name)
-        return UNKNOWN_TOOL if found is None and headers.get("Authorization") in self._listed else found
-
-    def _forget_tools(self) -> None:
-        self.tools = None
-        self._listed.clear()
-
     @property
     def is_empty(self) -> bool:
         """Whether the group has no session and no waiting request."""
@@ -149,24 +111,7 @@ class Group(Generic[S]):
     @property
     def knows_nothing(self) -> bool:
         """Whether the group is empty, and the upstream has never served it."""
-        return self.is_empty and not (self.shaken or self._accepted or self.tools or self.former)
-
-    def accept(self, headers: Headers) -> None:
-        """Note that the upstream has just served a request with this credential."""
-        if headers is not self._newest:
-            self._newest, self._credential = headers, credential_of(headers)
-            _ = self._accepted.keep(self._credential, 0.0)
-        self._accepted[self._credential] = world.monotonic()
-
-    def accepts(self, headers: Headers) -> bool:
-        """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""
-        accepted = self._accepted.get(credential_of(headers))
-        return accepted is not None and world.monotonic() - accepted < _ACCEPTED_SECONDS
-
-    @property
-    def served(self) -> float:
-        """Monotonic time at which the upstream last served a request; -inf before the first."""
-        return next(reversed(self._accepted.values()), float("-inf"))
+        return self.is_empty and not (self.shaken or self.credentials or self.tools)
 
     @property
     def listeners(self) -> Collection[Watcher]:
@@ -178,13 +123,11 @@ class Group(Generic[S]):
     def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher)
         """Forget what an announced change made wrong."""
         if method == mcp.TOOLS_CHANGED:
-            self.former = None
-            self._forget_tools()
+            self.tools.changed()
 
     def missed(self) -> None:
         """Forget what a lost announcement may have made wrong."""
-        self.former = self.tools or self.former
-        self._forget_tools()
+        self.tools.may_have_changed()
 
     def deaf(self, *, heard: bool) -> None:
         """Forget everything if the stream once worked: the server was restarted, and may be a different one now."""

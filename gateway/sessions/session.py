@@ -566,7 +566,7 @@ class Session(SideListener, Hearer):
     def _prove(self, headers: Headers) -> None:
         """Note that the upstream has served a message with these headers."""
         self._headers = headers
-        self.group.accept(headers)
+        self.group.credentials.note(headers)
 
     def _settle(self) -> None:
         """The call is no longer in flight."""

@@ -11,6 +11,7 @@ from gateway.bridge.call_context import Context
 from gateway.bridge.modern_to_legacy import legacy_call, modern_event, modern_notification
 from gateway.exchange import events as on
 from gateway.protocol import mcp
+from gateway.sessions.known_tools import KnownTools
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn
 from tests.support.playbook import leg, raw
 from tests.support.schema import assert_modern_message
@@ -129,7 +130,7 @@ def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level
 @pytest.mark.parametrize(("continuation", "replayable"), [("replay", True), ("hold", False)])
 def test_a_withdrawn_question_says_whether_the_call_may_be_run_again(continuation: str, *, replayable: bool) -> None:
     fake = _fake_context(continuation=continuation, ephemeral=())
-    fake.live.upstream.pool.group.return_value = Mock(tools=None, former=None)
+    fake.live.upstream.pool.group.return_value = Mock(tools=KnownTools())
     context = Context(fake.live, fake.request, Mock(), {}, exchange=Mock())
     event = modern_event(context, on.Withdrawn(Raw(b"1")))
     assert isinstance(event, on.Withdrawn)

@@ -207,7 +207,9 @@ async def test_a_tool_that_changes_is_looked_at_again(upstream: FakeUpstream, st
             b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
         )
         listed = len(upstream.of("tools/list"))
-        await eventually(lambda: all(group.tools is None for group in groups(stand)), "the announcement is heard")
+        await eventually(
+            lambda: all(group.tools.by_name is None for group in groups(stand)), "the announcement is heard"
+        )
         await raw.send(sent)
         assert await status(raw) == 200
         assert len(upstream.of("tools/list")) == listed + 1

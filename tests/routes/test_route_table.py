@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config import parse
 from gateway.protocol import mcp
-from gateway.sessions import group as groups
+from gateway.sessions import accepted_credentials
 from tests.support.fake_upstream import FakeUpstream, Turn, asks, waits
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, jwt
@@ -113,7 +113,7 @@ async def test_a_refusal_of_the_gateways_credential_is_not_the_clients_business(
 async def test_unchecked_claims_do_not_make_a_principal(
     mode: dict[str, str], upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
+    monkeypatch.setattr(accepted_credentials, "_FRESH_SECONDS", 0.0)
     upstream.tool(asks("answered"))
     real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=name) for name in ("real", "forged"))
     stand = await begin(route={"credentials": mode})

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gateway.protocol import mcp
-from gateway.sessions import group as groups
+from gateway.sessions import accepted_credentials
 from tests.bridge.test_holds import reach_leg_limit
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask_action, event, lacks_session, text
@@ -239,7 +239,7 @@ async def test_a_forwarded_key_is_checked_as_any_credential(
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.scripts.pop(word)
     upstream.tool(ask_action)
-    monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
+    monkeypatch.setattr(accepted_credentials, "_FRESH_SECONDS", 0.0)
     client = (await begin(route={"forward_headers": ["x-api-key"]})).client(headers={"x-api-key": "one"})
     asked = await client.call()
     assert (await client.answer(asked)).text == "accept"

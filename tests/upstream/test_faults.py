@@ -561,7 +561,7 @@ async def test_a_flood_of_pings_costs_one_connection(
     for number in range(3000):
         side.put_nowait(event({"jsonrpc": "2.0", "id": number, "method": "ping"}))
     side.put_nowait(event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}))
-    await eventually(lambda: stand.group().tools is None, "all pings were heard")
+    await eventually(lambda: stand.group().tools.by_name is None, "all pings were heard")
     assert stand.busy_tasks().count("answer without a client") == 1
     assert len(upstream.of("answer")) <= 1
     (line,) = [line for line in log_lines("upstream.failed") if "pings" in line["cause"]]

@@ -18,7 +18,7 @@ def has_authorised(pool: Pool, key: PoolKey, headers: Headers) -> bool:
     """Whether the upstream need not see this credential now, as `authorise` has it."""
     if pool.route.upstream.command is not None or not credentials_in(pool.route, headers):
         return True
-    return pool.group(key).accepts(headers)
+    return pool.group(key).credentials.include(headers)
 
 
 async def authorise(  # noqa: PLR0913  (what is known of a call)
@@ -45,7 +45,7 @@ async def authorise(  # noqa: PLR0913  (what is known of a call)
             obtain = pool.open if group.sessions else pool.acquire
             session = await obtain(key, headers, is_exempt=is_exempt)
             try:
-                if not group.accepts(headers):
+                if not group.credentials.include(headers):
                     await session.ping(headers)
             finally:
                 pool.release(session, clean=True)
@@ -53,7 +53,7 @@ async def authorise(  # noqa: PLR0913  (what is known of a call)
         raise Unreachable(
             f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again"
         ) from exc
-    group.accept(headers)
+    group.credentials.note(headers)
 
 
 async def _is_served(

@@ -96,7 +96,7 @@ class Pool:
     @property
     def served(self) -> float:
         """Monotonic time at which the upstream last served a request of any session; -inf before the first."""
-        return max((self._served, *(group.served for group in self._groups.values())))
+        return max((self._served, *(group.credentials.newest for group in self._groups.values())))
 
     @property
     def waiting(self) -> int:
@@ -408,7 +408,7 @@ class Pool:
                 if session.lost or is_unused:
                     self._drop(session)
             if group.is_empty and group.used <= now - seconds:
-                self._served = max(self._served, group.served)
+                self._served = max(self._served, group.credentials.newest)
                 del self._groups[group.key]
         # Since when at the earliest something of each group was not used.
         unused = [

@@ -20,7 +20,8 @@ from gateway.protocol.request import Params, Request
 from gateway.protocol.tool_list import OmittedTool, Tool, ToolList
 from gateway.runtime.newest import Newest
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import UNKNOWN_TOOL, Group
+from gateway.sessions.group import Group
+from gateway.sessions.known_tools import UNKNOWN_TOOL
 from gateway.sessions.pool.authorisation import authorise
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
@@ -46,8 +47,7 @@ def task_support(group: Group[Session], tool: Tool) -> str:
 
 def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
     """Whether a tool declares that it may run twice, or did so before a change may have been missed."""
-    group = pool.group(key)
-    return (group.tools or group.former or {}).get(name, UNKNOWN_TOOL).ephemeral
+    return pool.group(key).tools.latest(name).ephemeral
 
 
 async def check(  # noqa: PLR0913  (everything that a first round knows)
@@ -60,7 +60,7 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused. Returns what
     was then known of the tool: a change that may have been missed meanwhile makes the group forget it.
     """
-    tool = pool.group(key).tool(request.target, headers)
+    tool = pool.group(key).tools.find(request.target, headers)
     if tool is None:
         try:
             tool = await _know(pool, key, headers, request.target, is_exempt=is_exempt)
@@ -82,15 +82,15 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exe
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
     clean, found = False, dict[str, Tool]()
     try:
-        if group.tool(name, headers) is None:
+        if group.tools.find(name, headers) is None:
             if session.shaken.offers("tools"):
                 _ = await read_pages(
                     lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
                     lambda page: found.update(_tools(pool, page)),
                 )
-            group.learn(found, headers)
+            group.tools.learn(found, headers)
         clean = True
-        return group.tool(name, headers) or UNKNOWN_TOOL
+        return group.tools.find(name, headers) or UNKNOWN_TOOL
     finally:
         pool.release(session, clean=clean)
 

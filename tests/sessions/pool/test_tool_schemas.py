@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
+from gateway.sessions.known_tools import UNKNOWN_TOOL
 from tests.support.fake_upstream import FakeUpstream, Turn, event
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually, jwt
@@ -57,13 +58,14 @@ async def test_tools_are_forgotten_after_a_change_that_is_or_may_be_heard(
     upstream.capabilities, upstream.tools = {"tools": {"listChanged": True}}, [ONE]
     await stand.client().post(mcp.TOOLS_LIST)
     group = stand.group()
-    assert group.tools is not None
+    assert group.tools.by_name is not None
     if how == "restart":
         upstream.forget()
     changed = event({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
     upstream.side("s1").put_nowait(changed if how == "list_changed" else None)
-    await eventually(lambda: group.tools is None)
-    assert (group.former is None) is (how == "list_changed"), "what may still be true judges the calls that began then"
+    await eventually(lambda: group.tools.by_name is None)
+    is_unknown = group.tools.latest("one") is UNKNOWN_TOOL
+    assert is_unknown is (how == "list_changed"), "what may still be true judges the calls that began then"
 
 
 async def test_a_server_without_a_side_stream_keeps_its_tools_until_it_forgets_a_session(
