@@ -25,12 +25,12 @@ def legacy_call(
 ) -> Call:
     """The request as a legacy server knows it; `task` asks the server to run it as a task."""
     said, params = request.said, request.params
-    token = call_id if said.progress_token is not None else None
-    if token is None and task is None and span is None and not said.user_meta:
+    token = call_id if said.progress_token is not None else b""
+    if not token and task is None and span is None and not said.user_meta:
         text = params.text if isinstance(params, TextParams) else params
         return Call(call_id, jsonrpc.request(call_id, request.method, text), listener)
     meta: dict[str, Raw] = dict(said.user_meta)
-    if token is not None:
+    if token:
         meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
     members: dict[str, object] = dict(params.items())
     if task is not None:

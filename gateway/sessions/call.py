@@ -71,8 +71,8 @@ class Call(msgspec.Struct, eq=False):
     message: bytes
     """Empty once the upstream has accepted it, so that it is not sent again."""
     listener: Listener
-    progress_token: bytes | None = None
-    """JSON of the progress token in the upstream request; None if the client wants no progress."""
+    progress_token: bytes = b""
+    """JSON of the progress token in the upstream request; empty if the client wants no progress."""
     is_accepted: bool = False
     """Whether the upstream has accepted it, with its credential."""
     is_own: bool = False
@@ -81,10 +81,8 @@ class Call(msgspec.Struct, eq=False):
     """Monotonic time of sending."""
     heard: float = 0.0
     """Monotonic time of the last message."""
-    reader: asyncio.Task[object] | None = None
-    """The task that reads the call's own stream."""
-    reply: BegunReply | None = None
-    """The call's own stream, as long as no task reads it."""
+    reading: asyncio.Task[object] | BegunReply | None = None
+    """What reads the call's own stream: a task, or the reply itself as long as no task has to decide about it."""
     left: bool = False
     """Whether `leave` ended the reading."""
     span: Span | None = None
@@ -96,7 +94,7 @@ class Call(msgspec.Struct, eq=False):
 
     def starts(self, headers: Headers, runner: Runner | None = None, reply: BegunReply | None = None) -> None:
         """It is in flight from now on."""
-        self.headers, self.runner, self.reply = headers, runner, reply
+        self.headers, self.runner, self.reading = headers, runner, reply
         self.sent = self.heard = world.monotonic()
 
     def passes_to(self, listener: Listener, runner: Runner | None = None) -> None:
@@ -107,15 +105,20 @@ class Call(msgspec.Struct, eq=False):
         """The upstream is not silent in it: it has said something, or could not before the client did."""
         self.heard = world.monotonic()
 
+    @property
+    def is_read_by_task(self) -> bool:
+        """Whether a task notices that the reading has ended."""
+        return isinstance(self.reading, asyncio.Task)
+
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or the call was given up."""
         if self.left:
             return
         self.left = True
-        if self.reader is not None:
-            _ = self.reader.cancel()
-        elif self.reply is not None:
-            self.reply.close()
+        if isinstance(self.reading, asyncio.Task):
+            _ = self.reading.cancel()
+        elif self.reading is not None:
+            self.reading.close()
 
 
 @dataclass(eq=False)

@@ -265,8 +265,7 @@ class Session(SideListener, Hearer):
 
     async def read(self, call: Call) -> None:
         """Decide by a coroutine what becomes of a begun call whose reply broke, as `run` does."""
-        reply, call.reply = call.reply, None
-        if reply is not None and not call.left:
+        if call.reading is not None and not call.left:
             await self._read(call, self.channel.conclude(self))
         elif self.in_flight is call:  # its answer is not wanted any more
             self._settle()
@@ -274,7 +273,7 @@ class Session(SideListener, Hearer):
     def leave(self, call: Call) -> None:
         """Stop reading a call that was given up."""
         call.leave()
-        if call.reader is None and self.in_flight is call:  # no task notices
+        if self.in_flight is call and not call.is_read_by_task:
             self._settle()
 
     def give_up(self, call: Call) -> None:
@@ -309,7 +308,7 @@ class Session(SideListener, Hearer):
     async def _read(self, call: Call, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Read the stream of the call in flight."""
         try:
-            call.reader = asyncio.current_task()
+            call.reading = asyncio.current_task()
             refusal = await reading
             if refusal is not None:
                 if self.channel.forgotten:
@@ -326,12 +325,13 @@ class Session(SideListener, Hearer):
             self.lose()  # the call may still run there
             raise
         except asyncio.CancelledError:
-            if not call.left or call.reader is None or call.reader.uncancel() > 0:
+            reader = asyncio.current_task()
+            if not call.left or reader is None or reader.uncancel() > 0:
                 self.lose()
                 raise
             # `Call.leave`: the answer was delivered already, or is not wanted.
         finally:
-            call.reader = None
+            call.reading = None
             # After the answer, the next call may use the session while this stream still drains.
             if self.in_flight is call:
                 self._settle()
@@ -414,7 +414,7 @@ class Session(SideListener, Hearer):
     def over(self, reply: object, failure: Exception | None, /) -> None:
         """The reply of a begun call is over without the answer."""
         call = self.in_flight
-        if call is None or call.reply is not reply or call.reply is None:
+        if call is None or call.reading is not reply:
             if failure is None or isinstance(failure, RequestFailed):
                 return  # its call was given up, or was answered on the side stream
             raise failure  # the call was answered, and whoever heard that raised
@@ -504,7 +504,7 @@ class Session(SideListener, Hearer):
         try:
             call.listener.hear(event)
         except Exception:
-            if is_answer and call.reply is not None:  # no task reads it, whose end would say so
+            if is_answer and not (call.reading is None or call.is_read_by_task):  # its task would say so
                 call.listener.hear(on.Broke(bug()))
             raise
         return is_answer

@@ -65,7 +65,7 @@ class Follower:
     """One task and its session."""
 
     def __init__(
-        self, session: Session, task_id: str, listener: Listener, context: Context, progress_token: bytes | None
+        self, session: Session, task_id: str, listener: Listener, context: Context, progress_token: bytes
     ) -> None:
         """`listener` hears the questions; `context` has the newest headers that a client sent."""
         self.session = session

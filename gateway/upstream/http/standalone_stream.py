@@ -26,6 +26,8 @@ _UNKNOWN: Final = 404
 _UNREAD: Final = range(300, 1000)
 _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
+_DEAF: Final = SideListener()
+"""In place of the listener, once the end of the stream is no news, or has been told."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,13 +38,11 @@ class StandaloneStream(Hearer):
     is_open: bool = False
     """Whether there is a stream, perhaps between its end and the next GET, or may be: no answer came in time."""
     _headers: Headers = field(init=False)
-    _listener: SideListener | None = None
-    """Until the stream has ended for good."""
+    _listener: SideListener = _DEAF
     _head: asyncio.Future[None] | None = None
     """While `open` waits for the answer to the first GET."""
     _was_open: bool = False
     """Whether there ever was a stream: `is_open` may be a guess."""
-    _is_closing: bool = False
     _next: StreamReply | asyncio.TimerHandle | None = None
     """The reply to the GET in flight, or the pause before the next one."""
     _attempts: int = 0
@@ -70,12 +70,11 @@ class StandaloneStream(Hearer):
 
     def stop_reporting(self) -> None:
         """The session is about to end: the end of the stream is no news for its listener."""
-        self._is_closing = True
+        self._listener = _DEAF
 
     def close(self) -> None:
         """Close the stream."""
-        if self._listener is not None:
-            self._end()
+        self._end()
 
     # -- opening and ending -------------------------------------------------------------------------------------
 
@@ -93,7 +92,7 @@ class StandaloneStream(Hearer):
 
     def _broke(self, *, is_refused: bool = False) -> None:
         """There is no stream any more, or not yet; `is_refused` if the server may give one later."""
-        if self._is_closing:
+        if self._listener is _DEAF:
             self._end()  # the server ends it with the session
             return
         self._let_go()
@@ -108,13 +107,11 @@ class StandaloneStream(Hearer):
 
     def _end(self) -> None:
         """There will be no stream any more."""
-        listener, self._listener = self._listener, None
-        assert listener is not None, "a stream ends once"
+        listener, self._listener = self._listener, _DEAF
         self.is_open = False
         self._let_go()
         self._note_head()
-        if not self._is_closing:
-            listener.side_closed(was_open=self._was_open)
+        listener.side_closed(was_open=self._was_open)
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
@@ -132,17 +129,14 @@ class StandaloneStream(Hearer):
 
     def attached(self) -> None:
         """The server answered with a stream."""
-        listener = self._listener
-        assert listener is not None, "nothing is heard after the end"
         self.is_open = self._was_open = True
         self._note_head()
         if self._attempts > 1:
-            listener.side_reopened()
+            self._listener.side_reopened()
 
     def hear(self, data: bytes, /) -> bool:
         """Take a message; the stream goes on."""
-        if self._listener is not None:
-            self._listener.hear_side(data)
+        self._listener.hear_side(data)
         return False
 
     def over(self, reply: object, failure: Exception | None, /) -> None:
@@ -168,7 +162,7 @@ class StandaloneStream(Hearer):
                     self._session.forgotten()
                 self._end()  # the server does without this stream
             case ClientClosed():
-                self._is_closing = True  # the whole process ends
+                self._listener = _DEAF  # the whole process ends
                 self._end()
             case RequestFailed() | UpstreamError() | sse.EventTooLarge():
                 self._broke()

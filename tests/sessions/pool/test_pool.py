@@ -421,9 +421,9 @@ async def test_a_change_that_is_announced_in_the_call_of_a_joiner_is_heard() -> 
     group, metrics = owner.group, Metrics("0", ["/mcp"])
     joiner = Session(group, AnnouncingChannel(), "/mcp", metrics, bench.tasks)
     joiner.join(owner)
-    group.learn({"a": Tool()}, NO_HEADERS)
+    group.tools.learn({"a": Tool()}, NO_HEADERS)
     await joiner.run(Call(b"1", b"{}", OwnListener()), NO_HEADERS)
-    assert group.tools is None
+    assert group.tools.by_name is None
     joiner.shared.leave(joiner)
     bench.pool.release(owner, clean=True)
     await bench.close()
