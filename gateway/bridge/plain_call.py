@@ -24,13 +24,13 @@ from gateway.exchange import results
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.call_bytes import Weight
-from gateway.sessions.call import Call
+from gateway.sessions.call import Call, Runner
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, bodies
 
 
-class PlainCall(msgspec.Struct, eq=False):
+class PlainCall(msgspec.Struct, Runner, eq=False):
     """One call in flight; the listener of its session. A coroutine waits for it, or what a subclass does."""
 
     asked: ClientCall
@@ -141,8 +141,4 @@ class PlainCall(msgspec.Struct, eq=False):
     def broke(self, call: Call) -> None:
         """See `Runner`."""
         _ = self.promote()
-        assert call.runner is not None
-        call.runner.broke(call)
-
-    def attached(self) -> None:
-        """See `Runner`; only an exchange resumes a call."""
+        call.runner.broke(call)  # the exchange's, since it took the call over

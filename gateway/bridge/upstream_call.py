@@ -18,7 +18,7 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError, bug
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.seal.request_state import Whereabouts
-from gateway.sessions.call import Call, Listener
+from gateway.sessions.call import Call, Listener, Runner
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
@@ -29,7 +29,7 @@ _MAX_UNSENT: Final = 256
 """Messages that may wait until the upstream takes them; its further questions get no answer of the gateway's own."""
 
 
-class UpstreamCall(ABC):
+class UpstreamCall(Runner, ABC):
     """The call, the session that it runs in, and what is sent to the upstream beside it.
 
     A subclass knows how it runs: as one request, or as a task.

@@ -6,7 +6,7 @@ Beside the call stand the key of the sessions that may serve it, its listener, a
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -53,14 +53,22 @@ class Watcher(Protocol):
         """The side stream will not be opened again; `heard` says whether it ever was open. May be called twice."""
 
 
-class Runner(Protocol):
-    """Runs a call: as its listener hears what the server says, its runner hears how the reply itself fares."""
+class Runner:
+    """Runs a call: as its listener hears what the server says, its runner hears how the reply itself fares.
+
+    This one stands for a coroutine that waits for the reply from the beginning, and sees for itself how it fares.
+    """
+
+    __slots__ = ()
 
     def broke(self, call: "Call") -> None:
         """The reply of a begun call is over without the answer: a task has to read it (`Session.read`)."""
 
     def attached(self) -> None:
         """The stream of a call that another process sent was found. May be called again."""
+
+
+COROUTINE: Final = Runner()
 
 
 class Call(msgspec.Struct, eq=False):
@@ -89,10 +97,9 @@ class Call(msgspec.Struct, eq=False):
     """The span of the call, if tracing is on."""
     headers: Headers = NO_HEADERS
     """The headers that the call was sent with."""
-    runner: Runner | None = None
-    """None for a request that a coroutine waits for from its beginning."""
+    runner: Runner = COROUTINE
 
-    def starts(self, headers: Headers, runner: Runner | None = None, reply: BegunReply | None = None) -> None:
+    def starts(self, headers: Headers, runner: Runner = COROUTINE, reply: BegunReply | None = None) -> None:
         """It is in flight from now on."""
         self.headers, self.runner, self.reading = headers, runner, reply
         self.sent = self.heard = world.monotonic()

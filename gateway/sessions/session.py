@@ -25,7 +25,7 @@ from gateway.runtime.tasks import Tasks, telling
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
-from gateway.sessions.call import Call, Listener, OwnListener, Runner, Watcher
+from gateway.sessions.call import COROUTINE, Call, Listener, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Channel, Headers, Hearer, SideListener
@@ -298,7 +298,7 @@ class Session(SideListener, Hearer):
             raise
 
     def _sent(
-        self, call: Call, headers: Headers, runner: Runner | None = None, reply: BegunReply | None = None
+        self, call: Call, headers: Headers, runner: Runner = COROUTINE, reply: BegunReply | None = None
     ) -> None:
         """The call is in flight from now on."""
         assert self.in_flight is None, "one call in flight per session"
@@ -408,7 +408,7 @@ class Session(SideListener, Hearer):
 
     def attached(self) -> None:
         """The stream of the call is here."""
-        if self.in_flight is not None and self.in_flight.runner is not None:
+        if self.in_flight is not None:
             self.in_flight.runner.attached()
 
     def over(self, reply: object, failure: Exception | None, /) -> None:
@@ -418,7 +418,6 @@ class Session(SideListener, Hearer):
             if failure is None or isinstance(failure, RequestFailed):
                 return  # its call was given up, or was answered on the side stream
             raise failure  # the call was answered, and whoever heard that raised
-        assert call.runner is not None, "it has begun the call"
         call.runner.broke(call)
 
     def hear_side(self, data: bytes) -> None:

@@ -87,9 +87,6 @@ class TaskCall(UpstreamCall):
         with telling(lambda exc: self._listener.hear(on.Broke(exc))):
             await self.resume(replace(upstream, task=upstream.call.decode()), is_shared=is_shared)
 
-    def broke(self, call: Call) -> None:
-        """See `Runner`; a task reads the call from its beginning."""
-
     def _failed(self, exc: GatewayError, call: Call | None) -> None:
         if self._is_given:  # its own report says so
             self._listener.hear(on.Broke(exc))

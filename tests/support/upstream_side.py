@@ -15,7 +15,7 @@ from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Whereabouts
-from gateway.sessions.call import Call, PoolKey
+from gateway.sessions.call import Call, PoolKey, Runner
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
@@ -56,7 +56,7 @@ class Ear:
         return str(json.loads(bytes(result))["content"][0]["text"])
 
 
-class UpstreamSide:
+class UpstreamSide(Runner):
     """The upstream side of one process: channels, sessions and their pool, over real HTTP."""
 
     def __init__(
@@ -106,9 +106,6 @@ class UpstreamSide:
     def attached(self) -> None:
         """As the runner of that call."""
         self.is_attached.set()
-
-    def broke(self, call: Call) -> None:
-        raise AssertionError(call)
 
     async def run(
         self,
