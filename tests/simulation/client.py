@@ -73,11 +73,8 @@ class Record:
     states: dict[str, float] = field(default_factory=dict)
     """When each of its states was new."""
     asked: list[str] = field(default_factory=list)
-    sent: int = 0
     used: set[int] = field(default_factory=set)
     """The replicas that it has sent requests to."""
-    unsent: int = 0
-    """Answers of a legacy client that were not accepted."""
     unanswered: list[str] = field(default_factory=list)
     """Requests that got no reply in two minutes: to which replica, and when that was."""
     left: dict[str, float] = field(default_factory=dict)
@@ -385,7 +382,6 @@ class Client(Player):
         """Send a modern request, and read the final message."""
         id_ = f"{self._call.tag}-{self._ids}"
         sent, body = modern_request(self._call, id_, method, params, target, **headers)
-        self.record.sent += 1
         self.record.used.add(replica)
         try:
             async with asyncio.timeout(seconds):

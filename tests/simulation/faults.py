@@ -65,7 +65,7 @@ def _power(history: "History", fault: Fault) -> None:
 
 def _term(history: "History", fault: Fault, number: signal.Signals = signal.SIGTERM) -> None:
     process = history.gateway(fault.target)
-    if process.has_ended:
+    if not process.is_alive:
         return
     process.when_ended.append(lambda: history.later(fault.seconds, history.start_gateway, fault.target))
     history.terminate(process, number)

@@ -203,7 +203,7 @@ class History:
     def is_terminated(self, number: int) -> bool:
         """Whether a gateway has been asked to end, and has not ended yet."""
         process = self.gateway(number)
-        return process in self._terminated and not process.has_ended
+        return process in self._terminated and process.is_alive
 
     def start_server(self) -> None:
         before = self.simulation.processes.get("server")

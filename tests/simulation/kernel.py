@@ -125,7 +125,6 @@ class Process:
         self.failures: list[str] = []
         """Exceptions that nobody handled."""
         self.exit: BaseException | None = None
-        self.has_ended = False
         self.when_ended: list[Callable[[], object]] = []
         self._kept: dict[asyncio.Task[Any], None] = {}
         self._remains: list[asyncio.Task[Any]] = []
@@ -164,7 +163,6 @@ class Process:
         if not self.is_alive:
             return
         self.is_alive = False
-        self.has_ended = True
         self.loop.drop()
         self._remains = sorted(self.loop.tasks(), key=lambda task: task.get_name())
         for resource in list(self.resources):
@@ -324,8 +322,6 @@ class Loop(asyncio.AbstractEventLoop):
             self.ready(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
-
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         return self.call_at(self._kernel.now + delay, callback, *args)
 
@@ -369,9 +365,6 @@ class Loop(asyncio.AbstractEventLoop):
         if self.process.is_alive:
             exc = context.get("exception")
             self.process.failures.append(f"{context.get('message')}: {exc!r}")
-
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        self.call_exception_handler(context)
 
     # -- network ------------------------------------------------------------------------------------------------
 

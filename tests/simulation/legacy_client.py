@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -65,7 +66,6 @@ class LegacyClient(Client):
         self.record.outcome = "result" if told.error is None else "error"
 
     async def _send(self, message: dict[str, Any]) -> http.Reply:
-        self.record.sent += 1
         body = msgspec.json.encode({"jsonrpc": "2.0", **message})
         reply = await self._send_to(self._replica(), "POST", self._legacy_headers(self._session), body)
         if reply.status not in (200, 202):
@@ -148,8 +148,5 @@ class LegacyClient(Client):
     async def _reply_to(self, question: Any) -> None:
         self.record.asked.append(name_of(question))
         await asyncio.sleep(self._call.think)
-        try:
-            reply = await self._send({"id": question["id"], "result": self._answer(question)})
-            reply.close()
-        except (OSError, TimeoutError, http.Broken, Refused):
-            self.record.unsent += 1
+        with suppress(OSError, TimeoutError, http.Broken, Refused):
+            (await self._send({"id": question["id"], "result": self._answer(question)})).close()

@@ -147,11 +147,6 @@ class Socket:
     def getsockname(self) -> tuple[str, int]:
         return self.place
 
-    def getpeername(self) -> tuple[str, int]:
-        if self.end is None:
-            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        return self.end.peer.place
-
     def close(self) -> None:
         self.is_closed = True
         if self.end is not None and self.end.transport is None:
@@ -230,9 +225,6 @@ class Listener:
     @property
     def sockets(self) -> tuple[Socket, ...]:
         return (self.socket,) if self.is_open else ()
-
-    def is_serving(self) -> bool:
-        return self.is_open
 
     def accept(self, end: "End") -> None:
         """The host has accepted a connection; its process hears of it in its next turn."""
@@ -547,9 +539,6 @@ class Transport(asyncio.Transport):
         self._is_reading_paused = False
         self.readable()
 
-    def is_reading(self) -> bool:
-        return not self._is_reading_paused and not self._is_closing
-
     def stop_reading(self) -> None:
         """Read nothing, and have the kernels keep next to nothing, so that the other end notices."""
         self._end.peer.out.room = 64
@@ -578,9 +567,6 @@ class Transport(asyncio.Transport):
         if self._buffered > self._high and not self._is_writing_paused:
             self._is_writing_paused = True
             self._protocol.pause_writing()
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
 
     def _flush(self) -> None:
         if self._is_lost:
@@ -612,9 +598,6 @@ class Transport(asyncio.Transport):
         self._ends_after_buffer = True
         self._flush()
 
-    def can_write_eof(self) -> bool:
-        return True
-
     @property
     def is_cut(self) -> bool:
         """Whether something between the hosts has reset it."""
@@ -627,9 +610,6 @@ class Transport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return self._buffered
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         if high is None:
@@ -696,9 +676,3 @@ class Transport(asyncio.Transport):
         if name == "socket":
             return self._end.socket
         return default
-
-    def set_protocol(self, protocol: Any) -> None:
-        self._protocol = protocol
-
-    def get_protocol(self) -> Any:
-        return self._protocol

@@ -40,7 +40,6 @@ class Simulation:
         self.network = Network(self.kernel)
         self.processes: dict[str, Process] = {}
         self.children = Children(self)
-        self._randoms: dict[int, Random] = {}
         self._born = 0
         self._outside = Random(f"{seed} outside")
 
