@@ -44,11 +44,10 @@ def one(seed: int, keep: Path | None, *, whole: bool) -> int:
 def tell(plan: Plan) -> int:
     """Print a history as a ladder, and what is wrong with it."""
     history = History(plan)
-    story: list[tuple[float, str]] = []
-    ladder.watch(history, story)
-    found = complaints(history.run())
+    story, outcome = ladder.watch(history), history.run()
+    found = complaints(outcome)
     print(to_text(plan))
-    print("\n".join(ladder.lines(history, story)))
+    print("\n".join(ladder.lines(outcome, story)))
     print("\n".join(["", *(f"!! {each}" for each in found)]) if found else "\nNothing is wrong.")
     return bool(found)
 

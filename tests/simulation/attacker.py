@@ -44,8 +44,6 @@ class Attacker:
         """Those between replicas."""
         self._retries: list[Heard] = []
         """Those of clients, with a state of a gateway."""
-        self.learnt: list[str] = []
-        """What it was told that is not its own."""
         history.network.watchers.append(self._hear)
 
     def _hear(self, connection: "Connection", is_to_server: bool, data: bytes) -> None:  # noqa: FBT001
@@ -89,4 +87,4 @@ class Attacker:
         except (OSError, TimeoutError, http.Broken):
             return
         if any(secret in told for secret in _SECRETS):
-            self.learnt.append(f"{heard.method} {heard.path} of another told it {told[:200]!r}")
+            self._history.outcome.learnt.append(f"{heard.method} {heard.path} of another told it {told[:200]!r}")

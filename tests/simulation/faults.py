@@ -38,8 +38,8 @@ def _begin(history: "History", fault: Fault) -> None:
     kind = _KINDS[fault.kind]
     if fault.kind in ("term", "int") and history.is_terminated(fault.target):
         fault = replace(fault, kind="term twice")  # for the oracle: this is the second signal
-    history.begun.append(replace(fault, at=history.now - history.load_began))
-    history.noted.append((history.now, f"fault: {fault.kind} of gw-{fault.target} for {fault.seconds} s"))
+    history.outcome.faults.append(replace(fault, at=history.now - history.load_began))
+    history.outcome.noted.append((history.now, f"fault: {fault.kind} of gw-{fault.target} for {fault.seconds} s"))
     kind(history, fault)
 
 

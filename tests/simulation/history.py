@@ -62,32 +62,32 @@ class Line:
 
 @dataclass
 class Outcome:
-    """What a history has left behind, for the oracle."""
+    """What a history leaves behind, for the oracle."""
 
     plan: Plan
     records: list[Record]
-    ledger: Ledger
-    lines: list[Line]
-    failures: list[str]
-    left: list[str]
-    noted: list[tuple[float, str]]
-    deaths: list[tuple[float, str]]
-    """When a replica ended, or let go of its calls."""
-    faults: list[Fault]
-    """Those that have begun, with the time and the replica that the ones found which wait for a state."""
-    learnt: list[str]
-    """What an attacker was told that is not its own."""
-    trace: list[str]
-    """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
+    tasks: list[TaskRecord]
+    listened: list[Listened]
+    ledger: Ledger = field(default_factory=Ledger)
+    lines: list[Line] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     ended_badly: list[str] = field(default_factory=list)
-    listened: list[Listened] = field(default_factory=list)
-    tasks: list[TaskRecord] = field(default_factory=list)
-    changed: list[float] = field(default_factory=list)
-    """When each change happened."""
-    own_keys: list[bytes] = field(default_factory=list)
-    """The keys of processes that were given none: another one is made at each start."""
+    noted: list[tuple[float, str]] = field(default_factory=list)
+    deaths: list[tuple[float, str]] = field(default_factory=list)
+    """When a replica ended, or let go of its calls."""
     second_signals: list[tuple[float, str]] = field(default_factory=list)
     """When a replica was asked to end for the second time, by one fault or by two: it hands nothing over then."""
+    faults: list[Fault] = field(default_factory=list)
+    """Those that have begun, with the time and the replica that the ones found which wait for a state."""
+    changed: list[float] = field(default_factory=list)
+    """When each change happened."""
+    learnt: list[str] = field(default_factory=list)
+    """What an attacker was told that is not its own."""
+    own_keys: list[bytes] = field(default_factory=list)
+    """The keys of processes that were given none: another one is made at each start."""
+    trace: list[str] = field(default_factory=list)
+    """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
 
 
 class History:
@@ -95,30 +95,28 @@ class History:
 
     def __init__(self, plan: Plan, *, traces: bool = False) -> None:
         self.plan = plan
+        self.outcome = Outcome(
+            plan,
+            [Record(call) for call in plan.calls],
+            [TaskRecord(call) for call in plan.tasks],
+            [Listened(listener) for listener in plan.listeners],
+        )
         self.simulation = Simulation(str(plan.seed))
         self.network = self.simulation.network
         self.kernel = self.simulation.kernel
         self.random = Random(f"faults {plan.seed}")
-        self.ledger, self._store = Ledger(), Store()
-        self.noted: list[tuple[float, str]] = []
-        self.lines: list[Line] = []
-        self.trace: list[str] = []
+        self._store = Store()
         self._traces = traces
-        self.simulation.children.ledger = self.ledger
+        self.simulation.children.ledger = self.outcome.ledger
         if traces:
             self.network.watchers.append(self._note_packet)
-        self._failures: list[str] = []
         self._ended: list[Process] = []
         self._blocks: dict[tuple[str, str], int] = {}
         self._servers: list[LegacyServer] = []
-        self.changed: list[float] = []
         self._is_over = False
-        self.deaths: list[tuple[float, str]] = []
-        self.begun: list[Fault] = []
         self.load_began = 0.0
-        self._terminated: dict[Process, None] = {}
-        self._second_signals: dict[Process, float] = {}
-        self._own_keys: list[bytes] = []
+        self._signals: dict[Process, int] = {}
+        """How often each process was asked to end."""
         attacks = any(fault.kind == "replay" for fault in plan.faults)
         self.attacker = Attacker(self) if attacks else None
 
@@ -189,21 +187,23 @@ class History:
         if before is not None:
             self._retire(before)
         process = self.simulation.process(name, self.host(number))
-        process.when_ended.append(lambda: self.deaths.append((self.now, name)))
+        process.when_ended.append(lambda: self.outcome.deaths.append((self.now, name)))
         process.start(serve(_config(self.plan, number), is_whole_process=False))
 
     def terminate(self, process: Process, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask a gateway to end; the second time, it lets go of its calls at once."""
-        if process in self._terminated:
-            self.deaths.append((self.now, process.name))
-            _ = self._second_signals.setdefault(process, self.now)
-        self._terminated[process] = None
+        before = self._signals.get(process, 0)
+        if before:
+            self.outcome.deaths.append((self.now, process.name))
+        if before == 1:
+            self.outcome.second_signals.append((self.now, process.name))
+        self._signals[process] = before + 1
         process.signal(number)
 
     def is_terminated(self, number: int) -> bool:
         """Whether a gateway has been asked to end, and has not ended yet."""
         process = self.gateway(number)
-        return process in self._terminated and process.is_alive
+        return process in self._signals and process.is_alive
 
     def start_server(self) -> None:
         before = self.simulation.processes.get("server")
@@ -213,24 +213,24 @@ class History:
             self._retire(before)
         process = self.simulation.process("server", _SERVER[0])
         self._store.sessions.clear()
-        for run in self.ledger.runs:
+        for run in self.outcome.ledger.runs:
             if run.ended is None and run.session.startswith(self._store.name):
                 run.ended, run.died = self.now, True
-        server = LegacyServer(process, self.plan.server, self.ledger, self._store, _SERVER[1])
+        server = LegacyServer(process, self.plan.server, self.outcome.ledger, self._store, _SERVER[1])
         self._servers.append(server)
         process.start(server.main())
 
     def _start_modern_server(self) -> None:
         process = self.simulation.process("modern", _MODERN_SERVER[0])
         changes = self.plan.server.has_changes
-        self._modern_server = ModernServer(process, self.ledger, _MODERN_SERVER[1], has_changes=changes)
+        self._modern_server = ModernServer(process, self.outcome.ledger, _MODERN_SERVER[1], has_changes=changes)
         process.start(self._modern_server.main())
 
     def _change(self, change: Change) -> None:
         """Have something change at a server, which announces it if it runs."""
-        self.changed.append(self.now)
+        self.outcome.changed.append(self.now)
         server = self._servers[-1] if change.path == "/mcp" else self._modern_server
-        server.announce(len(self.changed), change)
+        server.announce(len(self.outcome.changed), change)
 
     def _retire(self, process: Process) -> None:
         self._ended.append(process)
@@ -240,30 +240,26 @@ class History:
     def _note_packet(self, connection: Connection, is_to_server: bool, data: bytes) -> None:  # noqa: FBT001
         one, other = connection.ends if is_to_server else connection.ends[::-1]
         where = f"{one.process.name}>{other.process.name} #{connection.number}"
-        self.trace.append(f"{self.now!r} {where} {len(data)} {sha256(data).hexdigest()[:16]}")
+        self.outcome.trace.append(f"{self.now!r} {where} {len(data)} {sha256(data).hexdigest()[:16]}")
 
     def note_line(self, line: Line) -> None:
         """A process has logged a line."""
-        self.lines.append(line)
+        self.outcome.lines.append(line)
         if line.event == "server.started":
             gateway = _gateway_of(self.simulation.processes[line.process])
             assert gateway is not None
             configured = gateway.config.state.raw_keys()
-            self._own_keys += [key for key in gateway._keys.value.present if key not in configured]
+            self.outcome.own_keys += [key for key in gateway._keys.value.present if key not in configured]
         if self._traces:
-            self.trace.append(f"{line.at!r} {line.process} {line.level} {line.event} {line.fields!r}")
+            self.outcome.trace.append(f"{line.at!r} {line.process} {line.level} {line.event} {line.fields!r}")
 
     # -- running ------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Run it to its end."""
-        plan = self.plan
+        plan, outcome = self.plan, self.outcome
+        records, tasks, listened = outcome.records, outcome.tasks, outcome.listened
         configure_log(self)
-        records = [Record(call) for call in plan.calls]
-        tasks = [TaskRecord(call) for call in plan.tasks]
-        listened = [Listened(listener) for listener in plan.listeners]
-        ended_badly: list[str] = []
-        left: list[str] = []
         with _collected_seldom() as collects, self.simulation.entered():
             self.start_server()
             self._start_modern_server()
@@ -292,7 +288,7 @@ class History:
                 self.later(fault.at, faults.begin, self, fault)
             try:
                 self.kernel.run(self.now + LOAD_SECONDS + REST_SECONDS)
-                runs = [self.ledger.of(each.call.tag) for each in records if each.ended is None]
+                runs = [outcome.ledger.of(each.call.tag) for each in records if each.ended is None]
                 if any(len(each) > 1 for each in runs):  # its tool may hang in each of them
                     self.kernel.run(self.now + REST_SECONDS)
                 if any(fault.kind == "jump" for fault in plan.faults):
@@ -301,42 +297,26 @@ class History:
                     self.kernel.run(self.now + sum(ASK_AGAIN_SECONDS))
                 last = max((each.ended or 0.0 for each in (*records, *tasks, *listened)), default=0.0)
                 self.kernel.run(last + _REMAINS_SECONDS)
-                left = _differences(at_first, self._held())
-                left += [f"{each.listener.tag} has not ended" for each in listened if each.ended is None]
-                left += [f"{record.call.tag} has not ended" for record in (*records, *tasks) if record.ended is None]
+                outcome.left += _differences(at_first, self._held())
+                outcome.left += [f"{each.listener.tag} has not ended" for each in listened if each.ended is None]
+                outcome.left += [f"{each.call.tag} has not ended" for each in (*records, *tasks) if each.ended is None]
                 self._is_over = True
                 for number in range(1, plan.replicas + 1):
                     self.gateway(number).signal(signal.SIGTERM)
                 self.kernel.run(self.now + _STOP_SECONDS)
             except Spinning as exc:
-                ended_badly.append(f"spins {exc}")
+                outcome.ended_badly.append(f"spins {exc}")
             for number in range(1, plan.replicas + 1):
                 process = self.gateway(number)
                 if process.is_alive:
-                    ended_badly.append(f"{process.name} did not end after SIGTERM")
-            failures = self._found_failures()
+                    outcome.ended_badly.append(f"{process.name} did not end after SIGTERM")
+            outcome.failures += self._found_failures()
+            outcome.deaths += self._partings()
             if self._traces:
-                self.trace += map(repr, (*self.ledger.runs, *records, *failures, *left, *ended_badly))
+                ends = (*outcome.failures, *outcome.left, *outcome.ended_badly)
+                outcome.trace += map(repr, (*outcome.ledger.runs, *records, *ends))
             self._bury(collects=collects)
-        return Outcome(
-            plan,
-            records,
-            self.ledger,
-            self.lines,
-            failures,
-            left,
-            self.noted,
-            [*self.deaths, *self._partings()],
-            self.begun,
-            [] if self.attacker is None else self.attacker.learnt,
-            self.trace,
-            ended_badly,
-            listened,
-            tasks,
-            self.changed,
-            self._own_keys,
-            [(at, process.name) for process, at in self._second_signals.items()],
-        )
+        return outcome
 
     def _bury(self, *, collects: bool) -> None:
         """End every process, and let go of it."""
@@ -357,9 +337,9 @@ class History:
 
     def _partings(self) -> list[tuple[float, str]]:
         """When replicas let go of their calls, at the end of a drain."""
-        parted = [(line.at, line.process) for line in self.lines if line.event == "server.parted"]
+        parted = [(line.at, line.process) for line in self.outcome.lines if line.event == "server.parted"]
         # A replica whose calls have all ended does not say that it parts, but lets go of their results.
-        drains = [line for line in self.lines if line.event == "server.draining"]
+        drains = [line for line in self.outcome.lines if line.event == "server.draining"]
         return [*parted, *((line.at + float(line.fields["deadline_seconds"]), line.process) for line in drains)]
 
     def _found_failures(self) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tests.simulation.history import History
+    from tests.simulation.history import History, Outcome
 
 _METHOD: Final = re.compile(rb'"method": ?"([a-z_A-Z/]+)"')
 _TAG: Final = re.compile(rb'"tag\\*": ?\\*"(c\d+)')
@@ -15,8 +15,9 @@ _HTTP: Final = re.compile(rb"HTTP/1.1 (\d+)")
 _REASON: Final = re.compile(rb'"reason": ?"(\w+)"')
 
 
-def watch(history: "History", story: list[tuple[float, str]]) -> None:
-    """Write the messages of a history into a story as they arrive."""
+def watch(history: "History") -> list[tuple[float, str]]:
+    """The story of a history, to which its messages are added as they arrive."""
+    story: list[tuple[float, str]] = []
 
     def seen(connection: Any, is_to_server: bool, data: bytes) -> None:  # noqa: FBT001
         one, other = connection.ends if is_to_server else connection.ends[::-1]
@@ -26,6 +27,7 @@ def watch(history: "History", story: list[tuple[float, str]]) -> None:
             story.append((history.now, line))
 
     history.network.watchers.append(seen)
+    return story
 
 
 def _words(data: bytes, *, is_to_server: bool) -> Iterator[str]:
@@ -54,14 +56,11 @@ def _words(data: bytes, *, is_to_server: bool) -> Iterator[str]:
         yield "input_required"
 
 
-def lines(history: "History", story: list[tuple[float, str]], only: str = "") -> list[str]:
-    """The story with the faults and the log, in order of time; only lines that contain `only`, if it is given."""
-    told = [*story, *((at, f"*** {what}") for at, what in history.noted)]
-    told += [
-        (line.at, f"    {line.process}: {line.level} {line.event} {_short(line.fields)}") for line in history.lines
-    ]
-    told.sort(key=lambda each: each[0])
-    return [f"{at - 1000:9.3f} {what}" for at, what in told if only in what]
+def lines(outcome: "Outcome", story: list[tuple[float, str]]) -> list[str]:
+    """The story with the faults and the log, in order of time."""
+    log = ((line.at, f"    {line.process}: {line.level} {line.event} {_short(line.fields)}") for line in outcome.lines)
+    told = [*story, *((at, f"*** {what}") for at, what in outcome.noted), *log]
+    return [f"{at - 1000:9.3f} {what}" for at, what in sorted(told, key=lambda each: each[0])]
 
 
 def _short(fields: dict[str, Any]) -> str:

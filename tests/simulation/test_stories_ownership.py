@@ -135,9 +135,7 @@ def test_no_error_is_written_into_a_stream_that_answers_no_request() -> None:
 def test_the_ended_stream_of_a_cancelled_call_is_opened_again_only_a_few_times() -> None:
     """The server cancels the call, and ends its stream without an answer, which need not mean that the call ended."""
     history = History(plan(call(think=1.0, habit="goes", questions=0, before=6.0), replicas=1))
-    story: list[tuple[float, str]] = []
-    ladder.watch(history, story)
-    outcome = history.run()
+    story, outcome = ladder.watch(history), history.run()
     assert outcome.ledger.runs[0].cancelled is not None
     assert 2 < len([line for _, line in story if "GET  from" in line]) < 12
     assert complaints(outcome) == []
