@@ -99,6 +99,8 @@ class Player:
         self._part, self._addresses = part, addresses
         self._turn = 0
         self._ids = 0
+        self._session = ""
+        """The id of a legacy client's session, once it has one."""
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -126,9 +128,27 @@ class Player:
         self.record.used.add(replica)
         return await http.request(self._addresses[replica - 1], method, self._part.path, headers, body)
 
-    def _legacy_headers(self, session: str | None) -> http.Headers:
+    def _legacy_headers(self) -> http.Headers:
         headers = {**_ACCEPT, "Authorization": f"Bearer {self._part.caller}"}
-        return headers if not session else headers | {mcp.SESSION_ID: session, mcp.PROTOCOL_VERSION: mcp.LEGACY}
+        own = {mcp.SESSION_ID: self._session, mcp.PROTOCOL_VERSION: mcp.LEGACY}
+        return headers | own if self._session else headers
+
+    async def _send_legacy(self, message: dict[str, Any]) -> http.Reply:
+        """Send a message of a legacy client. Raises Broken if it is refused."""
+        body = msgspec.json.encode({"jsonrpc": "2.0", **message})
+        reply = await self._send_to(self._replica(), "POST", self._legacy_headers(), body)
+        if reply.status not in (200, 202):
+            reply.close()
+            raise http.Broken(f"HTTP {reply.status}")
+        return reply
+
+    async def _initialize(self, capabilities: dict[str, Any]) -> http.Reply:
+        """Begin the session of a legacy client."""
+        info = {"name": "legacy", "version": "1"}
+        params = {"protocolVersion": mcp.LEGACY, "capabilities": capabilities, "clientInfo": info}
+        reply = await self._send_legacy({"id": 0, "method": "initialize", "params": params})
+        self._session = reply.headers.get(mcp.SESSION_ID.lower(), "")
+        return reply
 
 
 def modern_request(
@@ -145,13 +165,6 @@ def meta_of(name: str, capabilities: dict[str, Any]) -> dict[str, Any]:
     """The `_meta` of a modern client of this name."""
     info = {"name": name, "version": "1"}
     return {mcp.META_VERSION: mcp.MODERN, mcp.META_CLIENT_INFO: info, mcp.META_CAPABILITIES: capabilities}
-
-
-def initialize(capabilities: dict[str, Any]) -> dict[str, Any]:
-    """The first message of a legacy client."""
-    info = {"name": "legacy", "version": "1"}
-    params = {"protocolVersion": mcp.LEGACY, "capabilities": capabilities, "clientInfo": info}
-    return {"id": 0, "method": "initialize", "params": params}
 
 
 class Client(Player):
@@ -209,32 +222,13 @@ class Client(Player):
             told = await self._retry(state, answers, questions)
 
     async def _first(self) -> Told | None:
-        """Begin the call."""
-        until = self._now() + PATIENCE_SECONDS
-        while self._now() < until:
-            try:
-                if self._call.habit == "goes":
-                    async with asyncio.timeout(0.3 + 0.4 * (self._call.at % 1)):
-                        told = await self._post(self._replica(), None, {})
-                else:
-                    told = await self._post(self._replica(), None, {})
-            except TimeoutError:
-                if self._call.habit == "goes":
-                    self.record.outcome = "abandoned"
-                    return None
-                await asyncio.sleep(0.5)
-                continue
-            except OSError:  # nothing was sent
-                await asyncio.sleep(0.5)
-                continue
-            except http.Broken:
-                self.record.outcome = "broken"
-                return None
-            if (pause := pause_of(told)) is None:
-                return told
-            await asyncio.sleep(pause)
-        self.record.outcome = "gave up"
-        return None
+        """Begin the call; some clients leave soon."""
+        try:
+            async with asyncio.timeout(0.3 + 0.4 * (self._call.at % 1) if self._call.habit == "goes" else None):
+                return await self._until_told(None, {})
+        except TimeoutError:
+            self.record.outcome = "abandoned"
+            return None
 
     async def _retry(self, state: str | None, answers: dict[str, Any], questions: dict[str, Any]) -> Told | None:
         habit = self._call.habit
@@ -294,14 +288,19 @@ class Client(Player):
             _ = await self._post(self._replica(), state, answers, http.Pause(6.0, leaves=True))
 
     async def _until_told(self, state: str | None, answers: dict[str, Any]) -> Told | None:
-        """Send a retry, again and again while it may succeed."""
+        """Send a request, again and again while it may succeed; but nobody may begin a call twice."""
         until = self._now() + PATIENCE_SECONDS
         while self._now() < until:
             try:
                 told = await self._post(self._replica(), state, answers)
-            except (OSError, TimeoutError, http.Broken) as exc:
-                if isinstance(exc, http.Broken):
-                    _ = self.record.unheard.setdefault(state or "", self._now())
+            except OSError:  # nothing was sent
+                await asyncio.sleep(0.5)
+                continue
+            except http.Broken:
+                if state is None:
+                    self.record.outcome = "broken"
+                    return None
+                _ = self.record.unheard.setdefault(state, self._now())
                 await asyncio.sleep(0.5)
                 continue
             told.unheard_since = self.record.unheard.pop(state or "", None)

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol import mcp
 from tests.simulation import plain_http as http
-from tests.simulation.client import Client, Told, initialize, name_of
+from tests.simulation.client import Client, Told, name_of
 from tests.simulation.plain_http import running_loop
 
 _SECONDS: Final = 120.0
@@ -21,14 +20,9 @@ _WANDERERS: Final = ("comes back", "comes back late", "hangs up", "hangs up away
 _OVER_SECONDS: Final = 4.0
 
 
-class Refused(Exception):
-    """The gateway has answered with another status than 2xx."""
-
-
 class LegacyClient(Client):
     """Plays one call in a session of its own."""
 
-    _session: str | None = None
     _event: str | None = None
     """The last event id of the call's stream."""
 
@@ -36,24 +30,21 @@ class LegacyClient(Client):
         try:
             async with asyncio.timeout(_SECONDS):
                 await self._in_session()
-        except (OSError, TimeoutError, http.Broken, Refused):
+        except (OSError, http.Broken):
             self.record.outcome = self.record.outcome or "broken"
 
     async def _in_session(self) -> None:
-        reply = await self._send(initialize(_CAPABILITIES))
-        self._session = reply.headers.get(mcp.SESSION_ID.lower())
-        _ = await self._final(reply, 0)
-        (await self._send({"method": "notifications/initialized"})).close()
+        _ = await self._final(await self._initialize(_CAPABILITIES), 0)
+        (await self._send_legacy({"method": "notifications/initialized"})).close()
         await self._call_tool()
-        where, headers = self._addresses[self._replica() - 1], self._legacy_headers(self._session)
-        (await http.request(where, "DELETE", self._call.path, headers)).close()
+        (await self._send_to(self._replica(), "DELETE", self._legacy_headers())).close()
 
     async def _call_tool(self) -> None:
         call = self._call
         params: dict[str, Any] = {"name": call.tool, "arguments": {"tag": call.tag, **call.script}}
         if call.script.get("reports"):
             params["_meta"] = {"progressToken": call.tag}
-        reply = await self._send({"id": 1, "method": "tools/call", "params": params})
+        reply = await self._send_legacy({"id": 1, "method": "tools/call", "params": params})
         if call.habit in _WANDERERS:
             await self._wander(reply)
             if self.record.outcome:
@@ -64,14 +55,6 @@ class LegacyClient(Client):
         self.record.told.append(told)
         self.record.final = told
         self.record.outcome = "result" if told.error is None else "error"
-
-    async def _send(self, message: dict[str, Any]) -> http.Reply:
-        body = msgspec.json.encode({"jsonrpc": "2.0", **message})
-        reply = await self._send_to(self._replica(), "POST", self._legacy_headers(self._session), body)
-        if reply.status not in (200, 202):
-            reply.close()
-            raise Refused(reply.status)
-        return reply
 
     async def _final(self, reply: http.Reply, id_: int) -> dict[str, Any]:
         """The response to a request; questions on its stream are answered meanwhile."""
@@ -130,23 +113,23 @@ class LegacyClient(Client):
 
     async def _come_back(self) -> http.Reply:
         """Open the stream of the call again, after its last event."""
-        headers = {**self._legacy_headers(self._session), "Last-Event-ID": self._event or ""}
+        headers = {**self._legacy_headers(), "Last-Event-ID": self._event or ""}
         reply = await self._send_to(self._replica(), "GET", headers)
         if reply.status != 200:
             reply.close()
-            raise Refused(reply.status)
+            raise http.Broken(f"HTTP {reply.status}")
         return reply
 
     async def _hang_up(self) -> None:
         """Cancel the call, twice."""
         for _ in range(2):
             cancelled = {"method": "notifications/cancelled", "params": {"requestId": 1}}
-            (await self._send(cancelled)).close()
+            (await self._send_legacy(cancelled)).close()
             await asyncio.sleep(0.3)
         self.record.outcome = "abandoned"
 
     async def _reply_to(self, question: Any) -> None:
         self.record.asked.append(name_of(question))
         await asyncio.sleep(self._call.think)
-        with suppress(OSError, TimeoutError, http.Broken, Refused):
-            (await self._send({"id": question["id"], "result": self._answer(question)})).close()
+        with suppress(OSError, http.Broken):
+            (await self._send_legacy({"id": question["id"], "result": self._answer(question)})).close()

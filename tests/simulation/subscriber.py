@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
-from tests.simulation.client import Player, initialize, meta_of, modern_request
+from tests.simulation.client import Player, meta_of, modern_request
 from tests.simulation.listening import CHANGE, Listener
 
 _PAUSE_SECONDS: Final = 0.5
@@ -186,7 +186,6 @@ class Subscriber(Player):
 class LegacySubscriber(Subscriber):
     """A legacy client, whose GET stream goes on at another replica when it breaks."""
 
-    _session = ""
     _last: str | None = None
 
     async def _play(self) -> None:
@@ -203,7 +202,7 @@ class LegacySubscriber(Subscriber):
         self.record.has_ended_session = False
         with suppress(OSError, TimeoutError, http.Broken):
             async with asyncio.timeout(_ANSWER_SECONDS):
-                reply = await self._send_to(self._replica(), "DELETE", self._legacy_headers(self._session))
+                reply = await self._send_to(self._replica(), "DELETE", self._legacy_headers())
             reply.close()
             self.record.has_ended_session = reply.status == 200
 
@@ -215,9 +214,8 @@ class LegacySubscriber(Subscriber):
     async def _begin_session(self) -> None:
         while not self._session:
             try:
-                reply = await self._send(initialize({}))
-                reply.close()
-                self._session = reply.headers.get(mcp.SESSION_ID.lower(), "")
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    (await self._initialize({})).close()
             except (OSError, http.Broken):
                 await asyncio.sleep(_PAUSE_SECONDS)
         with suppress(OSError, http.Broken):
@@ -249,19 +247,11 @@ class LegacySubscriber(Subscriber):
         record.sure = self._now()
 
     async def _send(self, message: dict[str, Any]) -> http.Reply:
-        body = msgspec.json.encode({"jsonrpc": "2.0", **message})
-        try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                reply = await self._send_to(self._replica(), "POST", self._legacy_headers(self._session), body)
-        except TimeoutError as exc:
-            raise http.Broken("too slow") from exc
-        if reply.status not in (200, 202):
-            reply.close()
-            raise http.Broken(f"HTTP {reply.status}")
-        return reply
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await self._send_legacy(message)
 
     async def _open(self, replica: int, id_: str) -> http.Reply:
-        headers = {**self._legacy_headers(self._session), "Accept": "text/event-stream"}
+        headers = {**self._legacy_headers(), "Accept": "text/event-stream"}
         if self._last is not None:
             headers["Last-Event-ID"] = self._last
         reply = await self._send_to(replica, "GET", headers)
