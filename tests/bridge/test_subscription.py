@@ -29,10 +29,17 @@ OFFERED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _offers_everything(upstream: FakeUpstream) -> None:
+    upstream.capabilities = OFFERED
+
+
 class Stream:
     """The messages of one subscription."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.acknowledged: dict[str, Any]
+        """The first message."""
         self._response = response
         self._parser = sse.Parser(1 << 20)
         self._messages: list[dict[str, Any]] = []
@@ -48,10 +55,13 @@ class Stream:
 
 
 @asynccontextmanager
-async def listening(client: Client, chosen: dict[str, Any]) -> AsyncIterator[Stream]:
+async def listening(client: Client, chosen: dict[str, Any] = EVERYTHING) -> AsyncIterator[Stream]:
+    """A subscription that was acknowledged."""
     async with client.open(mcp.LISTEN, {"notifications": chosen}) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
-        yield Stream(response)
+        stream = Stream(response)
+        stream.acknowledged = await stream.next()
+        yield stream
 
 
 def change(method: str, **params: Any) -> bytes:
@@ -68,18 +78,16 @@ async def test_the_acknowledgement_names_what_the_upstream_can_tell(upstream: Fa
             await turn.result()
 
     upstream.on(mcp.SUBSCRIBE, subscribe)
-    async with listening(client, EVERYTHING) as stream:
-        first = await stream.next()
+    async with listening(client) as stream:
+        first = stream.acknowledged
     assert first["method"] == mcp.ACKNOWLEDGED
     assert first["params"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1"}
     assert first["params"]["notifications"] == {"toolsListChanged": True, "resourceSubscriptions": ["file:///a"]}
 
 
 async def test_what_was_chosen_is_passed_on_and_nothing_else(upstream: FakeUpstream, client: Client) -> None:
-    upstream.capabilities = OFFERED
     chosen = {"toolsListChanged": True, "resourceSubscriptions": ["file:///a"]}
     async with listening(client, chosen) as stream:
-        await stream.next()
         side = upstream.side("s1")
         for sent in (
             change("prompts/list_changed"),
@@ -98,9 +106,7 @@ async def test_what_was_chosen_is_passed_on_and_nothing_else(upstream: FakeUpstr
 
 
 async def test_damaged_changes_harm_nothing(upstream: FakeUpstream, client: Client) -> None:
-    upstream.capabilities = OFFERED
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client) as stream:
         for params in ("5", "[]", '{"_meta":5}', '{"uri":7}'):
             upstream.side("s1").put_nowait(
                 b'data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":%b}\n\n' % params.encode()
@@ -111,9 +117,7 @@ async def test_damaged_changes_harm_nothing(upstream: FakeUpstream, client: Clie
 
 
 async def test_closing_the_stream_frees_the_session(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    upstream.capabilities = OFFERED
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client):
         assert stand.sessions("busy") == 1
         assert stand.metric("mcp_gateway_subscriptions") == 1
     assert (await upstream.saw("DELETE"))[0].session == "s1"
@@ -128,10 +132,9 @@ async def test_closing_the_stream_frees_the_session(upstream: FakeUpstream, stan
 async def test_a_server_that_does_not_take_subscriptions_back_holds_nothing_up(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    upstream.capabilities = OFFERED
     upstream.on(mcp.UNSUBSCRIBE, Turn.for_ever)
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client):
+        pass
     await upstream.saw(mcp.UNSUBSCRIBE)
     await eventually(lambda: stand.sessions("busy") == 0)
     assert "DELETE" not in upstream.words, "not under a request that may still run"
@@ -140,17 +143,15 @@ async def test_a_server_that_does_not_take_subscriptions_back_holds_nothing_up(
 async def test_a_subscription_to_nothing_holds_no_session(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    upstream.capabilities = {"tools": {}}
+    async with listening(client):
         assert (stand.sessions("busy"), stand.sessions("idle")) == (0, 1)
         await client.call()
         assert upstream.words.count("initialize") == 1, "it serves calls"
 
 
 async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    upstream.capabilities = OFFERED
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client) as stream:
         draining = later(drain(stand.gateway, delay_seconds=0))
         last = await stream.next()
         upstream.side("s1").put_nowait(change("tools/list_changed"))
@@ -161,14 +162,8 @@ async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, sta
 
 
 async def test_a_drain_sends_a_subscription_away_that_is_just_opening(upstream: FakeUpstream, stand: Stand) -> None:
-    upstream.capabilities = OFFERED
-
-    async def subscribe(turn: Turn) -> None:
-        await asyncio.Event().wait()
-
-    upstream.on(mcp.SUBSCRIBE, subscribe)
-    loop = asyncio.get_running_loop()
-    opening = loop.create_task(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
+    upstream.on(mcp.SUBSCRIBE, Turn.for_ever)
+    opening = later(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
     await upstream.saw(mcp.SUBSCRIBE)
     await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 2)
     reply = await opening
@@ -197,9 +192,7 @@ async def everything_once(stream: Stream) -> None:
 async def test_a_stream_opened_again_in_the_same_session_announces_what_may_be_missed(
     upstream: FakeUpstream, client: Client
 ) -> None:
-    upstream.capabilities = OFFERED
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client) as stream:
         upstream.side("s1").put_nowait(None)
         await everything_once(stream)
         upstream.side("s1").put_nowait(change("tools/list_changed"))
@@ -211,7 +204,6 @@ async def test_a_stream_opened_again_in_the_same_session_announces_what_may_be_m
 async def test_a_stream_that_ends_before_the_subscription_costs_no_topic(
     upstream: FakeUpstream, client: Client
 ) -> None:
-    upstream.capabilities = OFFERED
     go_on: list[asyncio.Event] = []
 
     async def lose_the_stream(turn: Turn) -> None:
@@ -221,8 +213,8 @@ async def test_a_stream_that_ends_before_the_subscription_costs_no_topic(
         turn.reply(202)
 
     upstream.once("notifications/initialized", lose_the_stream)
-    async with listening(client, EVERYTHING) as stream:
-        assert (await stream.next())["params"]["notifications"] == EVERYTHING
+    async with listening(client) as stream:
+        assert stream.acknowledged["params"]["notifications"] == EVERYTHING
         go_on[0].set()
         await everything_once(stream)
 
@@ -230,7 +222,6 @@ async def test_a_stream_that_ends_before_the_subscription_costs_no_topic(
 async def test_a_server_that_was_restarted_is_subscribed_to_anew(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    upstream.capabilities = OFFERED
     failing = [503, 503]
 
     async def start_slowly(turn: Turn) -> None:
@@ -239,8 +230,7 @@ async def test_a_server_that_was_restarted_is_subscribed_to_anew(
         else:
             await upstream.initialize(turn)
 
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client) as stream:
         upstream.on("initialize", start_slowly)
         upstream.forget()
         upstream.side("s1").put_nowait(None)
@@ -258,10 +248,7 @@ async def test_a_server_that_was_restarted_is_subscribed_to_anew(
 async def test_what_cannot_be_kept_ends_the_subscription(
     upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
-    upstream.capabilities = OFFERED
-
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client) as stream:
         if word == "less":
             upstream.capabilities = {**OFFERED, "tools": {}}
         elif word == "no stream":
@@ -282,10 +269,9 @@ async def test_what_cannot_be_kept_ends_the_subscription(
 async def test_a_stream_that_was_taken_for_open_and_never_was_ends_the_subscription(
     upstream: FakeUpstream, client: Client
 ) -> None:
-    upstream.capabilities = OFFERED
     go_on = upstream.holding("GET", lambda turn: turn.reply(405))
-    async with listening(client, EVERYTHING) as stream:
-        assert (await stream.next())["params"]["notifications"] == EVERYTHING
+    async with listening(client) as stream:
+        assert stream.acknowledged["params"]["notifications"] == EVERYTHING
         go_on.set()
         assert (await stream.next())["result"]["resultType"] == "complete"
     assert upstream.words.count("initialize") == 1
@@ -294,10 +280,7 @@ async def test_a_stream_that_was_taken_for_open_and_never_was_ends_the_subscript
 async def test_a_client_that_leaves_while_the_server_is_away_stops_the_attempts(
     upstream: FakeUpstream, client: Client
 ) -> None:
-    upstream.capabilities = OFFERED
-
-    async with listening(client, EVERYTHING) as stream:
-        await stream.next()
+    async with listening(client):
         upstream.on("initialize", lambda turn: turn.reply(503))
         upstream.forget()
         upstream.side("s1").put_nowait(None)
@@ -306,9 +289,7 @@ async def test_a_client_that_leaves_while_the_server_is_away_stops_the_attempts(
 
 
 async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, stand: Stand) -> None:
-    upstream.capabilities = OFFERED
-    async with listening(stand.client(), EVERYTHING) as stream:
-        await stream.next()
+    async with listening(stand.client()) as stream:
         (session,) = stand.group().sessions
         for number in range(3000):  # all in one go: the client cannot read meanwhile
             for sent in (
@@ -342,8 +323,7 @@ async def test_a_bad_filter_opens_no_session(upstream: FakeUpstream, client: Cli
 
 
 async def test_without_a_side_stream_nothing_is_promised(upstream: FakeUpstream, client: Client) -> None:
-    upstream.capabilities = OFFERED
     upstream.on("GET", lambda turn: turn.reply(405))
-    async with listening(client, EVERYTHING) as stream:
-        assert (await stream.next())["params"]["notifications"] == {}
+    async with listening(client) as stream:
+        assert stream.acknowledged["params"]["notifications"] == {}
     assert mcp.SUBSCRIBE not in upstream.words
