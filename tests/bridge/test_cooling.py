@@ -16,10 +16,16 @@ from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.replicas import opened, steps
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt, later
+from tests.support.workbench import ACCEPT, Client, Reply, Stand, configuration, eventually, jwt, later
 
 USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
 """Two tokens of one principal."""
+
+
+@pytest.fixture
+async def stand(begin: Start) -> Stand:
+    """A gateway whose parked calls go cold."""
+    return await begin(hold=SOON)
 
 
 @pytest.fixture
@@ -27,15 +33,19 @@ def store(upstream: FakeUpstream) -> FakeStore:
     return FakeStore(upstream)
 
 
+@pytest.fixture
+async def asked(stand: Stand, upstream: FakeUpstream, store: FakeStore) -> Reply:
+    """What a call got that is cold now."""
+    return await cool(stand, upstream)
+
+
 async def test_a_cold_call_has_no_streams_and_its_retry_gets_the_result(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    upstream: FakeUpstream, store: FakeStore, stand: Stand, client: Client, asked: Reply
 ) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
     assert (stand.held, len(stand.gateway.lot)) == (0, 0)
     assert [stand.sessions(state) for state in SessionState] == [0, 0, 0]
     await eventually(upstream.of("GET")[0].cut.is_set, "the standalone stream is closed, too")
-    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert json.loads((await client.answer(asked)).text) == [ACCEPT]
     assert steps(stand) == {"resumed": 1}
     assert (cold(stand), ended(stand)) == (0, {"resumed": 1})
     assert (store.resumed, len(upstream.of("tools/call"))) == (1, 1)
@@ -43,31 +53,29 @@ async def test_a_cold_call_has_no_streams_and_its_retry_gets_the_result(
     assert mcp.CANCELLED not in upstream.words
 
 
-async def test_a_call_may_be_cold_in_each_of_its_rounds(begin: Start, upstream: FakeUpstream) -> None:
-    store = FakeStore(upstream, rounds=3)
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
+async def test_a_call_may_be_cold_in_each_of_its_rounds(
+    upstream: FakeUpstream, store: FakeStore, stand: Stand, client: Client, asked: Reply
+) -> None:
+    store.rounds = 3
     for rounds in (1, 2):
-        asked = await stand.client().answer(asked)
+        asked = await client.answer(asked)
         assert list(asked.questions) == [f"q{rounds}"]
         await eventually(lambda: cold(stand) == 1, "the call is cold")
         await eventually(upstream.of("resume")[-1].cut.is_set, "its stream is closed")
         record = stand.gateway.lot.cold.find(opened(asked.state).exchange)
         assert record is not None
         assert not record.is_taken_over, "no other replica sent it"
-    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT] * 3
+    assert json.loads((await client.answer(asked)).text) == [ACCEPT] * 3
     assert store.resumed == 3
     assert ended(stand) == {"resumed": 3}
     assert stand.metric("mcp_gateway_calls_cooled_total") == 3
 
 
 async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_answers_once(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    upstream: FakeUpstream, store: FakeStore, stand: Stand, client: Client, asked: Reply
 ) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
     store.hold.clear()
-    retries = [later(stand.client().answer(asked)) for _ in range(5)]
+    retries = [later(client.answer(asked)) for _ in range(5)]
     await upstream.saw("answer")
     await eventually(lambda: stand.gateway.downstream.in_flight == 5)
     (driver,) = stand.gateway.downstream.legs.running
@@ -82,9 +90,8 @@ async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_an
 
 
 async def test_two_retries_whose_credential_is_being_checked_resume_a_cold_call_once(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    upstream: FakeUpstream, store: FakeStore, stand: Stand
 ) -> None:
-    stand = await begin(hold=SOON)
     asked = await cool(stand, upstream, authorization=USER_1)
     accepted = upstream.holding("ping")
     retries = [later(stand.client(USER_2).answer(asked)) for _ in range(2)]
@@ -110,49 +117,43 @@ async def test_a_retry_that_comes_while_its_cold_call_expires_sends_no_answer(
 
 
 async def test_a_retry_with_other_answers_does_not_change_those_of_a_cold_call(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    upstream: FakeUpstream, store: FakeStore, client: Client, asked: Reply
 ) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
     store.hold.clear()
-    first = later(stand.client().answer(asked))
+    first = later(client.answer(asked))
     await upstream.saw("answer")
-    other = await stand.client().answer(asked, {"action": "decline"})
+    other = await client.answer(asked, {"action": "decline"})
     assert other.outcome == (400, -32602, "invalid_request_state")
     store.hold.set()
     assert json.loads((await first).text) == [ACCEPT]
 
 
-async def test_a_repeat_of_an_earlier_round_sends_nothing_to_a_cold_call(begin: Start, upstream: FakeUpstream) -> None:
-    _ = FakeStore(upstream, rounds=2)
-    stand = await begin(hold=SOON)
-    first = await cool(stand, upstream)
-    second = await stand.client().answer(first)
+async def test_a_repeat_of_an_earlier_round_sends_nothing_to_a_cold_call(
+    upstream: FakeUpstream, store: FakeStore, stand: Stand, client: Client, asked: Reply
+) -> None:
+    store.rounds = 2
+    second = await client.answer(asked)
     await eventually(lambda: cold(stand) == 1, "the call is cold again")
-    assert (await stand.client().answer(first)).outcome == (400, -32602, "invalid_request_state")
+    assert (await client.answer(asked)).outcome == (400, -32602, "invalid_request_state")
     assert (cold(stand), len(upstream.of("answer"))) == (1, 1)
-    assert json.loads((await stand.client().answer(second)).text) == [ACCEPT] * 2
+    assert json.loads((await client.answer(second)).text) == [ACCEPT] * 2
 
 
 async def test_a_malformed_answer_leaves_a_cold_call_as_it_was(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    store: FakeStore, stand: Stand, client: Client, asked: Reply
 ) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
-    assert (await stand.client().answer(asked, {"action": 1})).outcome[:2] == (400, -32602)
+    assert (await client.answer(asked, {"action": 1})).outcome[:2] == (400, -32602)
     assert (cold(stand), ended(stand), store.resumed) == (1, {}, 0)
-    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert json.loads((await client.answer(asked)).text) == [ACCEPT]
 
 
 async def test_a_retry_without_answers_is_asked_again_and_the_call_continues(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    upstream: FakeUpstream, store: FakeStore, client: Client, asked: Reply
 ) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
-    again = await stand.client().call(state=asked.state, answers={})
+    again = await client.call(state=asked.state, answers={})
     assert again.questions == asked.questions
     assert store.resumed == 0
-    assert json.loads((await stand.client().answer(again)).text) == [ACCEPT]
+    assert json.loads((await client.answer(again)).text) == [ACCEPT]
     assert len(upstream.of("answer")) == 1
 
 
@@ -173,9 +174,9 @@ async def test_a_cold_call_whose_client_does_not_come_back_is_cancelled_and_its_
 
 
 async def test_the_session_of_a_cancelled_cold_call_is_not_ended_while_the_call_may_run(
-    begin: Start, upstream: FakeUpstream
+    begin: Start, upstream: FakeUpstream, store: FakeStore
 ) -> None:
-    store = FakeStore(upstream, rounds=9)
+    store.rounds = 9
     store.ends_when_cancelled = False
     stand = await begin(hold={**SOON, "ttl_seconds": 0.3}, timeouts={"cancel_seconds": 0.2})
     _ = await cool(stand, upstream)
@@ -230,7 +231,7 @@ async def test_a_call_that_its_state_cannot_continue_stays_held(
 
 @pytest.mark.parametrize("side", [False, True])
 async def test_a_call_whose_questions_would_be_lost_stays_held(
-    begin: Start, upstream: FakeUpstream, *, side: bool
+    upstream: FakeUpstream, stand: Stand, client: Client, *, side: bool
 ) -> None:
     """Without event ids on its own stream, or with questions on the standalone stream, which is never resumed."""
 
@@ -240,11 +241,10 @@ async def test_a_call_whose_questions_would_be_lost_stays_held(
         await turn.result(text(json.dumps(await turn.elicit("name", side=side))))
 
     upstream.tool(asks)
-    stand = await begin(hold=SOON)
-    asked = await stand.client().call()
+    asked = await client.call()
     await looked_at(stand)
     assert (stand.held, cold(stand)) == (1, 0)
-    assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
 
 
 async def test_a_call_stays_held_if_its_client_may_have_read_only_the_first_of_two_states_of_a_round(
@@ -323,15 +323,11 @@ async def test_a_cold_call_without_a_session_stays_cold_and_can_be_continued_lat
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
 
 
-async def test_the_log_says_that_a_call_is_cold(
-    log_lines: Lines, begin: Start, upstream: FakeUpstream, store: FakeStore
-) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
+async def test_the_log_says_that_a_call_is_cold(log_lines: Lines, client: Client, asked: Reply) -> None:
     (line,) = log_lines("call.cooled")
     assert (line["route"], line["round"]) == ("/mcp", 1)
     assert not log_lines("exchange.finished")
-    _ = await stand.client().answer(asked)
+    _ = await client.answer(asked)
     await eventually(lambda: log_lines("exchange.finished"))
     assert not log_lines("call.taken_over")
 
@@ -362,21 +358,18 @@ async def test_a_drain_cancels_cold_calls_that_no_process_can_continue(
 
 @pytest.mark.parametrize("change", ["another upstream", "no route"])
 async def test_a_cold_call_outlives_its_route(
-    begin: Start, upstream: FakeUpstream, store: FakeStore, change: str
+    upstream: FakeUpstream, stand: Stand, client: Client, asked: Reply, change: str
 ) -> None:
-    stand = await begin(hold=SOON)
-    asked = await cool(stand, upstream)
     route = {"path": "/other"} if change == "no route" else {}
     url = upstream.url.replace("/mcp", "/elsewhere")
     stand.gateway.apply(parse(configuration(url, hold=SOON, route=route), "test", {}))
-    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert json.loads((await client.answer(asked)).text) == [ACCEPT]
     assert {seen.path for seen in upstream.seen} == {"/mcp"}
 
 
 async def test_a_caller_whose_credential_the_upstream_refuses_learns_nothing_of_a_cold_call(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+    upstream: FakeUpstream, store: FakeStore, stand: Stand
 ) -> None:
-    stand = await begin(hold=SOON)
     asked = await cool(stand, upstream, authorization=USER_1)
 
     upstream.on("ping", lambda turn: turn.reply(401))
