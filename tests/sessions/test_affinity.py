@@ -1,7 +1,6 @@
 """`sessions.affinity: principal`: one session for all calls of a principal."""
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -175,6 +174,17 @@ async def stand_with(begin: Start, wait_seconds: float = 5, **sections: Any) -> 
     return await begin(route=ROUTE, timeouts={"session_wait_seconds": wait_seconds}, **sections)
 
 
+@pytest.fixture
+async def stand(begin: Start) -> Stand:
+    """A gateway before which all calls of a principal share a session."""
+    return await stand_with(begin)
+
+
+@pytest.fixture
+def ada(stand: Stand) -> Client:
+    return stand.client("Bearer ada")
+
+
 async def do(client: Client, what: str) -> Reply:
     return await client.call(arguments={"do": what})
 
@@ -190,18 +200,13 @@ async def answer(client: Client, asked: Reply, what: str = "ask") -> str:
     return (await client.answer(asked, arguments={"do": what})).text
 
 
-def begun(call: Coroutine[Any, Any, Reply]) -> "asyncio.Task[Reply]":
-    return later(call)
-
-
 def sessions(upstream: FakeUpstream) -> list[str | None]:
     return [seen.session for seen in upstream.of("tools/call")]
 
 
 async def test_calls_of_a_principal_take_turns_in_one_session(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, stand: Stand
 ) -> None:
-    stand = await stand_with(begin)
     ada, bob = stand.client("Bearer ada"), stand.client("Bearer bob")
     await asyncio.gather(*(do(ada, "nothing") for _ in range(5)))
     assert tool.most == 1
@@ -230,16 +235,14 @@ async def test_a_reload_begins_and_ends_it(upstream: FakeUpstream, tool: Tool, b
 
 
 async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, ada: Client
 ) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    first, second = await ask(client), await ask(client)
-    assert (await do(client, "nothing")).text == "done"
-    assert await answer(client, second) == "accept"
-    assert (await do(client, "answer aside")).text == "aside"
-    assert await answer(client, first) == "accept"
-    assert (await do(client, "nothing")).text == "done"
+    first, second = await ask(ada), await ask(ada)
+    assert (await do(ada, "nothing")).text == "done"
+    assert await answer(ada, second) == "accept"
+    assert (await do(ada, "answer aside")).text == "aside"
+    assert await answer(ada, first) == "accept"
+    assert (await do(ada, "nothing")).text == "done"
     assert set(sessions(upstream)) == {"s1"}
     assert len(upstream.of("initialize")) == 1
     assert not upstream.of("DELETE")
@@ -250,12 +253,12 @@ async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: T
     stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     asked = await ask(client)
-    joiner = begun(do(client, "wait"))
+    joiner = later(do(client, "wait"))
     await upstream.saw("tools/call", 2)
     assert (await do(client, "nothing")).outcome == BUSY
     assert await answer(client, asked) == "accept"
     assert (await do(client, "nothing")).outcome == BUSY, "the joiner runs still"
-    waiting = begun(do(client, "nothing"))
+    waiting = later(do(client, "nothing"))
     tool.go.set()
     assert (await joiner).text == "done"
     assert (await waiting).text == "done"
@@ -263,12 +266,10 @@ async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: T
 
 
 async def test_a_waiting_call_begins_when_the_call_before_it_is_parked(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, ada: Client
 ) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    first, second = await asyncio.gather(ask(client), ask(client))
-    assert [await answer(client, asked) for asked in (first, second)] == ["accept", "accept"]
+    first, second = await asyncio.gather(ask(ada), ask(ada))
+    assert [await answer(ada, asked) for asked in (first, second)] == ["accept", "accept"]
     assert len(upstream.of("initialize")) == 1
 
 
@@ -299,33 +300,29 @@ async def test_a_question_that_any_call_may_have_asked_reaches_no_client(
 
 
 async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, ada: Client
 ) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    owner = await ask(client)
-    joiner = begun(do(client, "ask aside when told"))
+    owner = await ask(ada)
+    joiner = later(do(ada, "ask aside when told"))
     await upstream.saw("tools/call", 2)
-    assert await answer(client, owner) == "accept"
+    assert await answer(ada, owner) == "accept"
     tool.go.set()
     asked = await joiner
     assert asked.questions
-    assert await answer(client, asked, "ask aside when told") == "accept"
+    assert await answer(ada, asked, "ask aside when told") == "accept"
     assert set(sessions(upstream)) == {"s1"}
 
 
 # The one has ended with -32042, and its session is kept for when it is sent again; of the other its tool gave up.
 @pytest.mark.parametrize("asks", ["want a page visited", "end with its question open"])
 async def test_a_call_goes_beside_one_whose_user_is_asked_and_whose_tool_has_ended(
-    upstream: FakeUpstream, tool: Tool, begin: Start, asks: str
+    upstream: FakeUpstream, tool: Tool, ada: Client, asks: str
 ) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    asked = await ask(client, asks)
+    asked = await ask(ada, asks)
     tool.go.set()
     await eventually(lambda: not tool.running, "the tool has ended")
-    assert (await do(client, "nothing")).text == "done"
-    assert await answer(client, asked, asks) == "done"
+    assert (await do(ada, "nothing")).text == "done"
+    assert await answer(ada, asked, asks) == "done"
     assert set(sessions(upstream)) == {"s1"}
 
 
@@ -333,7 +330,7 @@ async def having_cancelled(begin: Start, upstream: FakeUpstream, what: str) -> C
     """Return a client that has given a call up."""
     stand = await stand_with(begin, hold={"grace_seconds": 0, "quiet_seconds": 0.02})
     client = stand.client("Bearer ada")
-    task = begun(do(client, what))
+    task = later(do(client, what))
     await upstream.saw("tools/call")
     task.cancel()
     await upstream.saw(mcp.CANCELLED)
@@ -370,7 +367,7 @@ async def test_the_call_of_a_joiner_that_was_given_up_costs_the_session_in_the_s
     stand = await stand_with(begin, hold={"ttl_seconds": 1})
     client = stand.client("Bearer ada")
     owner = await ask(client)
-    joiner = begun(do(client, what))
+    joiner = later(do(client, what))
     await upstream.saw("tools/call", 2)
     assert await answer(client, owner) == "accept"
     tool.go.set()
@@ -390,11 +387,10 @@ async def test_a_call_that_never_ends_costs_the_session_after_a_while(
 
 
 async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, stand: Stand
 ) -> None:
-    stand = await stand_with(begin)
     old, new = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("old", "new"))
-    call = begun(do(old, "wait"))
+    call = later(do(old, "wait"))
     await upstream.saw("tools/call")
     assert (await new.post(mcp.DISCOVER)).status == 200
     assert [seen.session for seen in upstream.of(mcp.PING)] == ["s1"]
@@ -404,9 +400,8 @@ async def test_a_refreshed_token_is_checked_beside_the_call_that_has_the_session
 
 
 async def test_a_refreshed_token_is_checked_beside_a_call_that_joined_the_session(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, stand: Stand
 ) -> None:
-    stand = await stand_with(begin)
     old, new = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("old", "new"))
     first, second = await ask(old), await ask(old)
     again = await new.call(arguments={"do": "ask"}, state=second.state, answers={})
@@ -417,9 +412,8 @@ async def test_a_refreshed_token_is_checked_beside_a_call_that_joined_the_sessio
 
 
 async def test_a_forged_token_does_not_end_the_session_of_the_one_it_names(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, stand: Stand
 ) -> None:
-    stand = await stand_with(begin)
     real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=jti) for jti in ("real", "forged"))
     upstream.on("tools/call", challenge(401, only=real, plain=tool.tool))
     ada = stand.client(real)
@@ -444,17 +438,15 @@ async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, t
 
 
 async def test_a_session_that_is_given_up_is_not_ended_under_its_joiners(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, stand: Stand, ada: Client
 ) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    owner, joiner = await ask(client), await ask(client)
-    assert await answer(client, owner) == "accept"
+    owner, joiner = await ask(ada), await ask(ada)
+    assert await answer(ada, owner) == "accept"
     stand.gateway.routes.live["/mcp"].upstream.pool.retire()
-    assert (await do(client, "nothing")).text == "done"
+    assert (await do(ada, "nothing")).text == "done"
     await upstream.saw("DELETE")
     assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
-    assert await answer(client, joiner) == "accept"
+    assert await answer(ada, joiner) == "accept"
 
 
 async def test_an_idle_session_is_not_ended_under_its_joiners(
@@ -478,7 +470,7 @@ async def test_a_session_is_neither_used_nor_ended_in_which_the_call_of_a_joiner
     stand = await stand_with(begin, sessions={"quarantine_seconds": 0.05})
     client = stand.client("Bearer ada")
     owner = await ask(client)
-    hanging = begun(do(client, "hang"))
+    hanging = later(do(client, "hang"))
     await upstream.saw("tools/call", 2)
     await leave(hanging)
     await eventually(upstream.of("tools/call")[1].cut.is_set, "the gateway has given the call up")
@@ -496,7 +488,7 @@ async def test_an_idle_session_makes_room_once_its_joiners_have_left(
     ada, bob = stand.client("Bearer ada"), stand.client("Bearer bob")
     owner, joiner = await ask(ada), await ask(ada)
     assert await answer(ada, owner) == "accept"
-    waiting = begun(do(bob, "nothing"))
+    waiting = later(do(bob, "nothing"))
     pool = stand.gateway.routes.live["/mcp"].upstream.pool
     await eventually(lambda: pool.waiting, "it waits for room")
     assert await answer(ada, joiner) == "accept"
@@ -505,15 +497,13 @@ async def test_an_idle_session_makes_room_once_its_joiners_have_left(
 
 
 async def test_a_session_that_the_upstream_forgot_is_opened_anew_for_all(
-    upstream: FakeUpstream, tool: Tool, begin: Start
+    upstream: FakeUpstream, tool: Tool, ada: Client
 ) -> None:
-    stand = await stand_with(begin)
-    client = stand.client("Bearer ada")
-    parked = await ask(client)
+    parked = await ask(ada)
     upstream.known.clear()
-    assert (await do(client, "nothing")).text == "done"
-    assert (await do(client, "nothing")).text == "done"
+    assert (await do(ada, "nothing")).text == "done"
+    assert (await do(ada, "nothing")).text == "done"
     assert sessions(upstream) == ["s1", "s1", "s2", "s2"]
-    assert (await client.answer(parked, arguments={"do": "ask"})).outcome == (200, -32603, "call_lost")
-    assert (await do(client, "nothing")).text == "done"
+    assert (await ada.answer(parked, arguments={"do": "ask"})).outcome == (200, -32603, "call_lost")
+    assert (await do(ada, "nothing")).text == "done"
     assert len(upstream.of("initialize")) == 2
