@@ -2,31 +2,133 @@
 
 import asyncio
 import errno
+import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
-from gateway.protocol import mcp
+from gateway.config import InForce, RouteSettings, parse
+from gateway.exchange import events as on
+from gateway.http.upstream_client import Bounds, Client
+from gateway.http.upstream_url import Endpoint
+from gateway.http_client.client import HttpClient
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
+from gateway.runtime.tasks import Tasks
+from gateway.seal.request_state import Whereabouts
+from gateway.sessions.call import Call, PoolKey, Runner
+from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
-from gateway.upstream.channel import NO_HEADERS
+from gateway.telemetry import Metrics, SessionState
+from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
+from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.noted_timers import Timers
 from tests.support.stand import Start
-from tests.support.upstream_side import INFO, KEY, UpstreamSide
-from tests.support.workbench import SHORT_TIMES, eventually
+from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually, later
 
+KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
+INFO = b'{"name":"fake","version":"1"}'
+CALL = b'"gw-dead-1"'
 QUESTION = {"id": 7, "method": "elicitation/create", "params": FORM}
 RESULT = {"id": "gw-dead-1", "result": text("done")}
-
-
 PATIENT = structs.replace(SHORT_TIMES, retry_seconds=(0.0,) * 4, silence_seconds=(30.0,))
 """A failure is tried again at once; a stream may be silent unless a test says otherwise."""
+
+
+class Ear:
+    """The listener of a call."""
+
+    def __init__(self) -> None:
+        self.heard: list[on.Event] = []
+        self.cursors: list[str | None] = []
+        self.cursor: Callable[[], str | None] = lambda: None
+
+    def hear(self, event: on.Event) -> None:
+        self.heard.append(event)
+        self.cursors.append(self.cursor())
+
+    @property
+    def progress(self) -> list[int]:
+        return [int(float(bytes(e.params["progress"]))) for e in self.heard if isinstance(e, on.Progressed)]
+
+    @property
+    def asked(self) -> list[bytes]:
+        return [bytes(e.id) for e in self.heard if isinstance(e, on.Nested)]
+
+    @property
+    def text(self) -> str:
+        (result,) = [e.result for e in self.heard if isinstance(e, on.Resulted)]
+        return str(json.loads(bytes(result))["content"][0]["text"])
+
+
+class UpstreamSide(Runner):
+    """The upstream side of one process without its downstream side: sessions and their pool, over real HTTP."""
+
+    def __init__(self, url: str, times: StreamTimes, **sections: Any) -> None:
+        config = parse(configuration(url, **sections), "test", {})
+        self.metrics = Metrics("0", ["/mcp"])
+        self.tasks = Tasks(self.metrics)
+        self.times = times
+        self._calls = HttpClient(self.tasks)
+        self.client = Client(InForce(Bounds(config.limits, config.timeouts)), self._calls)
+        upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
+        settings = InForce(RouteSettings(config, config.routes[0]))
+        self.pool = Pool(settings, lambda: StreamableChannel(upstream), self.metrics, self.tasks)
+        self.is_attached = asyncio.Event()
+        self.ear = Ear()
+
+    async def adopt(self, headers: Headers = NO_HEADERS, *, is_shared: bool = False) -> Session:
+        """Take over the call of another process in the session `s0`."""
+        where = Whereabouts("s0", "2025-11-25", CALL, INFO, None)
+        session = await self.pool.adopt(KEY, where, headers, is_shared=is_shared)
+        self.ear.cursor = lambda: session.channel.cursor
+        return session
+
+    async def resume(self, session: Session, headers: Headers = NO_HEADERS) -> None:
+        async with asyncio.timeout(DEADLINE):
+            await session.resume(Call(CALL, b"", self.ear, progress_token=CALL), "e1", headers, self)
+
+    def attached(self) -> None:
+        """As the runner of that call."""
+        self.is_attached.set()
+
+    async def run(self, session: Session, headers: Headers = NO_HEADERS) -> None:
+        """A call of this process's own."""
+        self.ear.cursor = lambda: session.channel.cursor
+        params = {"name": "tool", "arguments": {}, "_meta": {mcp.META_PROGRESS_TOKEN: Raw(CALL)}}
+        message = jsonrpc.request(CALL, mcp.TOOLS_CALL, params)
+        async with asyncio.timeout(DEADLINE):
+            await session.run(Call(CALL, message, self.ear, progress_token=CALL), headers)
+
+    async def answer(self, session: Session, headers: Headers = NO_HEADERS) -> None:
+        await session.answer(Raw(b"7"), Raw(b'{"action":"accept","content":{"name":"Ada"}}'), headers)
+
+    def metric(self, name: str, **labels: str) -> float:
+        _ = self.metrics.render()
+        return self.metrics.series.registry.get_sample_value(name, {"route": "/mcp", **labels}) or 0.0
+
+    @property
+    def sessions(self) -> list[float]:
+        return [self.metric("mcp_gateway_sessions", state=state) for state in SessionState]
+
+    @property
+    def connections(self) -> int:
+        """The connections in use."""
+        return self._calls.open_connections - self._calls.idle_connections
+
+    async def close(self) -> None:
+        self.pool.retire()
+        await eventually(lambda: all(task.get_name().startswith(BACKGROUND) for task in self.tasks._running))
+        await self.tasks.close()
+        self.client.close()
+        assert self.metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total") == 0
 
 
 @asynccontextmanager
@@ -36,7 +138,7 @@ async def replica(
     """A process that opened no session; the upstream knows `s0` of another one. `times` replace some of PATIENT."""
     upstream.known.add("s0")
     before = asyncio.all_tasks()
-    made = UpstreamSide(upstream.url, times=structs.replace(PATIENT, **(times or {})), **sections)
+    made = UpstreamSide(upstream.url, structs.replace(PATIENT, **(times or {})), **sections)
     try:
         yield made
     finally:
@@ -197,7 +299,7 @@ async def test_a_cut_call_is_picked_up_with_the_newest_credential(upstream: Fake
     async with replica(upstream) as here:
         old, new = ({"Authorization": f"Bearer {word}"} for word in ("old", "new"))
         session = await here.pool.acquire(KEY, old)
-        running = here.start(here.run(session, old))
+        running = later(here.run(session, old))
         await eventually(lambda: here.ear.asked)
         await here.answer(session, new)
         cut.set()
@@ -271,7 +373,7 @@ async def test_an_adopted_session_is_listened_to_before_anything_else_and_has_no
         assert here.sessions == [0, 1, 0]
         assert upstream.words == ["GET"]
         assert session.shaken.server_info == bytes(INFO)
-        resuming = here.start(here.resume(session, credential))
+        resuming = later(here.resume(session, credential))
         await here.is_attached.wait()
         assert session.channel.cursor == "e1", "if it is parked now"
         await here.answer(session, credential)
@@ -295,7 +397,7 @@ async def test_an_adopted_session_is_listened_to_before_anything_else_and_has_no
 async def test_a_question_and_a_result_on_the_side_stream_belong_to_the_adopted_call(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(end="open"))
     async with adopted(upstream) as (here, session):
-        resuming = here.start(here.resume(session))
+        resuming = later(here.resume(session))
         await here.is_attached.wait()
         upstream.side("s0").put_nowait(event({"jsonrpc": "2.0", **QUESTION}, "x1"))
         upstream.side("s0").put_nowait(event({"jsonrpc": "2.0", **RESULT}, "x2"))
@@ -337,7 +439,7 @@ async def test_adopted_sessions_count_under_the_caps(upstream: FakeUpstream) -> 
 async def test_an_adoption_waits_for_room_and_does_not_take_an_idle_session(upstream: FakeUpstream) -> None:
     async with replica(upstream, sessions={"max": 1}, timeouts={"session_wait_seconds": DEADLINE}) as here:
         opened = await here.pool.acquire(KEY, NO_HEADERS)
-        adopting = here.start(here.adopt())
+        adopting = later(here.adopt())
         await eventually(lambda: here.pool.group(KEY).waiting)
         here.pool.release(opened, clean=True)
         adopted = await adopting
@@ -417,7 +519,7 @@ async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_pl
     # The first two streams are tied to nothing, as server-everything's are; only the answer makes the third.
     upstream.each("resume", saying(end="open"), saying(end="open"), saying(("e2", RESULT)))
     async with adopted(upstream, {"silence_seconds": (0.02, 30.0)}) as (here, session):
-        resuming = here.start(here.resume(session))
+        resuming = later(here.resume(session))
         await upstream.saw("resume", 2)
         await here.answer(session)
         await resuming
@@ -445,9 +547,9 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
     upstream.on("resume", store)
     upstream.on("answer", accept)
     async with adopted(upstream, {"silence_seconds": (0.01, 30.0)}) as (here, session):
-        resuming = here.start(here.resume(session))
+        resuming = later(here.resume(session))
         await here.is_attached.wait()
-        answering = here.start(here.answer(session))
+        answering = later(here.answer(session))
         await eventually(lambda: here.ear.heard)
         heard.set()
         await answering
@@ -562,7 +664,7 @@ async def test_only_a_call_that_another_process_may_still_hold_is_lost_by_faults
 async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
     upstream.on("resume", saying(end="open") if reads else refusing(409))
     async with adopted(upstream, {"retry_seconds": (30.0,)}) as (here, session):
-        resuming = here.start(here.resume(session))
+        resuming = later(here.resume(session))
         (seen,) = await upstream.saw("resume")
         await eventually(
             lambda: here.is_attached.is_set() if reads else here.connections == 1, "the side stream is left"
