@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 LARGE = {"text": "x" * 100_000}
-
-
-@pytest.fixture
-async def sse_server() -> AsyncIterator[FakeSse]:
-    async with FakeSse() as fake:
-        yield fake
 
 
 def weighed(stand: Stand) -> int:
@@ -131,10 +124,10 @@ async def test_a_result_that_waits_for_its_client_is_weighed(upstream: FakeUpstr
 
 @pytest.mark.parametrize("transport", ["streamable-http", "sse"])
 async def test_a_call_that_waits_keeps_one_copy_of_its_request(
-    upstream: FakeUpstream, sse_server: FakeSse, begin: Start, transport: str
+    upstream: FakeUpstream, old: FakeSse, begin: Start, transport: str
 ) -> None:
     is_sse = transport == "sse"
-    url = sse_server.url if is_sse else upstream.url
+    url = old.url if is_sse else upstream.url
     stand = await begin(route={"upstream": {"url": url, "transport": transport}})
     client = stand.client()
     go, answered = asyncio.Event(), asyncio.Event()
@@ -153,7 +146,7 @@ async def test_a_call_that_waits_keeps_one_copy_of_its_request(
 
     calls: list[tuple[Upstream, Any]] = []
     upstream.tool(tool)
-    sse_server.tool = tool_over_sse
+    old.tool = tool_over_sse
     with copies.counted() as kept:
         asked = await client.call(arguments=copies.LARGE)
         assert asked.questions

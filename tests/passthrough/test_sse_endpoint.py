@@ -1,12 +1,10 @@
 """A legacy client of an HTTP+SSE server is told an address of the gateway, which no client can forge."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-import pytest_asyncio
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -126,12 +124,6 @@ def test_an_address_outlives_a_rotation_of_keys() -> None:
 
 
 # -- a whole one ------------------------------------------------------------------------------------------------------
-
-
-@pytest_asyncio.fixture
-async def old() -> AsyncIterator[FakeSse]:
-    async with FakeSse() as fake:
-        yield fake
 
 
 @pytest.mark.parametrize("transport", ["auto", "sse"])

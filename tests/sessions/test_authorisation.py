@@ -283,8 +283,10 @@ async def test_a_question_on_the_side_stream_proves_no_credential(upstream: Fake
     forget_all(stand)
 
 
-async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_post_is_pending(begin: Start) -> None:
-    old, refuse = FakeSse(), asyncio.Event()
+async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_post_is_pending(
+    old: FakeSse, begin: Start
+) -> None:
+    refuse = asyncio.Event()
     old.tools = [LISTED]
 
     async def checked(message: Message) -> web.Response | None:
@@ -297,15 +299,14 @@ async def test_over_http_sse_nothing_on_the_stream_proves_a_credential_whose_pos
         return web.Response(status=401)
 
     old.post = checked
-    async with old:
-        stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
-        assert (await stand.client(REAL).post("tools/list")).status == 200
-        asked: Any = await stand.client(FORGED).call()
-        assert asked.questions
-        assert (await stand.client(FORGED).post(mcp.DISCOVER)).outcome == REFUSED
-        refuse.set()
-        await eventually(lambda: not stand.held)
-        forget_all(stand)
+    stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
+    assert (await stand.client(REAL).post("tools/list")).status == 200
+    asked: Any = await stand.client(FORGED).call()
+    assert asked.questions
+    assert (await stand.client(FORGED).post(mcp.DISCOVER)).outcome == REFUSED
+    refuse.set()
+    await eventually(lambda: not stand.held)
+    forget_all(stand)
 
 
 async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_credential(

@@ -14,6 +14,7 @@ from gateway.server import drain
 from gateway.sessions.pool import pool
 from gateway.telemetry import SessionState
 from tests.support import workbench
+from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.logs import Lines, captured
 from tests.support.workbench import Client, Stand, eventually
@@ -42,6 +43,13 @@ def log_lines() -> Lines:
 @pytest.fixture
 async def upstream() -> AsyncIterator[FakeUpstream]:
     async with FakeUpstream() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def old() -> AsyncIterator[FakeSse]:
+    """A server of HTTP+SSE."""
+    async with FakeSse() as fake:
         yield fake
 
 

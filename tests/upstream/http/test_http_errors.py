@@ -238,7 +238,7 @@ async def test_a_ping_about_a_lost_session_carries_the_calls_credential(upstream
 
 @pytest.mark.parametrize(("status", "code", "message"), [*ANSWERS, *TEMPLATES])
 async def test_over_http_sse_an_error_with_the_calls_own_id_is_its_answer(
-    begin: Start, status: int, code: int, message: str
+    old: FakeSse, begin: Start, status: int, code: int, message: str
 ) -> None:
     runs = 0
 
@@ -249,15 +249,16 @@ async def test_over_http_sse_an_error_with_the_calls_own_id_is_its_answer(
         runs += 1
         return web.json_response(error(sent["id"], code, message), status=status)
 
-    async with FakeSse() as old:
-        stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
-        old.post = refuse
-        assert (await stand.client().call()).error["message"] == message
-        assert runs == 1
-        assert len(old.streams) == 1
+    stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
+    old.post = refuse
+    assert (await stand.client().call()).error["message"] == message
+    assert runs == 1
+    assert len(old.streams) == 1
 
 
-async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_its_post(begin: Start) -> None:
+async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_its_post(
+    old: FakeSse, begin: Start
+) -> None:
     runs = 0
 
     async def tool(_: FakeSse, stream: Stream, message: Message) -> None:
@@ -272,15 +273,14 @@ async def test_over_http_sse_an_answer_on_the_stream_outweighs_the_refusal_of_it
             return None
         return web.Response(status=404, text="Could not find session")
 
-    async with FakeSse() as old:
-        stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
-        client = stand.client()
-        assert (await client.call()).text == "done"
-        old.post = lose
-        assert (await client.call()).text == "done"
-        await eventually(lambda: not stand.busy_tasks())
-        assert runs == 1
-        assert len(old.streams) == 1
+    stand = await begin(route={"upstream": {"url": old.url, "transport": "sse"}})
+    client = stand.client()
+    assert (await client.call()).text == "done"
+    old.post = lose
+    assert (await client.call()).text == "done"
+    await eventually(lambda: not stand.busy_tasks())
+    assert runs == 1
+    assert len(old.streams) == 1
 
 
 # -- faults of this host ----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from tests.support.workbench import SHORT_TIMES, Client, Stand, eventually, jwt,
 
 
 @pytest.fixture
-async def old() -> AsyncIterator[FakeSse]:
-    async with FakeSse() as fake:
-        yield fake
+async def stand(old: FakeSse, begin: Start) -> Stand:
+    """A gateway that was told the transport."""
+    return await sse(begin, old)
 
 
 async def sse(begin: Start, old: FakeSse, **sections: Any) -> Stand:
@@ -46,8 +45,7 @@ async def parked(old: FakeSse, client: Client) -> Any:
 # --- the session ---
 
 
-async def test_the_handshake_opens_the_stream_and_posts_where_it_says(old: FakeSse, begin: Start) -> None:
-    stand = await sse(begin, old)
+async def test_the_handshake_opens_the_stream_and_posts_where_it_says(old: FakeSse, stand: Stand) -> None:
     client = stand.client("Bearer ann")
     assert (await client.call()).text == "done"
     assert old.seen[0] == ("GET", "/sse"), "a configured transport is not looked for"
@@ -66,23 +64,21 @@ async def test_a_session_that_is_given_up_is_closed(old: FakeSse, begin: Start) 
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
-async def test_any_old_version_is_negotiated(old: FakeSse, begin: Start, version: str) -> None:
+async def test_any_old_version_is_negotiated(old: FakeSse, client: Client, version: str) -> None:
     old.version = version
-    assert (await (await sse(begin, old)).client().call()).text == "done"
+    assert (await client.call()).text == "done"
     assert {headers.get(mcp.PROTOCOL_VERSION) for headers, _ in old.posts[1:]} == {version}
 
 
-async def test_a_ping_between_two_calls_is_answered(old: FakeSse, begin: Start) -> None:
-    client = (await sse(begin, old)).client()
+async def test_a_ping_between_two_calls_is_answered(old: FakeSse, client: Client) -> None:
     _ = await client.call()
     old.streams[0].say(id="p", method="ping")
     answer = (await old.heard("answer"))[0]
     assert (answer["id"], answer["result"]) == ("p", {})
 
 
-async def test_a_subscription_hears_what_changes_though_its_stream_ends(old: FakeSse, begin: Start) -> None:
+async def test_a_subscription_hears_what_changes_though_its_stream_ends(old: FakeSse, client: Client) -> None:
     old.capabilities = {"tools": {"listChanged": True}}
-    client = (await sse(begin, old)).client()
     async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as response:
         acknowledged = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
         assert acknowledged["params"]["notifications"] == {"toolsListChanged": True}
@@ -101,9 +97,9 @@ async def test_a_subscription_hears_what_changes_though_its_stream_ends(old: Fak
 
 
 @pytest.mark.parametrize("place", ["/messages?session=%d", "messages?session=%d", "ORIGIN/messages?session=%d"])
-async def test_an_endpoint_within_the_origin_is_used(old: FakeSse, begin: Start, place: str) -> None:
+async def test_an_endpoint_within_the_origin_is_used(old: FakeSse, client: Client, place: str) -> None:
     old.endpoint = place.replace("ORIGIN", old.origin).encode()
-    assert (await (await sse(begin, old)).client().call()).text == "done"
+    assert (await client.call()).text == "done"
 
 
 @pytest.mark.parametrize(
@@ -120,17 +116,17 @@ async def test_an_endpoint_within_the_origin_is_used(old: FakeSse, begin: Start,
     ],
 )
 async def test_an_endpoint_elsewhere_is_refused_and_gets_no_credential(
-    old: FakeSse, begin: Start, place: bytes
+    old: FakeSse, stand: Stand, place: bytes
 ) -> None:
     old.endpoint = place + b"?token=secret"
-    reply = await (await sse(begin, old)).client("Bearer ann").call()
+    reply = await stand.client("Bearer ann").call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert "not at the origin" in reply.error["message"]
     assert "secret" not in reply.error["message"]
     assert old.posts == []
 
 
-async def test_a_redirect_of_messages_within_the_origin_is_followed(old: FakeSse, begin: Start) -> None:
+async def test_a_redirect_of_messages_within_the_origin_is_followed(old: FakeSse, client: Client) -> None:
     places = []
 
     async def slash(_: Message) -> web.Response | None:
@@ -141,17 +137,16 @@ async def test_a_redirect_of_messages_within_the_origin_is_followed(old: FakeSse
         return web.Response(status=307, headers=redirect) if len(places) == 1 else None
 
     old.post = slash
-    client = (await sse(begin, old)).client()
     assert (await client.call()).text == "done"
     assert [path for _, path in old.seen].count("/messages") == 1, "it is remembered"
 
 
-async def test_a_redirect_of_messages_elsewhere_is_refused(old: FakeSse, begin: Start) -> None:
+async def test_a_redirect_of_messages_elsewhere_is_refused(old: FakeSse, client: Client) -> None:
     async def away(_: Message) -> web.Response:
         return web.Response(status=307, headers={"Location": "http://127.0.0.2:9/"})
 
     old.post = away
-    reply = await (await sse(begin, old)).client().call()
+    reply = await client.call()
     assert "another origin" in reply.error["message"]
 
 
@@ -169,8 +164,7 @@ async def test_a_stream_that_ends_while_the_post_hangs_ends_the_call_at_once(old
     assert reply.outcome == (200, -32603, "call_lost")
 
 
-async def test_a_stream_that_ends_under_a_parked_call_is_told_to_the_retry(old: FakeSse, begin: Start) -> None:
-    client = (await sse(begin, old)).client()
+async def test_a_stream_that_ends_under_a_parked_call_is_told_to_the_retry(old: FakeSse, client: Client) -> None:
     asked = await parked(old, client)
     old.streams[0].end()
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)
@@ -219,9 +213,8 @@ async def test_a_call_is_lost_with_its_replica(old: FakeSse, begin: Start) -> No
     ("status", "body"), [(404, "Could not find session"), (400, "No transport found for sessionId")]
 )
 async def test_a_server_that_forgot_the_session_gets_the_call_in_a_new_one(
-    old: FakeSse, begin: Start, status: int, body: str
+    old: FakeSse, client: Client, status: int, body: str
 ) -> None:
-    client = (await sse(begin, old)).client()
     _ = await client.call()
 
     async def forgot(_: Message) -> web.Response | None:
@@ -233,8 +226,7 @@ async def test_a_server_that_forgot_the_session_gets_the_call_in_a_new_one(
     assert len(await old.heard("tools/call", 2)) == 2
 
 
-async def test_a_credential_is_checked_beside_a_call_and_the_pong_is_dropped(old: FakeSse, begin: Start) -> None:
-    stand = await sse(begin, old)
+async def test_a_credential_is_checked_beside_a_call_and_the_pong_is_dropped(old: FakeSse, stand: Stand) -> None:
     one, fresh = (stand.client(jwt(iss="i", sub="ada", client_id="c", jti=jti)) for jti in ("one", "fresh"))
     asked = await parked(old, one)
     again = await fresh.call(state=asked.state, answers={})
@@ -251,12 +243,12 @@ async def test_a_credential_is_checked_beside_a_call_and_the_pong_is_dropped(old
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="unknown_id") == 0
 
 
-async def test_an_error_says_that_the_servers_replicas_lack_sticky_sessions(old: FakeSse, begin: Start) -> None:
+async def test_an_error_says_that_the_servers_replicas_lack_sticky_sessions(old: FakeSse, client: Client) -> None:
     async def other(_: Message) -> web.Response:
         return web.Response(status=404, text="Could not find session")
 
     old.post = other
-    reply = await (await sse(begin, old)).client().call()
+    reply = await client.call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert "sticky load balancer" in reply.error["message"]
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)
@@ -281,14 +273,12 @@ async def test_a_post_that_is_never_answered_ends_the_call_in_time(
     assert "timeouts.answer_seconds" in reply.error["message"]
 
 
-async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, begin: Start) -> None:
+async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, stand: Stand, client: Client) -> None:
     async def early(_: FakeSse, stream: Stream, message: Message) -> None:
         stream.say(id=message["id"], result=text("early"))
         await asyncio.get_running_loop().create_future()
 
     old.tool = early
-    stand = await sse(begin, old)
-    client = stand.client()
     assert (await client.call()).text == "early"
     assert (await client.call()).text == "early", "the session is free although its POST is not over"
     await eventually(lambda: not stand.busy_tasks(), "nobody waits for the POSTs any more")
@@ -311,11 +301,11 @@ async def test_what_is_no_message_on_the_stream_ends_the_call(
     assert cause in reply.error["message"]
 
 
-async def test_credentials_that_are_refused_are_told_to_the_client(old: FakeSse, begin: Start) -> None:
+async def test_credentials_that_are_refused_are_told_to_the_client(old: FakeSse, stand: Stand) -> None:
     async def refuse(_: Message) -> web.Response:
         return web.Response(status=401, headers={"WWW-Authenticate": 'Bearer realm="x"'})
 
-    client = (await sse(begin, old)).client("Bearer ann")
+    client = stand.client("Bearer ann")
     old.get_status = 401
     assert (await client.call()).status == 401
     old.get_status = 200
@@ -416,9 +406,8 @@ async def test_a_call_that_another_process_holds_over_streamable_http_is_not_los
 
 
 async def test_a_header_that_cannot_be_sent_is_what_keeps_a_session_from_being_opened(
-    old: FakeSse, begin: Start
+    old: FakeSse, stand: Stand
 ) -> None:
-    stand = await sse(begin, old)
     channel = stand.gateway.routes.live["/mcp"].upstream.pool.connect()
     with pytest.raises(ValueError, match="header"):
         _ = await channel.initialize(b"{}", {"A": "b\r\nc"})
