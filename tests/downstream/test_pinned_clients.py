@@ -43,6 +43,12 @@ class PaperClient(KeepingClient):
         return await self.call(name)
 
 
+@pytest.fixture
+async def client(begin: Start) -> PaperClient:
+    """Such a client, before one replica."""
+    return PaperClient(await begin(route=ROUTE))
+
+
 def sessions(upstream: FakeUpstream) -> list[str | None]:
     return [seen.session for seen in upstream.of("tools/call")]
 
@@ -90,9 +96,8 @@ async def test_a_call_asks_in_the_session_of_its_client(upstream: FakeUpstream, 
     assert NAME not in str(upstream.of("tools/call")[-1].data)
 
 
-async def test_an_answer_without_state_continues_its_call(upstream: FakeUpstream, begin: Start) -> None:
+async def test_an_answer_without_state_continues_its_call(upstream: FakeUpstream, client: PaperClient) -> None:
     upstream.tool(echo)
-    client = PaperClient(await begin(route=ROUTE))
     asked = await client.call()
     before, client.state = client.item, StateKeeper()
     answered = await client.answer(asked)
@@ -103,9 +108,8 @@ async def test_an_answer_without_state_continues_its_call(upstream: FakeUpstream
     assert set(sessions(upstream)) == {"s1"}
 
 
-async def test_tasks_and_subscriptions_are_left_where_they_are(upstream: FakeUpstream, begin: Start) -> None:
+async def test_tasks_and_subscriptions_are_left_where_they_are(upstream: FakeUpstream, client: PaperClient) -> None:
     upstream.capabilities = {"tools": {"listChanged": True}}
-    client = PaperClient(await begin(route=ROUTE))
     async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as response:
         assert response.status == 200
         _ = await upstream.saw("initialize")
@@ -121,9 +125,8 @@ async def test_clients_of_one_principal_have_sessions_of_their_own(upstream: Fak
 
 
 async def test_a_new_session_of_a_client_has_a_session_upstream_of_its_own(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, client: PaperClient
 ) -> None:
-    client = PaperClient(await begin(route=ROUTE))
     _ = await client.call()
     client.state.begin_session()
     _ = await client.call()
@@ -145,9 +148,8 @@ async def test_the_calls_of_a_client_take_turns(upstream: FakeUpstream, begin: S
 
 
 async def test_a_session_that_the_server_lost_is_replaced_under_the_same_state(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, client: PaperClient
 ) -> None:
-    client = PaperClient(await begin(route=ROUTE))
     _ = await client.call()
     item = client.item
     upstream.forget()
@@ -185,13 +187,12 @@ async def test_every_result_may_set_the_state(upstream: FakeUpstream, begin: Sta
             client.state.hear((await client.answer(reply)).final)
 
 
-async def test_a_result_on_a_stream_sets_the_state(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_result_on_a_stream_sets_the_state(upstream: FakeUpstream, client: PaperClient) -> None:
     async def progress(turn: Turn) -> None:
         await turn.progress(1)
         await turn.result(text("done"))
 
     upstream.tool(progress)
-    client = PaperClient(await begin(route=ROUTE))
     reply = await client.call(meta={mcp.META_PROGRESS_TOKEN: "t"})
     assert reply.is_stream
     assert items_of(reply) == {NAME: client.item}
@@ -228,7 +229,7 @@ async def test_the_server_learns_that_the_client_keeps_state(
     assert upstream.of("initialize")[0].body["params"]["capabilities"] == {"state": declared}
 
 
-async def test_the_servers_own_state_passes_untouched(upstream: FakeUpstream, begin: Start) -> None:
+async def test_the_servers_own_state_passes_untouched(upstream: FakeUpstream, client: PaperClient) -> None:
     cart: Any = {"items": ["cucumber", None], "price": 1e2}
     sets = [
         {SESSION: {"Cart": cart, "Coupon": "XYZZY"}, SERVER: {"seen": 1}},
@@ -244,7 +245,6 @@ async def test_the_servers_own_state_passes_untouched(upstream: FakeUpstream, be
         await turn.result({**text("ok"), "_meta": sets[len(got) - 1]})
 
     upstream.tool(shop)
-    client = PaperClient(await begin(route=ROUTE))
     for given in sets:
         reply = await client.call()
         heard = {key: dict(state) for key, state in reply.result["_meta"].items() if key in (SESSION, SERVER)}
@@ -260,8 +260,7 @@ async def test_the_servers_own_state_passes_untouched(upstream: FakeUpstream, be
     ]
 
 
-async def test_a_client_that_lost_its_state_gets_a_new_one(upstream: FakeUpstream, begin: Start) -> None:
-    client = PaperClient(await begin(route=ROUTE))
+async def test_a_client_that_lost_its_state_gets_a_new_one(client: PaperClient) -> None:
     _ = await client.call()
     before = client.item
     client.state = StateKeeper()
@@ -270,8 +269,9 @@ async def test_a_client_that_lost_its_state_gets_a_new_one(upstream: FakeUpstrea
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_a_client_that_may_keep_nothing_is_served(upstream: FakeUpstream, begin: Start, host: str) -> None:
-    client = PaperClient(await begin(route=ROUTE))
+async def test_a_client_that_may_keep_nothing_is_served(
+    upstream: FakeUpstream, client: PaperClient, host: str
+) -> None:
     client.state = StateKeeper(host)
     for _ in range(2):
         assert (await client.call()).text == "done"
@@ -281,8 +281,7 @@ async def test_a_client_that_may_keep_nothing_is_served(upstream: FakeUpstream, 
 # -- bad states -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_bad_state_is_ignored(upstream: FakeUpstream, begin: Start) -> None:
-    client = PaperClient(await begin(route=ROUTE))
+async def test_a_bad_state_is_ignored(upstream: FakeUpstream, client: PaperClient) -> None:
     _ = await client.call()
     good = client.item
     reply = await client.call(meta={SESSION: {NAME: good[:-4], "a": 1}})
@@ -343,7 +342,7 @@ async def test_the_state_of_a_dead_replica_is_ignored(upstream: FakeUpstream, cl
     assert [each.sessions("idle") for each in (two, three)] == [1, 0]
 
 
-async def test_a_replica_that_does_not_react_costs_the_pin(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_replica_that_does_not_react_costs_the_pin(cluster: Cluster) -> None:
     old = await cluster.fake(FakePeer(lambda asked: asked.refuse(403)))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": old.address}, route=ROUTE)
     client = PaperClient(one)

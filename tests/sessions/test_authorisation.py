@@ -26,10 +26,15 @@ REFUSED = (401, -32603, "upstream_refused")
 
 @pytest.fixture(autouse=True)
 def _one_credential(upstream: FakeUpstream) -> None:
+    for word in ("initialize", mcp.PING, "tools/list", "answer"):
+        upstream.on(word, challenge(401, only=REAL))
+    upstream.tool(challenge(401, only=REAL, plain=ask_action))
+
+
+def serve_all(upstream: FakeUpstream) -> None:
+    """Have the server take any credential."""
+    upstream.scripts.clear()
     upstream.tool(ask_action)
-    plain = dict(upstream.scripts)
-    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream.on(word, challenge(401, only=REAL, plain=plain.get(word)))
 
 
 def refuse_all_but(upstream: FakeUpstream, credential: str) -> None:
@@ -236,9 +241,7 @@ async def test_a_replica_that_takes_over_has_the_credential_checked_in_the_calls
 async def test_a_forwarded_key_is_checked_as_any_credential(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream.scripts.pop(word)
-    upstream.tool(ask_action)
+    serve_all(upstream)
     monkeypatch.setattr(accepted_credentials, "_FRESH_SECONDS", 0.0)
     client = (await begin(route={"forward_headers": ["x-api-key"]})).client(headers={"x-api-key": "one"})
     asked = await client.call()
@@ -333,9 +336,7 @@ async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_cred
 
 
 async def test_a_kept_result_survives_the_restart_of_its_server(upstream: FakeUpstream, begin: Start) -> None:
-    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream.scripts.pop(word)
-    upstream.tool(ask_action)
+    serve_all(upstream)
     upstream.on("GET", lacks_session)  # without a side stream, nothing tells that the sessions are gone
     stand = await begin()
     asked, other = await stand.client(REAL).call(), await stand.client(REAL).call()
@@ -357,12 +358,6 @@ STOLEN = (400, -32602, "invalid_request_state")
 def keyed(stand: Stand, key: str | None = "mine") -> Client:
     """A client that says nothing of itself but its key."""
     return stand.client(headers={} if key is None else {"X-Api-Key": key})
-
-
-def serve_all(upstream: FakeUpstream) -> None:
-    for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream.scripts.pop(word, None)
-    upstream.tool(ask_action)
 
 
 async def test_a_stolen_state_opens_with_its_own_key_only(upstream: FakeUpstream, begin: Start) -> None:
