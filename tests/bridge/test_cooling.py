@@ -275,9 +275,7 @@ async def test_a_call_stays_held_if_its_client_may_have_read_only_the_first_of_t
     assert json.loads((await stand.client().answer(second)).text) == ACCEPT
 
 
-async def test_no_call_goes_cold_unless_the_configuration_says_so(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
-) -> None:
+async def test_no_call_goes_cold_unless_the_configuration_says_so(begin: Start, store: FakeStore) -> None:
     stand = await begin()
     asked = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()

@@ -288,7 +288,7 @@ async def test_a_client_that_leaves_while_the_server_is_away_stops_the_attempts(
     # That no attempt and no session is left is seen by the fixture.
 
 
-async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_flood_costs_one_message_for_each_thing(stand: Stand) -> None:
     async with listening(stand.client()) as stream:
         (session,) = stand.group().sessions
         for number in range(3000):  # all in one go: the client cannot read meanwhile
@@ -305,7 +305,7 @@ async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, 
     assert two["params"] == {"uri": "file:///a", "_meta": {mcp.META_SUBSCRIPTION: "c1"}}, "without what is too large"
 
 
-async def test_a_subscription_is_kept_alive_by_comments(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_subscription_is_kept_alive_by_comments(begin: Start) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.02})
     async with stand.client().open(mcp.LISTEN, {"notifications": {}}) as response:
         seen = b""

@@ -145,7 +145,7 @@ async def test_a_refusal_of_host_or_origin_has_no_id_on_any_way(stand: Stand, he
                 assert ("id" in error, error["error"]["code"]) == (False, -32600)
 
 
-async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_an_absolute_form_does_not_get_around_the_host_check(stand: Stand) -> None:
     async with raw_connection(stand) as raw:
         await raw.send(b"POST http://evil.example/mcp HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 2\r\n")
         await raw.send(b"Connection: close\r\n\r\n{}")

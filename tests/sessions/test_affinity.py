@@ -218,7 +218,7 @@ async def test_calls_of_a_principal_take_turns_in_one_session(
     assert not upstream.of("DELETE")
 
 
-async def test_a_reload_begins_and_ends_it(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
+async def test_a_reload_begins_and_ends_it(tool: Tool, begin: Start) -> None:
     stand = await begin()
     client, config = stand.client("Bearer ada"), stand.gateway.config
     for affinity, most in (("principal", 1), ("none", 3)):
@@ -273,9 +273,7 @@ async def test_a_waiting_call_begins_when_the_call_before_it_is_parked(
     assert len(upstream.of("initialize")) == 1
 
 
-async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
-    upstream: FakeUpstream, tool: Tool, begin: Start
-) -> None:
+async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(tool: Tool, begin: Start) -> None:
     stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     asked = await ask(client, "ask aside")
@@ -287,9 +285,7 @@ async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
     assert (await do(client, "nothing")).text == "done"
 
 
-async def test_a_question_that_any_call_may_have_asked_reaches_no_client(
-    upstream: FakeUpstream, tool: Tool, begin: Start
-) -> None:
+async def test_a_question_that_any_call_may_have_asked_reaches_no_client(tool: Tool, begin: Start) -> None:
     stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     asked = await ask(client)

@@ -429,7 +429,7 @@ async def test_a_change_that_is_announced_in_the_call_of_a_joiner_is_heard() -> 
     await bench.close()
 
 
-async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) -> None:
+async def test_empty_groups_are_forgotten(begin: Start) -> None:
     stand, before = await begin(sessions={"idle_seconds": 0.03}), alive(Group, Quota)
     for number in range(5):
         await stand.client(f"Bearer {number}").call()
