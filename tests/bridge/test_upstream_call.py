@@ -15,32 +15,31 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics
-from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, lacks_session, text
+from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, ask_action, lacks_session, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, later, leave
 
 
-async def _ask(turn: Turn) -> None:
-    answer = await turn.elicit("name")
-    await turn.result(text(answer["action"]))
+@pytest.fixture
+def without_keep_alive(upstream: FakeUpstream) -> None:
+    """Have the server close each connection once a session is open on it."""
 
+    async def close(turn: Turn) -> None:
+        await upstream.plain(turn)
+        assert turn.response is not None
+        turn.response.force_close()
 
-async def _without_keep_alive(turn: Turn) -> None:
-    await turn.upstream.plain(turn)
-    assert turn.response is not None
-    turn.response.force_close()
-
-
-async def test_answers_to_an_upstream_that_cannot_be_reached_may_be_given_again(
-    upstream: FakeUpstream, begin: Start
-) -> None:
     for word in ("server/discover", "initialize", mcp.INITIALIZED, "tools/list"):
-        upstream.on(word, _without_keep_alive)
-    upstream.tool(_ask)
-    stand = await begin()
-    client = stand.client()
+        upstream.on(word, close)
+
+
+@pytest.mark.usefixtures("without_keep_alive")
+async def test_answers_to_an_upstream_that_cannot_be_reached_may_be_given_again(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(ask_action)
     asked = await client.call()
     async with upstream.refusing_connections():
         for _ in range(2):
@@ -52,21 +51,19 @@ async def test_answers_to_an_upstream_that_cannot_be_reached_may_be_given_again(
     assert upstream.of(mcp.CANCELLED) == []
 
 
+@pytest.mark.usefixtures("without_keep_alive")
 async def test_an_answer_given_in_advance_that_cannot_be_sent_ends_the_call(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    for word in ("server/discover", "initialize", mcp.INITIALIZED, "tools/list"):
-        upstream.on(word, _without_keep_alive)
     asking = asyncio.Event()
 
     async def tool(turn: Turn) -> None:
         await turn.raw(b"")
         await asking.wait()
-        await _ask(turn)
+        await ask_action(turn)
 
     upstream.tool(tool)
-    stand = await begin()
-    call = asyncio.get_running_loop().create_task(stand.client().call(answers={"name": ACCEPT}))
+    call = later(client.call(answers={"q": ACCEPT}))
     _ = await upstream.saw("tools/call")
     async with upstream.refusing_connections():
         asking.set()

@@ -3,29 +3,18 @@
 import pytest
 
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FakeUpstream, Turn, asks
+from tests.support.fake_upstream import FakeUpstream, asks
 from tests.support.workbench import Client
-
-
-def chooses(upstream: FakeUpstream, version: str) -> None:
-    async def initialize(turn: Turn) -> None:
-        assert turn.body["params"]["protocolVersion"] == "2025-11-25", "the newest is offered"
-        upstream.known.add("s")
-        info = {"name": "fake", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-        turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": result}, headers={mcp.SESSION_ID: "s"})
-
-    upstream.on("initialize", initialize)
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 async def test_the_version_that_the_server_chose_is_spoken_from_then_on(
     upstream: FakeUpstream, client: Client, version: str
 ) -> None:
-    chooses(upstream, version)
-
+    upstream.version = version
     upstream.tool(asks("thanks"))
     assert (await client.answer(await client.call())).text == "thanks"
+    assert upstream.of("initialize")[0].body["params"]["protocolVersion"] == "2025-11-25", "the newest is offered"
     assert {seen.headers.get(mcp.PROTOCOL_VERSION) for seen in upstream.seen[1:]} == {version}
 
 
@@ -33,7 +22,7 @@ async def test_the_version_that_the_server_chose_is_spoken_from_then_on(
 async def test_a_version_that_the_gateway_does_not_support_is_a_clear_error(
     upstream: FakeUpstream, client: Client, version: str
 ) -> None:
-    chooses(upstream, version)
+    upstream.version = version
     reply = await client.call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert f"wants protocol version '{version}'" in reply.error["message"]
