@@ -9,7 +9,7 @@ import pytest
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
+from tests.support.fake_upstream import READ_ONLY, FakeUpstream, Turn, ask, breaks_when_answered, gives_up, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate, steps
 from tests.support.stand import Start
@@ -118,12 +118,8 @@ async def test_the_span_of_the_upstream_call_ends_as_the_upstream_ended_it(
 
 
 async def _run_again(upstream: FakeUpstream, client: Client) -> None:
-    async def breaks(turn: Turn) -> None:
-        _ = await turn.elicit("q")
-        await turn.reset()
-
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
-    upstream.each("tools/call", breaks, lambda turn: turn.result(text("ok")))
+    upstream.tools = [READ_ONLY]
+    upstream.each("tools/call", breaks_when_answered, lambda turn: turn.result(text("ok")))
     assert (await client.answer(await client.call())).text == "ok"
 
 
@@ -133,14 +129,8 @@ async def test_the_span_of_a_lost_call_says_nothing_of_the_run_that_follows(
     stand = await begin(traces=spans.traces())
     client, lost = stand.client(), asyncio.Event()
 
-    async def breaks(turn: Turn) -> None:
-        asking = later(turn.elicit("q"))
-        await lost.wait()
-        _ = asking.cancel()
-        await turn.reset()
-
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
-    upstream.each("tools/call", breaks, lambda turn: turn.result(text("ok")))
+    upstream.tools = [READ_ONLY]
+    upstream.each("tools/call", gives_up(lost, Turn.reset), lambda turn: turn.result(text("ok")))
     asked = await client.call()
     (driver,) = stand.gateway.lot.waiting()
     lost.set()

@@ -10,7 +10,7 @@ from gateway.protocol import mcp
 from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later
@@ -103,14 +103,7 @@ async def test_of_a_parked_call_nothing_is_weighed_that_only_its_first_round_nee
 
 async def test_a_result_that_waits_for_its_client_is_weighed(upstream: FakeUpstream, stand: Stand) -> None:
     go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        question = later(turn.elicit("q"))
-        await go.wait()
-        await turn.result(text("z" * 40_000))
-        question.cancel()
-
-    upstream.tool(tool)
+    upstream.tool(gives_up(go, lambda turn: turn.result(text("z" * 40_000))))
     client = stand.client()
     asked = await client.call()
     go.set()

@@ -15,7 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics
-from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, ask, ask_action, lacks_session, text
+from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn, ask, ask_action, lacks_session, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate
 from tests.support.stand import Start
@@ -242,7 +242,7 @@ async def test_a_call_whose_stream_and_answer_both_fail_runs_again_once(
     client = stand.client()
     gate = Gate(upstream)
     upstream.once("tools/call", breaks_when_answered)
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.tools = [READ_ONLY]
     asked = await client.call()
     upstream.once("answer", refused)
     answering = later(client.answer(asked))
@@ -261,7 +261,7 @@ async def test_a_call_is_judged_by_what_its_tool_was_when_it_was_parked(upstream
         await turn.notify(mcp.TOOLS_CHANGED, {})
         await turn.reset()
 
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.tools = [READ_ONLY]
     upstream.each("tools/call", breaks, lambda turn: turn.result(text("again")))
     asked = await stand.client().call()
     upstream.on(mcp.TOOLS_LIST, lambda turn: turn.for_ever())

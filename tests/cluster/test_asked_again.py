@@ -15,7 +15,7 @@ from gateway.server.drain import drain
 from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask, lacks_session
+from tests.support.fake_upstream import DEADLINE, READ_ONLY, FakeUpstream, ask, lacks_session
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -75,7 +75,7 @@ async def test_the_state_of_a_call_that_is_asked_again_has_all_that_the_older_on
 ) -> None:
     _ = FakeStore(upstream, rounds=2)
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.tools = [READ_ONLY]
     _ = await one.client().post("tools/list")
     asked = await one.client().answer(await one.client().call())
     reseal(asked, sheds=3)

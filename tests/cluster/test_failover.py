@@ -17,7 +17,7 @@ from tests.support.black_hole import black_hole
 from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask, event, lacks_session, text
+from tests.support.fake_upstream import FORM, READ_ONLY, FakeUpstream, Turn, ask, event, lacks_session, text
 from tests.support.replicas import (
     TOKEN,
     TWICE,
@@ -77,7 +77,7 @@ async def test_a_tool_that_was_known_to_be_repeatable_runs_again_even_if_its_ser
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.tools = [READ_ONLY]
     upstream.tool(ask)
     _ = await one.client().post("tools/list")
     asked = await one.client().call()
@@ -110,7 +110,7 @@ async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_bo
             await eventually(lambda: two.nested(mcp.ELICIT, "replayed"), "the second run has asked")
         lacks_session(turn)
 
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.tools = [READ_ONLY]
     upstream.tool(asks)
     asked = await one.client().call()
     await cluster.crash(one)

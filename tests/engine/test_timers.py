@@ -9,7 +9,7 @@ from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import TICK_SECONDS
-from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, ask, text, waits
+from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, ask, gives_up, text, waits
 from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
@@ -172,17 +172,10 @@ async def test_an_abandoned_call_is_settled_cancelled_and_freed(
 
 async def test_a_finished_call_whose_client_does_not_return_is_forgotten(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"ttl_seconds": 0.2})
-    gate = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        waiting = later(turn.elicit("q"))
-        await gate.wait()
-        waiting.cancel()
-        await turn.result(text("done"))
-
-    upstream.tool(tool)
+    go = asyncio.Event()
+    upstream.tool(gives_up(go, lambda turn: turn.result(text("done"))))
     await stand.client().call()
-    gate.set()
+    go.set()
     await eventually(lambda: not list(stand.gateway.lot))
     assert mcp.CANCELLED not in upstream.words
 

@@ -8,7 +8,7 @@ import pytest
 from gateway.http.server.request import HttpRequest
 from gateway.protocol import mcp
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, breaks_when_answered, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually
@@ -128,11 +128,7 @@ async def test_an_error_that_the_upstream_said_is_left_as_it_is(upstream: FakeUp
 
 
 async def test_an_error_carries_the_id_of_the_round_that_it_ends(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        await turn.reset()
-
-    upstream.tool(tool)
+    upstream.tool(breaks_when_answered)
     asked = await client.call(headers={"X-Request-Id": "first"})
     assert asked.headers["X-Request-Id"] == "first"
     failed = await client.answer(asked, headers={"X-Request-Id": "second"})
@@ -164,11 +160,7 @@ async def test_two_requests_that_wait_for_the_same_get_their_own_ids(
 
 
 async def test_one_id_goes_over_all_hops(upstream: FakeUpstream, log_lines: Lines, begin: Start) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        await turn.reset()
-
-    upstream.tool(tool)
+    upstream.tool(breaks_when_answered)
     peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
     owner, other = [await begin(replica={"id": name, "listen": peers[name], "peers": peers}) for name in peers]
     asked = await owner.client().call()

@@ -22,6 +22,8 @@ DEADLINE = 5.0
 FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 SAMPLE = {"messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}], "maxTokens": 9}
 URL = {"mode": "url", "message": "Visit", "url": "https://example.com/pay", "elicitationId": "e1"}
+READ_ONLY = {"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+"""A tool that may run twice."""
 SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
 
@@ -204,6 +206,24 @@ def asks(value: str, *titles: str) -> Script:
         await turn.result(text(value))
 
     return tool
+
+
+def gives_up(go: asyncio.Event, ends: Script) -> Script:
+    """A tool that asks, and ends in this way while its question is open, when the test says so."""
+
+    async def tool(turn: Turn) -> None:
+        asking = asyncio.ensure_future(turn.elicit("q"))
+        await go.wait()
+        asking.cancel()
+        await play(ends, turn)
+
+    return tool
+
+
+async def breaks_when_answered(turn: Turn) -> None:
+    """A tool that asks once, and breaks its connection when it is answered."""
+    await turn.elicit("q")
+    await turn.reset()
 
 
 async def ask_action(turn: Turn) -> None:

@@ -15,7 +15,7 @@ from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import fake_wire
-from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, ask_action, event, play, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Script, Turn, ask_action, event, gives_up, play, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import DECLINE, Client, Stand, eventually, jwt, later
@@ -353,14 +353,7 @@ async def test_a_client_that_retries_learns_that_its_parked_call_broke(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
     cut = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        waiting = later(turn.elicit("q"))
-        await cut.wait()
-        waiting.cancel()
-        await turn.reset()
-
-    upstream.tool(tool)
+    upstream.tool(gives_up(cut, Turn.reset))
     asked = await client.call()
     await eventually(lambda: stand.held == 1)
     cut.set()
