@@ -9,7 +9,8 @@ from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
 from gateway.admin.snapshot import SnapshotSource
 from gateway.admin.status_page import HEADERS, every_seconds, page
-from gateway.auth.host_check import admin_names, check_admin
+from gateway.auth.host_check import check_admin
+from gateway.config import Config, InForce
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.protocol.errors import Forbidden
@@ -22,15 +23,18 @@ _DOCS: Final = "/docs/"
 class Probes(ABC):
     """The handler of the admin listener."""
 
+    def __init__(self, in_force: InForce[Config]) -> None:
+        self._in_force = in_force
+
     async def handle(self, http: HttpRequest) -> Response:
         """Answer one request."""
         if http.head.method not in ("GET", "HEAD"):
             return TextResponse("GET only\n", 405, {"Allow": "GET"})
-        names, host = self.names(), http.head.headers.get("Host")
+        host = http.head.headers.get("Host")
         # A name may have been rebound. Simple health checks of HTTP/1.0 name no host.
-        if names is not None and (host is not None or http.head.path not in _HEALTH):
+        if host is not None or http.head.path not in _HEALTH:
             try:
-                check_admin(host, names)
+                check_admin(host, self._in_force.value)
             except Forbidden as exc:
                 return TextResponse(f"{exc.message}\n", exc.status)
         response: Response
@@ -60,10 +64,6 @@ class Probes(ABC):
         """Return the status that a query asks for, as a page or as JSON."""
 
     @abstractmethod
-    def names(self) -> frozenset[str] | None:
-        """Return the configured host names under which this listener is served; None for any name."""
-
-    @abstractmethod
     async def exposition(self) -> bytes:
         """Return the metrics."""
 
@@ -83,19 +83,14 @@ def status_response(http: HttpRequest, status: bytes) -> Response:
 class Admin(Probes):
     """The handler for one serving process."""
 
-    def __init__(self, source: SnapshotSource, cluster: ClusterView, *, is_private: bool) -> None:
-        """`is_private`: the listener is a worker's socket, which no browser reaches, so any name is served."""
+    def __init__(self, source: SnapshotSource, cluster: ClusterView) -> None:
+        super().__init__(source.in_force)
         self._source = source
         self._cluster = cluster
-        self._is_private = is_private
 
     async def unready(self) -> str | None:
         """See `Probes`."""
         return None if self._source.reload.is_open else "draining"
-
-    def names(self) -> frozenset[str] | None:
-        """See `Probes`."""
-        return None if self._is_private else admin_names(self._source.config)
 
     async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: of the whole cluster, unless the query names one replica of it."""

@@ -14,7 +14,6 @@ import aiohttp
 from gateway.admin import merge_metrics
 from gateway.admin.probes import Probes, status_response, wants_json
 from gateway.admin.reload import Reload
-from gateway.auth.host_check import admin_names
 from gateway.config import Config, InForce
 from gateway.http.server.listener import UNIX
 from gateway.http.server.request import HttpRequest
@@ -39,7 +38,7 @@ class WorkerProcess:
         connector = aiohttp.UnixConnector(self._address.removeprefix(UNIX))
         timeout = aiohttp.ClientTimeout(total=seconds or _ANSWER_SECONDS)
         try:
-            # The host name is only for the Host header: the connector always connects to the socket.
+            # The host name is only for the Host header, where it passes as a name without a dot.
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
                 http.get(f"http://worker{path}") as response,
@@ -57,10 +56,10 @@ class Overview(Probes):
     """Answers for all workers."""
 
     def __init__(self, metrics: Metrics, in_force: InForce[Config], reload: Reload) -> None:
+        super().__init__(in_force)
         self.proven: set[int] = set()
         """Workers that have been ready once."""
         self._metrics = metrics
-        self._in_force = in_force
         self._count = in_force.value.workers
         """A reload cannot change it."""
         self._reload = reload
@@ -92,10 +91,6 @@ class Overview(Probes):
         ready = await asyncio.gather(*map(self.is_ready, range(self._count)))
         missing = [str(number) for number, is_ready in enumerate(ready) if not is_ready]
         return f"not ready: worker {', '.join(missing)}" if missing else None
-
-    def names(self) -> frozenset[str] | None:
-        """See `Probes`."""
-        return admin_names(self._in_force.value)
 
     async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: the worker that answers first asks its siblings and the other replicas."""

@@ -11,11 +11,11 @@ from multidict import MultiMapping
 from yarl import URL
 
 from gateway.config import Config, Security, split_address
+from gateway.config.rules import LOOPBACK
 from gateway.http.upstream_headers import joined
 from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import Forbidden
 
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _INNER: Final = re.compile(r"[a-z0-9_-]+|[a-z0-9_.-]+\.(?:svc|local|internal)")
 """The names of services inside a cluster or a network, which the public name service does not have."""
 
@@ -25,8 +25,8 @@ class HostCheck:
 
     def __init__(self, security: Security, listen: str) -> None:
         host, _ = split_address(listen)
-        local = host in _LOOPBACK
-        self._hosts = frozenset(name.lower() for name in security.allowed_hosts) or (_LOOPBACK if local else None)
+        local = host in LOOPBACK
+        self._hosts = frozenset(name.lower() for name in security.allowed_hosts) or (LOOPBACK if local else None)
         self._origins = frozenset(security.allowed_origins)
         self._local = local
 
@@ -40,23 +40,19 @@ class HostCheck:
             return
         origin_name = _origin_name(origin)
         same = origin_name is not None and origin_name == name and not self._origins
-        if not (same or (self._local and not self._origins and origin_name in _LOOPBACK)):
+        if not (same or (self._local and not self._origins and origin_name in LOOPBACK)):
             raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")
 
 
-def admin_names(config: Config) -> frozenset[str]:
-    """The configured host names of the admin listener."""
-    host, _ = split_address(config.admin or "")
-    return _LOOPBACK | {host.lower(), *(name.lower() for name in config.security.allowed_hosts)}
-
-
-def check_admin(host: str | None, names: frozenset[str]) -> None:
+def check_admin(host: str | None, config: Config) -> None:
     """Raise Forbidden if a foreign name may have been rebound to the admin listener.
 
     An attacker cannot rebind an IP address, nor a name that the public name service does not have: one without a
     dot, or one that ends as the names of services do.
     """
-    name = _name(host)
+    name, names = _name(host), {*config.security.allowed_hosts}
+    if config.admin is not None:
+        names.add(split_address(config.admin)[0].lower())
     if name is None or not (
         name in names or (host or "").lower() in names or parsed_address(name) or _INNER.fullmatch(name)
     ):

@@ -12,7 +12,7 @@ from gateway.config.parsing.state_keys import decode_key
 from gateway.config.route_overrides import on_route
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 

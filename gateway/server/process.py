@@ -179,7 +179,7 @@ class Gateway:
             _ = await self._open(Listener(partial(peers.handle, is_local=True), address, self._traffic), address)
         await self.members.begin()
         self.listen = await self._open(self.client_listener, config.listen)
-        admin = Admin(self._snapshot_source, cluster, is_private=worker is not None)
+        admin = Admin(self._snapshot_source, cluster)
         address = config.admin if worker is None else worker.socket("admin")  # where the supervisor asks
         if address is not None:
             self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)

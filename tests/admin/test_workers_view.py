@@ -35,6 +35,7 @@ class FakeWorker(Probes):
     """A worker's admin listener, with a switch for each way to be absent."""
 
     def __init__(self, directory: Path, number: int) -> None:
+        super().__init__(InForce(CONFIG))
         self.address = f"unix:{directory}/admin-{number}.sock"
         self.metrics = Metrics("1", ["/mcp"])
         self.metrics.held_calls_limit.set(10)
@@ -51,9 +52,6 @@ class FakeWorker(Probes):
 
     async def unready(self) -> str | None:
         return None if self.ready else "draining"
-
-    def names(self) -> None:
-        return None
 
     async def exposition(self) -> bytes:
         return self.metrics.render()

@@ -3,10 +3,12 @@
 import pytest
 from multidict import CIMultiDict
 
-from gateway.auth.host_check import HostCheck, admin_names, check_admin
-from gateway.config import Security, parse
+from gateway.auth.host_check import HostCheck, check_admin
+from gateway.config import Config, Security, parse
 from gateway.protocol.errors import Forbidden
 from tests.support.workbench import configuration
+
+NO_NAMES = Config(routes=(), admin=None)
 
 
 def allowed(guard: HostCheck, host: str | None, *origins: str) -> bool:
@@ -72,9 +74,9 @@ def test_listed_names_are_the_only_ones() -> None:
         assert not allowed(guard, "gw.example", origin)
 
 
-def serves_status(names: frozenset[str], host: str | None) -> bool:
+def serves_status(config: Config, host: str | None) -> bool:
     try:
-        check_admin(host, names)
+        check_admin(host, config)
     except Forbidden:
         return False
     return True
@@ -82,31 +84,32 @@ def serves_status(names: frozenset[str], host: str | None) -> bool:
 
 def test_the_status_is_served_under_addresses_and_configured_names() -> None:
     security = {"allowed_hosts": ["GW.example", "other.example:444"]}
-    config = parse(configuration("http://127.0.0.1:1/mcp", admin="gw-host:9464", security=security), "test", {})
-    names = admin_names(config)
-    for host in ("localhost", "127.0.0.1:9464", "10.1.2.3", "[::1]:9464", "gw.EXAMPLE:1", "gw-host:9464"):
-        assert serves_status(names, host), host
-    assert serves_status(names, "other.example:444")
+    config = parse(
+        configuration("http://127.0.0.1:1/mcp", admin="gw.inside.example:9464", security=security), "test", {}
+    )
+    for host in ("localhost", "127.0.0.1:9464", "10.1.2.3", "[::1]:9464", "gw.EXAMPLE:1", "Gw.Inside.example:9464"):
+        assert serves_status(config, host), host
+    assert serves_status(config, "other.example:444")
     for host in (None, "", "evil.example", "localhost.evil.example", "10.1.2.3.evil.example", "other.example", "[::1"):
-        assert not serves_status(names, host), host
+        assert not serves_status(config, host), host
 
 
 @pytest.mark.parametrize(
     "host", ["gateway", "gateway:9464", "gw.mcp.svc", "gw.mcp.svc.cluster.local:9464", "a.internal"]
 )
 def test_service_names_that_the_public_name_service_does_not_have_are_served(host: str) -> None:
-    assert serves_status(frozenset(), host)
+    assert serves_status(NO_NAMES, host)
 
 
 @pytest.mark.parametrize("host", ["svc.evil.example", "local.evil.example", "gw.mcp.svc.evil.example", "gw.mcp.svc."])
 def test_a_public_name_that_looks_like_a_service_is_refused(host: str) -> None:
-    assert not serves_status(frozenset(), host)
+    assert not serves_status(NO_NAMES, host)
 
 
 @pytest.mark.parametrize("odd", ["[]@", "[::1]@", "@", "a:b:c", "[", "x@[]", "[]@:1", "\ud800", "//"])
 def test_an_odd_host_or_origin_is_refused_like_any_other(odd: str) -> None:
     guard = HostCheck(Security(), "127.0.0.1:8080")
     assert not allowed(guard, odd)
-    assert not serves_status(frozenset(), odd)
+    assert not serves_status(NO_NAMES, odd)
     for origin in (odd, f"http://{odd}", f"{odd}://x"):
         assert not allowed(guard, "localhost", origin)
