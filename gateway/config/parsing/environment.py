@@ -24,9 +24,9 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
     """
     if "${" not in text:
         return text
-    filled, end = "", 0
     origins: list[str] = []
-    for match in _REFERENCE.finditer(text):
+
+    def value_of(match: re.Match[str]) -> str:
         name = match["name"]
         if match["bad"]:
             raise ValueError("has a ${ that does not begin a variable; write ${NAME}, or $${ for a literal ${")
@@ -35,9 +35,11 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
             value = value or match["default"]
         if value is None:
             raise ValueError(f"${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")
-        filled, end = f"{filled}{text[end : match.start()]}{value}", match.end()
         origins.append(match[0] if name is None else f"${{{name}}}")
-    return Given(filled + text[end:], ", ".join(origins))
+        return value
+
+    filled = _REFERENCE.sub(value_of, text)
+    return Given(filled, ", ".join(origins))
 
 
 def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> list[Problem]:
