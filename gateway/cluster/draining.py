@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TypeVar
 
+from gateway.config import InForce
 from gateway.protocol.errors import ShuttingDown
 
 T = TypeVar("T")
@@ -24,10 +25,10 @@ class Stage(IntEnum):
 class Draining:
     """The state of the drain of one process; it only moves forward."""
 
-    def __init__(self) -> None:
+    def __init__(self, resumable: InForce[bool]) -> None:
+        """`resumable`: whether another process has the keys of this one's states, be it a new one of this name."""
         self._stage = Stage.SERVING
-        self.is_resumable = True
-        """Whether another process can continue a call that waits for its client then, be it a new one of this name."""
+        self._resumable = resumable
         self.ends_at: float | None = None
         """Monotonic; by then, other replicas end each leg that this one has sent them."""
         self.let_go: frozenset[str] = frozenset()
@@ -35,6 +36,11 @@ class Draining:
         self.unawaited = 0
         """Requests in flight that the drain does not wait for: streams that end only with their clients."""
         self._preparations: dict[asyncio.Timeout, None] = {}
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another process can continue a call that waits for its client at the end of this one."""
+        return self._resumable.value
 
     @property
     def leaves_results(self) -> bool:
@@ -51,9 +57,9 @@ class Draining:
         """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
         return self._stage is Stage.PARTED
 
-    def announce(self, *, is_resumable: bool) -> None:
+    def announce(self) -> None:
         """This process is to end."""
-        self._stage, self.is_resumable = Stage.ANNOUNCED, is_resumable
+        self._stage = Stage.ANNOUNCED
 
     def begin(self, ends_at: float | None) -> None:
         """Begin no new calls and no new streams.
@@ -104,7 +110,7 @@ class Draining:
             raise ShuttingDown("call again")
         return found
 
-    def part(self, let_go: Iterable[str], *, is_resumable: bool) -> None:
+    def part(self, let_go: Iterable[str]) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""
-        self._stage, self.is_resumable = Stage.PARTED, is_resumable
+        self._stage = Stage.PARTED
         self.let_go |= frozenset(let_go)

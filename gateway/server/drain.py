@@ -35,7 +35,7 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
         delay_seconds=delay_seconds,
         deadline_seconds=delay_seconds + seconds,
     )
-    draining.announce(is_resumable=gateway.is_resumable)
+    draining.announce()
     clients.send_away()
     await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
     deadline = loop.time() + seconds
@@ -57,7 +57,7 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
     # The requests of those who have just connected are still refused: who is cut off cannot tell whether they ran.
     await clients.stop_accepting()
     await _until_idle(gateway, loop.time() + _LAST_SECONDS)
-    if not gateway.is_resumable:
+    if not draining.is_resumable:
         gateway.cold_expiry.give_up_all()
 
 
@@ -66,7 +66,7 @@ async def _until_idle(gateway: Gateway, deadline: float) -> None:
     loop, idle_polls = asyncio.get_running_loop(), 0
     while loop.time() < deadline:
         # Another process goes on with a task or a cold call without any state of this one, if it has the keys.
-        is_needed = not gateway.is_resumable and (gateway.task_table.working or len(gateway.lot.cold))
+        is_needed = not gateway.draining.is_resumable and (gateway.task_table.working or len(gateway.lot.cold))
         writing = any(listener.is_writing for listener in gateway.listeners)
         is_busy = is_needed or len(gateway.lot) or gateway.downstream.busy or writing
         idle_polls = 0 if is_busy else idle_polls + 1
@@ -84,11 +84,11 @@ def _end_remaining(gateway: Gateway) -> None:
     unfinished = [driver for driver in left if not driver.is_finished]
     gateway.downstream.sessions.end_all(error)
     gateway.downstream.stateless.end_all(error)
-    kept = {driver for driver in left if gateway.is_resumable and driver.let_go()}
+    kept = {driver for driver in left if gateway.draining.is_resumable and driver.let_go()}
     for driver in left:
         if driver not in kept:
             driver.stop(error)
     let_go = [driver.id for driver in unfinished if driver in kept]
-    gateway.draining.part(let_go, is_resumable=gateway.is_resumable)
+    gateway.draining.part(let_go)
     if unfinished:
         log.info(Event.SERVER_PARTED, let_go=len(let_go), cancelled=len(unfinished) - len(let_go))

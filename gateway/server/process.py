@@ -113,7 +113,7 @@ class Gateway:
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
-        self.draining = Draining()
+        self.draining = Draining(in_force.part(lambda config: worker is not None or bool(config.state.keys)))
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
         self._witness = Witness(self.members, self._peers, self.tasks)
         self._assemble(stream_times, serves_host=serves_host)
@@ -156,11 +156,6 @@ class Gateway:
     def config(self) -> Config:
         """The configuration in force."""
         return self._in_force.value
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether another process has the keys of this one's states."""
-        return self._worker is not None or bool(self.config.state.keys)
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -274,9 +269,9 @@ class Gateway:
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         self.reload.close()
-        tasks = [task.id for task in self.task_table] if self.is_resumable else ()
-        self.draining.part(tasks, is_resumable=self.is_resumable)
-        self.task_table.leave(is_resumable=self.is_resumable)
+        is_resumable = self.draining.is_resumable
+        self.draining.part([task.id for task in self.task_table] if is_resumable else ())
+        self.task_table.leave(is_resumable=is_resumable)
         for live in self.routes.live.values():
             live.upstream.retire()
         self.downstream.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gateway.cluster.draining import Draining
+from gateway.config import InForce
 from gateway.protocol.errors import ShuttingDown
 
 
@@ -14,14 +15,14 @@ async def here() -> str:
 
 
 async def test_a_preparation_that_ends_before_the_drain_is_complete() -> None:
-    draining = Draining()
+    draining = Draining(InForce(value=True))
     assert await draining.prepared(asyncio.sleep(0, "here")) == "here"
     draining.begin(None)
     assert draining.has_begun
 
 
 async def test_a_drain_gives_up_what_is_being_prepared() -> None:
-    draining = Draining()
+    draining = Draining(InForce(value=True))
     preparing = asyncio.ensure_future(draining.prepared(asyncio.sleep(60.0)))
     await asyncio.sleep(0)
     draining.begin(None)
@@ -31,11 +32,11 @@ async def test_a_drain_gives_up_what_is_being_prepared() -> None:
 
 async def test_a_preparation_is_given_up_once_its_time_is_over() -> None:
     with pytest.raises(ShuttingDown):
-        await asyncio.wait_for(Draining().prepared(asyncio.sleep(60.0), 0.01), 1.0)
+        await asyncio.wait_for(Draining(InForce(value=True)).prepared(asyncio.sleep(60.0), 0.01), 1.0)
 
 
 async def test_a_drain_waits_for_nothing_and_has_what_is_here() -> None:
-    draining = Draining()
+    draining = Draining(InForce(value=True))
     draining.begin(None)
     assert await draining.prepared(here()) == "here"
     with pytest.raises(ShuttingDown):
@@ -47,4 +48,4 @@ async def test_a_preparation_that_itself_takes_too_long_is_no_drain() -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        _ = await Draining().prepared(late())
+        _ = await Draining(InForce(value=True)).prepared(late())

@@ -177,7 +177,7 @@ async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
     task = await make(one)
     await part(one)
     # As it closes, with its listener still open.
-    one.gateway.draining.part([each.id for each in one.gateway.task_table], is_resumable=True)
+    one.gateway.draining.part([each.id for each in one.gateway.task_table])
     one.gateway.task_table.leave(is_resumable=True)
     task = task.on(two.client())
     assert (await task.get())["status"] == "working"

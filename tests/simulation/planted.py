@@ -202,9 +202,7 @@ _PLANTED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     },
     "server/drain.py": {
         "drain: waiting legs are not handed over": "driver.hand_over()",
-        "drain: nobody is told that the calls were let go": (
-            "gateway.draining.part(let_go, is_resumable=gateway.is_resumable)"
-        ),
+        "drain: nobody is told that the calls were let go": "gateway.draining.part(let_go)",
         "drain: new calls are begun until the end": "draining.begin(None if alone else world.monotonic() + seconds)",
         "drain: calls that nobody can continue are forgotten": "driver.stop(error)",
     },
