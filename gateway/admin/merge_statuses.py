@@ -4,16 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gateway.telemetry.process_status import (
-    MOST_ERRORS,
-    MOST_HELD,
-    MOST_KEYS,
-    MOST_NOTICES,
-    MOST_PEERS,
-    MOST_PROCESSES,
-    MOST_ROUTES,
+    BOUNDS,
     ErrorStatus,
     Failure,
     PeerState,
@@ -34,16 +28,12 @@ _ADDED_UP: Final = (
 
 def cut(status: Status) -> Status:
     """Return a status with every list cut to its bound, the most important entries first."""
-    return replace(
-        status,
-        notices=status.notices[:MOST_NOTICES],
-        processes=status.processes[:MOST_PROCESSES],
-        keys=status.keys[:MOST_KEYS],
-        routes=status.routes[:MOST_ROUTES],
-        held=tuple(sorted(status.held, key=lambda call: -call.age_seconds)[:MOST_HELD]),
-        peers=status.peers[:MOST_PEERS],
-        errors=tuple(sorted(status.errors, key=lambda error: error.last_seconds_ago)[:MOST_ERRORS]),
-    )
+    ordered = {
+        **asdict(status),
+        "held": sorted(status.held, key=lambda call: -call.age_seconds),
+        "errors": sorted(status.errors, key=lambda error: error.last_seconds_ago),
+    }
+    return replace(status, **{name: tuple(ordered[name][:most]) for name, most in BOUNDS.items()})
 
 
 def failing_first(routes: Iterable[RouteStatus]) -> list[RouteStatus]:

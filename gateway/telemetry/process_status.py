@@ -13,12 +13,17 @@ from msgspec import Struct
 from gateway.telemetry.metrics.registry import BudgetStatus
 
 MOST_HELD: Final = 200
-MOST_ROUTES: Final = 200
-MOST_PEERS: Final = 200
 MOST_ERRORS: Final = 50
-MOST_NOTICES: Final = 50
-MOST_PROCESSES: Final = 500
-MOST_KEYS: Final = 50
+BOUNDS: Final = {
+    "held": MOST_HELD,
+    "errors": MOST_ERRORS,
+    "routes": 200,
+    "peers": 200,
+    "processes": 500,
+    "notices": 50,
+    "keys": 50,
+}
+"""The length of each list of a status."""
 
 UpstreamHealth = Literal["ok", "failing", "unknown"]
 ProcessState = Literal["ready", "draining", "silent"]
