@@ -97,7 +97,7 @@ LIBRARIES: dict[str, set[str]] = {
     "exchange": {"msgspec"},
     "protocol": {"msgspec", "multidict"},
     "protocol/json_text": {"msgspec"},
-    "identity": {"cryptography", "jwt", "msgspec"},
+    "identity": {"cryptography", "jwt", "msgspec", "yarl"},
     "": set(),
     "world": set(),
     "container_health": {"yaml"},

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
 
+from yarl import URL
+
 RESOURCE: Final = "/.well-known/oauth-protected-resource"
 SERVER: Final = "/.well-known/oauth-authorization-server"
 OPENID: Final = "/.well-known/openid-configuration"
@@ -25,7 +27,6 @@ ENDPOINTS: Final = {
 }
 """The endpoints that the gateway serves for an upstream, and their names in the metadata."""
 
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _METADATA_PARAMETER: Final = re.compile(r'(\bresource_metadata=)(?:"([^"]*)"|([^\s,"]+))', re.IGNORECASE)
 
 _PATH: Final = "/%:@!$&'()*+,;=~"
@@ -63,14 +64,10 @@ def origin(url: object) -> str | None:
     if not isinstance(url, str):
         return None
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
+        found = URL(url).origin()
+    except (ValueError, IndexError):  # yarl raises IndexError for "http://[]@"
         return None
-    if parts.scheme not in _DEFAULT_PORTS or not host:
-        return None
-    shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}" + (f":{port}" if port not in {None, _DEFAULT_PORTS[parts.scheme]} else "")
+    return str(found) if found.scheme in ("http", "https") else None
 
 
 def challenge(value: str, place: Place) -> str:
