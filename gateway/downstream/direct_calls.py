@@ -1,7 +1,7 @@
 """Plain calls that a connection begins with the bytes of their requests, and that no coroutine serves.
 
 Their heads and bodies have forms that came before, so each stage would find what it found then; a session is idle; and
-nothing but the result comes. Whatever deviates is served by the task of the connection, as all else is (decision 61).
+nothing but the result comes. Whatever deviates is served in a task, as all else is (decision 61).
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -60,7 +60,7 @@ def learn(round_: Round, group: Group[Session]) -> None:
 
 
 class DirectCall(PlainCall, eq=False, kw_only=True):
-    """One such call, until it is answered, or the task of its connection takes it over."""
+    """One such call, until it is answered, or a task takes it over."""
 
     calls: "DirectCalls"
     http: HttpRequest
@@ -71,7 +71,7 @@ class DirectCall(PlainCall, eq=False, kw_only=True):
     """Monotonic."""
 
     def _answered(self, body: bytes, ending: Ending) -> None:
-        """Reply with the result of the call, unless the task has to do that."""
+        """Reply with the result of the call, unless a task has to do that."""
         if bodies.on or len(body) > PIECE_BYTES or not self.connection.reply(body):
             self.connection.serve_rest()
         else:
@@ -79,7 +79,7 @@ class DirectCall(PlainCall, eq=False, kw_only=True):
             count(self.asked, self.started, ending)
 
     def _deviated(self) -> None:
-        """Have the task serve the rest of the call."""
+        """Have a task serve the rest of the call."""
         self.connection.serve_rest()
 
     def rest(self) -> Awaitable[Response]:
@@ -110,7 +110,7 @@ class DirectCalls:
     _lot: Lot[Driver]
     _own_ids: Iterator[str]
     serve: Callable[[Round, PlainCall], Awaitable[Response]]
-    """Replies to a call that the task of its connection takes over."""
+    """Replies to a call that a task takes over."""
     in_flight: int = 0
     """Calls that are not answered, and that no task serves."""
 
@@ -149,6 +149,6 @@ class DirectCalls:
         return call
 
     def let_go(self, call: DirectCall) -> None:
-        """Forget a call that is answered, left, or the task's from now on."""
+        """Forget a call that is answered, left, or a task's from now on."""
         del self._legs.plain[call]
         self.in_flight -= 1

@@ -329,7 +329,7 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
 
 
 async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadline(cluster: Cluster) -> None:
-    """The task of the connection would wait for it for ever."""
+    """The task of the request would wait for it for ever."""
 
     (one,) = await cluster.begin("gw-1", timeouts={"send_seconds": 0.01})
     process = one.gateway.routes.process

@@ -155,14 +155,14 @@ async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
 
         monkeypatch.setattr(held.transport, "write", fills)
         gate.opened.set()
-        await eventually(lambda: held.is_writing, "the task waits until the client reads")
-        assert held.is_writing
+        await eventually(lambda: held.wire.is_writing, "the task waits until the client reads")
+        assert held.wire.is_writing
         await raw.send(sent)
         monkeypatch.setattr(held.transport, "write", write)
         held.resume_writing()
         for _ in range(2):
             assert await status(raw) == 200
-        await eventually(lambda: not held.is_writing)
+        await eventually(lambda: not held.wire.is_writing)
 
 
 @pytest.mark.parametrize("are_all", [False, True], ids=["its connection", "all connections"])

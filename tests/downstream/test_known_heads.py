@@ -59,7 +59,7 @@ async def test_a_client_that_does_not_read_gets_no_second_reply_yet(
         held = accepted[-1]
         held.pause_writing()
         await raw.send(sent)
-        await eventually(lambda: held.is_writing, "the reply waits until the client reads")
+        await eventually(lambda: held.wire.is_writing, "the reply waits until the client reads")
         assert stand.gateway.downstream.in_flight == 0
         held.resume_writing()
         assert await status(raw) == 200
@@ -75,7 +75,7 @@ async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(
         held = accepted[-1]
         held.pause_writing()
         held.data_received(padded)
-        await eventually(lambda: held.is_writing, "the reply waits until the client reads")
+        await eventually(lambda: held.wire.is_writing, "the reply waits until the client reads")
         held.data_received(padded * 2 + padded[:100])
         assert budget.used == 2 * (2 * len(padded) + 100), "it waits as long as the client does not read"
         held.resume_writing()

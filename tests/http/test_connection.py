@@ -203,3 +203,38 @@ async def test_a_client_that_does_not_read_that_its_request_failed_is_cut_off() 
     connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     await eventually(lambda: out.abort.called)
     connection.connection_lost(None)
+
+
+BEHIND = b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        (b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b" 200 "),
+        (b"GET /last HTTP/1.0\r\nHost: x\r\n\r\n", b" 200 "),
+        (b"GET  /last HTTP/1.1\r\nHost: x\r\n\r\n", b" 400 "),
+    ],
+)
+@pytest.mark.parametrize("is_in_one", [True, False])
+async def test_nothing_is_served_behind_the_last_request(last: bytes, status: bytes, *, is_in_one: bool) -> None:
+    """TLS hands over what comes until the client closes its side too."""
+    served: list[str] = []
+
+    async def serve(http: HttpRequest) -> WholeResponse:
+        served.append(http.head.path)
+        return WholeResponse()
+
+    connection = Connection(Service(serve, Traffic(InForce(Limits()), InForce(Timeouts()), Metrics("0"))))
+    out = Mock()
+    out.is_closing = lambda: out.close.called
+    connection.connection_made(out)
+    for sent in [last + BEHIND] if is_in_one else [last, BEHIND]:
+        connection.data_received(sent)
+    await eventually(lambda: out.close.called)
+    connection.data_received(BEHIND)
+    await asyncio.sleep(0)
+    assert served == ([] if b"400" in status else ["/last"])
+    assert status in out.write.call_args_list[0].args[0]
+    assert len(out.write.call_args_list) == 1
+    connection.connection_lost(None)

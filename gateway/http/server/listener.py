@@ -57,7 +57,7 @@ class Listener:
     @property
     def is_writing(self) -> bool:
         """Whether a reply has not reached the kernel yet. Over TLS a single False may be wrong: ask a second time."""
-        return any(each.is_writing for each in self._service.connections)
+        return any(each.wire.is_writing for each in self._service.connections)
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""
@@ -152,7 +152,7 @@ class Listener:
         for connection in list(self._service.connections):
             connection.close()
         for may_end in (True, False):
-            tasks = [each.task for each in self._service.connections if each.task is not None and each.is_serving]
+            tasks = [each.task for each in self._service.connections if each.task is not None]
             if tasks and not may_end:
                 for task in tasks:
                     _ = task.cancel()

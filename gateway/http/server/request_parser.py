@@ -6,8 +6,6 @@ of a body in chunks is where llhttp says; what a client sends behind it in the s
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import httptools
@@ -27,6 +25,8 @@ _SINGLE: Final = frozenset(
 )
 """Headers that come once: of two, each reader may believe another one (RFC 9110, 5.3)."""
 _REQUEST_LINE: Final = re.compile(rb"([A-Z-]+) [^ \x00-\x1f]+ HTTP/1\.[01]")
+_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""What makes llhttp expect a body in chunks."""
 
 
 class Malformed(Exception):
@@ -37,81 +37,57 @@ class Malformed(Exception):
         self.kind = kind
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class RequestParser:
-    """The parser of one connection; between requests it keeps nothing."""
+class HeadParser:
+    """Finds the heads of one connection; between requests it keeps nothing."""
 
-    _begun: Callable[[ReceivedHead, bytes], RequestBody]
-    """Gets each head, with the whole body if that is here, and returns what takes its body."""
-    _heads: KnownHeads
-    """Heads that are not parsed."""
-    body: RequestBody | None = None
-    """The body under way."""
-    _keeps_alive: bool = True
-    """Whether the client may send a request behind the one under way; if not, nothing is parsed after that."""
-    _llhttp: httptools.HttpRequestParser | None = None
-    """While a head or a body in chunks is under way."""
-    _head: bytearray = field(default_factory=bytearray)
-    """The part of a head that has arrived."""
-    _line: int = 0
-    """Where in it the line begins that is not checked yet."""
-    _target: bytes = b""
-    _fields: list[tuple[bytes, bytes]] = field(default_factory=list)
-    _is_complete: bool = False
-    """Whether llhttp has seen the end of what it parses: of the head, then of the body in chunks."""
-    _has_extra: bool = False
-    """Whether something stands behind that end."""
-    _left: int = 0
-    """How many bytes are missing of a body whose length is known."""
-    _parts: list[bytes] = field(default_factory=list)
-    """What llhttp has found of the data of a body in chunks."""
-    _other_bytes: int = 0
-    """How much was read of a body in chunks that is none of its data, since the last of these."""
+    __slots__ = ("_half", "_known")
 
-    @property
-    def is_costly(self) -> bool:
-        """Whether what comes next may take long to parse: chunks of one byte do."""
-        return self.body is not None and not self._left
+    def __init__(self, known: KnownHeads) -> None:
+        self._known = known
+        self._half: _HalfHead | None = None
+        """While a head is under way."""
 
-    def feed(self, data: bytes) -> bytes:
-        """Parse up to the end of one request, and return what stands behind it.
-
-        Raises Malformed, after which nothing is parsed any more.
-        """
-        body, left = self.body, self._left
-        if body is not None and left:
-            self._left = max(left - len(data), 0)
-            body.feed(data[:left])
-            if not self._left:
-                self._finish(body)
-            return data[left:]
-        if body is None and not self._keeps_alive:
-            return b""
-        if body is None and not self._head:
+    def find(self, data: bytes) -> tuple[ReceivedHead, bytes] | None:
+        """Return the next head, and what stands behind it; None if that is not here yet. Raises Malformed."""
+        half, is_in_one = self._half, self._half is None
+        if half is None:
             data = data.lstrip(b"\r\n")
             start, end, rest = data.partition(HEAD_END)
-            if end and (known := self._heads.find(start)) is not None:
-                if len(rest) == known.length:
-                    _ = self._begun(known, rest)
-                    return b""
-                self.body, self._left = self._begun(known, b""), known.length
-                return rest
-        try:
-            return self._feed_head(data) if body is None else self._feed_chunks(body, data)
-        except Malformed:
-            self._keeps_alive, self._llhttp, self.body = False, None, None
-            self._head.clear()
-            raise
+            if end and (known := self._known.find(start)) is not None:
+                return known, rest
+            if not data:
+                return None
+            half = self._half = _HalfHead()
+        behind = half.take(data)
+        if behind is None:
+            return None
+        self._half = None
+        message = half.message()
+        if is_in_one:
+            self._known.learn(bytes(half.data), message, half.fields)
+        return message, behind
 
-    # -- heads --------------------------------------------------------------------------------------------------
 
-    def _feed_head(self, data: bytes) -> bytes:
-        head = self._head
-        if not data:
-            return b""
-        if not head:
-            self._llhttp, self._line = httptools.HttpRequestParser(self), 0
-            self._target, self._fields, self._is_complete, self._has_extra = b"", [], False, False
+class _HalfHead:
+    """A head that did not come before, until it is whole."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        """What has come of it."""
+        self.fields: list[tuple[bytes, bytes]] = []
+        self._target = b""
+        self._line = 0
+        """Where in the data the line begins that is not checked yet."""
+        self._llhttp = httptools.HttpRequestParser(self)
+        self._is_whole = False
+        """Whether llhttp has seen its end."""
+        self._has_extra = False
+        """Whether llhttp has seen another request behind that end."""
+        self._keeps_alive = True
+
+    def take(self, data: bytes) -> bytes | None:
+        """Parse a part; return what stands behind the head, or None if more of it has to come. Raises Malformed."""
+        head = self.data
         before = len(head)
         head += data
         size = head.find(HEAD_END, max(0, before - 3)) + len(HEAD_END)
@@ -123,131 +99,150 @@ class RequestParser:
             if any(len(line) > MAX_LINE_BYTES for line in (*lines, last)):
                 raise Malformed(Malformation.TOO_LONG)
             self._line = len(head) - len(last)
-        self._parse_head(data[: size - before] if is_whole else data, is_whole=is_whole)
-        if not is_whole:
-            return b""
-        whole = bytes(head)
-        head.clear()
-        self._begin(whole, is_in_one=not before)
-        return data[size - before :]
+        kind = self._parse(data[: size - before] if is_whole else data, is_whole=is_whole)
+        if kind is not None:
+            raise Malformed(kind)
+        return data[size - before :] if is_whole else None
 
-    def _parse_head(self, data: bytes, *, is_whole: bool) -> None:
-        kind: Malformation | None = None
-        assert self._llhttp is not None
+    def _parse(self, data: bytes, *, is_whole: bool) -> Malformation | None:
+        """Parse a part; return what is wrong with it."""
         try:
             self._llhttp.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # the connection stays what it is (RFC 9110, 7.8)
         except httptools.HttpParserInvalidMethodError:
-            kind = Malformation.METHOD
+            return Malformation.METHOD
         except httptools.HttpParserInvalidURLError:
-            kind = Malformation.TARGET
+            return Malformation.TARGET
         except httptools.HttpParserError:
-            kind = self._wrong_part()
-        if kind is None and len(self._fields) > MAX_HEADERS:
-            kind = Malformation.HEADER
-        if kind is None and self._is_complete is not is_whole:  # it ended where only a lenient parser sees an end
-            kind = self._wrong_part()
-        if kind is not None:
-            raise Malformed(kind)
+            return self._wrong_part()
+        if len(self.fields) > MAX_HEADERS:
+            return Malformation.HEADER
+        if self._is_whole is not is_whole or self._has_extra:  # it ended where only a lenient parser sees an end
+            return self._wrong_part()
+        return None
 
     def _wrong_part(self) -> Malformation:
-        line = self._head[: self._head.find(b"\r\n")]
+        line = self.data[: self.data.find(b"\r\n")]
         return Malformation.HEADER if _REQUEST_LINE.fullmatch(line) else Malformation.REQUEST_LINE
 
-    def _begin(self, whole: bytes, *, is_in_one: bool) -> None:
-        """Begin with a request whose head is complete."""
-        line = _REQUEST_LINE.fullmatch(whole[: whole.find(b"\r\n")])
+    def message(self) -> ReceivedHead:
+        """Return the whole head. Raises Malformed."""
+        line = _REQUEST_LINE.fullmatch(self.data[: self.data.find(b"\r\n")])
         if line is None:
             raise Malformed(Malformation.REQUEST_LINE)
         method = line[1].decode()
         if method == "CONNECT":
             raise Malformed(Malformation.METHOD)
-        fields = [(name, value.rstrip(b" \t")) for name, value in self._fields]
-        headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in fields]))
-        is_1_1 = whole[line.end() - 1 : line.end()] == b"1"
-        self._keeps_alive = self._keeps_alive and is_1_1  # nginx, whose default is 1.0, opens a connection for each
-        names = [name for name in (name.lower() for name, _ in fields) if name in _SINGLE]
+        headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in self.fields]))
+        is_1_1 = line[0].endswith(b"1")
+        names = [name for name in (name.lower() for name, _ in self.fields) if name in _SINGLE]
         if len(names) != len(set(names)) or (is_1_1 and b"host" not in names):
             raise Malformed(Malformation.HEADER)
         target = _text(self._target)
         if (url := _url(method, target)) is None:
             raise Malformed(Malformation.TARGET)
-        length = int(headers.get("Content-Length", 0))
-        message = ReceivedHead(method, target, headers, url, is_1_1, self._keeps_alive, length)
-        self._fields = []
-        if is_in_one:
-            self._heads.learn(whole, message, fields)
-        body = self.body = self._begun(message, b"")
+        keep_alive = is_1_1 and self._keeps_alive  # nginx, whose default is 1.0, opens a connection for each request
+        return ReceivedHead(method, target, headers, url, is_1_1, keep_alive, int(headers.get("Content-Length", 0)))
+
+    # -- what llhttp calls --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._has_extra = self._is_whole
+
+    def on_url(self, part: bytes) -> None:
+        """A part of the target."""
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        """A header."""
+        self.fields.append((name, (value or b"").rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._is_whole = True
+        self._keeps_alive = self._llhttp.should_keep_alive()  # llhttp forgets it with the end of the request
+
+
+class SizedBody:
+    """A body whose length is known, as it comes."""
+
+    is_costly = False
+
+    def __init__(self, body: RequestBody, length: int) -> None:
+        self.body = body
         self._left = length
-        if "Transfer-Encoding" in headers:
-            self._is_complete, self._other_bytes = False, 0
-            return
-        self._llhttp = None
-        if not length:
-            self._finish(body)
+        """How many bytes are missing."""
 
-    def _finish(self, body: RequestBody) -> None:
-        self._llhttp = self.body = None
-        body.finish()
+    def take(self, data: bytes) -> bytes:
+        """Take a part; return what stands behind the body."""
+        part, behind = data[: self._left], data[self._left :]
+        self._left -= len(part)
+        self.body.feed(part)
+        if not self._left:
+            self.body.finish()
+        return behind
 
-    # -- bodies -------------------------------------------------------------------------------------------------
 
-    def _feed_chunks(self, body: RequestBody, data: bytes) -> bytes:
-        assert self._llhttp is not None
+class ChunkedBody:
+    """A body in chunks, as it comes, up to its end or to what is malformed."""
+
+    is_costly = True
+    """Chunks of one byte take long to parse."""
+
+    def __init__(self, body: RequestBody, *, is_last: bool) -> None:
+        """`is_last`: what stands behind it is no request."""
+        self.body = body
+        self._is_last = is_last
+        self._parts: list[bytes] = []
+        """The data that llhttp has found."""
+        self._other_bytes = 0
+        """How much was read that is no data, since the last of these."""
+        self._is_whole = False
+        """Whether llhttp has seen the end."""
+        self._has_extra = False
+        """Whether something stands behind that end."""
+        self._llhttp = httptools.HttpRequestParser(self)
+        self._llhttp.feed_data(_CHUNKED_HEAD)
+
+    def take(self, data: bytes) -> bytes:
+        """Take a part; nothing stands behind it. Raises Malformed, after which everything is dropped."""
+        if self.body.is_complete or self.body.is_broken:
+            return b""
         is_broken = False
         try:
             self._llhttp.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass
         except httptools.HttpParserError:
             is_broken = True
         parts, self._parts = self._parts, []
         if parts:
-            body.feed(b"".join(parts))  # chunks of one byte would take forty each
-        if self._is_complete:
-            self._finish(body)
-            if (is_broken or self._has_extra) and self._keeps_alive:
+            self.body.feed(b"".join(parts))  # chunks of one byte would take forty each
+        if self._is_whole:
+            self.body.finish()
+            if (is_broken or self._has_extra) and not self._is_last:
                 raise Malformed(Malformation.PIPELINED)
             return b""
         self._other_bytes = 0 if parts else self._other_bytes + len(data)
         if is_broken or self._other_bytes > MAX_LINE_BYTES:
-            body.fail()
+            self.body.fail()
             raise Malformed(Malformation.BODY)
         return b""
 
     # -- what llhttp calls --------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request begins, perhaps behind the one under way."""
-        self._has_extra = self._is_complete
-
-    def on_url(self, part: bytes) -> None:
-        """A part of the target."""
-        if not self._has_extra:
-            self._target += part
-
-    def on_header(self, name: bytes, value: bytes | None) -> None:
-        """A header; trailers are dropped."""
-        if self.body is None and not self._has_extra:
-            self._fields.append((name, value or b""))
-
-    def on_headers_complete(self) -> None:
-        """The head is complete."""
-        if self.body is None and not self._has_extra:
-            self._is_complete = True
-            assert self._llhttp is not None
-            self._keeps_alive = self._llhttp.should_keep_alive()  # llhttp forgets it with the end of the request
+        """A request begins, perhaps behind the end of this body."""
+        self._has_extra = self._is_whole
 
     def on_body(self, data: bytes) -> None:
-        """A part of a body in chunks."""
-        if self.body is not None and not self._is_complete:
+        """Some data."""
+        if not self._is_whole:
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        """The end of a body in chunks, or of a request without one."""
-        if self.body is not None:
-            self._is_complete = True
+        """The end of the body, or of what stands behind it."""
+        self._is_whole = True
 
 
 def _url(method: str, target: str) -> URL | None:

@@ -61,11 +61,11 @@ class Wire:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a part of what was written has not reached the kernel yet.
+        """Whether a part of a response has not reached the kernel yet.
 
         The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
         """
-        if self._out.get_write_buffer_size():
+        if self.is_behind or self._unsent or self._out.get_write_buffer_size():
             return True
         if self._tls_socket is None:
             return False
