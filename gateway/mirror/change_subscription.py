@@ -49,22 +49,20 @@ class Changes:
         deliver: Callable[[bytes], None],
         gave_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`gave_up` is called if a lost stream is not opened again."""
+        """`gave_up` is called if there is no stream, and no further attempt at one."""
         self.profile = profile
-        self._server, self._tasks = server, tasks
+        self.server, self.tasks = server, tasks
         self.deliver, self._gave_up = deliver, gave_up
         self.uris: dict[str, None] = {}
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
         """Streams are opened one after another, so that the last one covers everything that is wanted."""
-        self._stream: asyncio.Task[None] | None = None
-        """Hears the stream that the server has acknowledged last, until its end."""
+        self._stream: _ChangeStream | None = None
+        """The stream that the server has acknowledged last, until its end is noticed."""
         self._opening: _ChangeStream | None = None
         """The stream that waits for its acknowledgement."""
         self._headers: Headers = {}
-        self._reopening: asyncio.Task[None] | None = None
-        self._attempts = 0
-        """How often a stream was opened again since one of them lasted."""
+        self._keeping: asyncio.Task[None] | None = None
         self._closed = 0
         """How often this was closed: what began before that must not go on after it."""
 
@@ -109,14 +107,11 @@ class Changes:
         async with self._in_turn():
             return await self._open(self.uris, headers)
 
-    def begin(self, headers: Headers, *, has_missed: bool = False) -> None:
-        """Listen to everything that is wanted, as soon as the server can be reached; a second time changes nothing.
-
-        `has_missed`: the stream replaces a lost one.
-        """
+    def begin(self, headers: Headers) -> None:
+        """Listen to everything that is wanted, as soon as the server can be reached; a second time changes nothing."""
         self._headers = headers
-        if self._reopening is None or self._reopening.done():
-            self._reopening = self._tasks.start(self._reopen(has_missed=has_missed), "listen")
+        if self._keeping is None or self._keeping.done():
+            self._keeping = self.tasks.start(self._keep(), "listen")
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -131,80 +126,60 @@ class Changes:
 
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
-        self._opening = opening = _ChangeStream(self)
-        stream = self._tasks.start(self._listen(listening(self.profile, headers, uris), opening), "listen")
+        self._opening = opening = _ChangeStream(self, listening(self.profile, headers, uris))
         try:
             honoured = await in_time(opening.acknowledged, mcp.LISTEN)
             self._check_open(closed)
         except BaseException:
-            _ = stream.cancel()
+            _ = opening.task.cancel()
             raise
         finally:
             self._opening = None
-        before, self._stream = self._stream, stream
+        before, self._stream = self._stream, opening
         if before is not None:
-            _ = before.cancel()
-        if stream.done():  # the server ended it with its acknowledgement
-            self._lost(stream, world.monotonic())
+            _ = before.task.cancel()
+        self.begin(headers)
         return honoured
 
-    async def _listen(self, request: ModernRequest, stream: "_ChangeStream") -> None:
-        """Hear a stream until its end."""
-        began = world.monotonic()
-
-        def over(error: GatewayError) -> None:
-            if stream.acknowledged.done():
-                self._lost(asyncio.current_task(), began)
-            else:
-                stream.acknowledged.set_exception(error)
-
-        with telling(over):
-            await self._server.send(request, stream)
-            over(CallLost("The server ended its subscription"))
-
-    def close(self) -> None:
-        """Stop listening until `listen` is called again."""
-        self._closed, self._attempts = self._closed + 1, 0
-        if self._reopening is not None:
-            _ = self._reopening.cancel()
-        if self._opening is not None and not self._opening.acknowledged.done():
-            self._opening.acknowledged.set_exception(
-                CallLost("The subscription ended before the server acknowledged it")
-            )
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            _ = stream.cancel()
-
-    def _lost(self, stream: asyncio.Task[None] | None, began: float) -> None:
-        """A stream has ended that the server had acknowledged."""
-        if stream is not self._stream:
-            return
-        self._stream = None
-        if world.monotonic() - began >= _EARLY_SECONDS:
-            self._attempts = 0
-        self.begin(self._headers, has_missed=True)
-
-    async def _reopen(self, *, has_missed: bool) -> None:
-        """Open a stream, in place of a lost one if the client has missed changes.
+    async def _keep(self) -> None:
+        """Open a stream whenever there is none, and tell the client of everything if it has missed changes.
 
         A server that ends each stream early is asked less and less often, and finally not at all.
         """
-        while self._stream is None and self._attempts < _TRIES:
-            pause = _PAUSES[min(self._attempts, len(_PAUSES) - 1)]
-            self._attempts += 1
+        attempts, has_missed = 0, False
+        while self._stream is not None or attempts < _TRIES:
+            if (stream := self._stream) is not None:
+                _ = await asyncio.wait((stream.task,))
+                if self._stream is stream:  # and was not replaced
+                    self._stream, has_missed = None, True
+                    if world.monotonic() - stream.began >= _EARLY_SECONDS:
+                        attempts = 0
+                continue
+            pause = _PAUSES[min(attempts, len(_PAUSES) - 1)]
+            attempts += 1
             await asyncio.sleep(pause * (1 + 0.5 * world.random()))
             try:
                 honoured = await self.listen(self._headers)
             except GatewayError as exc:
-                if isinstance(exc, UpstreamError) and not isinstance(exc, Refused):
-                    has_missed = True
-                    continue
-                break
-            if has_missed:
-                self.tell_all(honoured)
-            has_missed = True
-        if self._stream is None:
-            self._gave_up()
+                has_missed = True
+                if isinstance(exc, Refused) or not isinstance(exc, UpstreamError):
+                    attempts = _TRIES
+            else:
+                if has_missed:
+                    self.tell_all(honoured)
+        self._gave_up()
+
+    def close(self) -> None:
+        """Stop listening until `listen` is called again."""
+        self._closed += 1
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            _ = keeping.cancel()
+        if self._opening is not None:
+            self._opening.fail(CallLost("The subscription ended before the server acknowledged it"))
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            _ = stream.task.cancel()
 
     def tell_all(self, honoured: Filter) -> None:
         """Tell the client of everything that may have changed in the meantime."""
@@ -218,9 +193,22 @@ class Changes:
 class _ChangeStream(Hearer):
     """Hears one stream, from its acknowledgement on."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Changes, request: ModernRequest) -> None:
         self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
-        self._changes = changes
+        self.began = world.monotonic()
+        self.task = changes.tasks.start(self._listen(changes.server, request), "listen")
+        """Hears it until its end."""
+        self._deliver = changes.deliver
+
+    async def _listen(self, server: ServerClient, request: ModernRequest) -> None:
+        with telling(self.fail):
+            await server.send(request, self)
+            self.fail(CallLost("The server ended its subscription"))
+
+    def fail(self, error: GatewayError) -> None:
+        """There will be no acknowledgement, unless there was one."""
+        if not self.acknowledged.done():
+            self.acknowledged.set_exception(error)
 
     def hear(self, data: bytes, /) -> bool:
         """See `Hearer`."""
@@ -234,10 +222,10 @@ class _ChangeStream(Hearer):
         elif message.method is not None:
             notification = legacy_notification(message, data)
             if notification is not None and acknowledged.done():
-                self._changes.deliver(notification)
-        elif isinstance(message.error, Raw) and not acknowledged.done():
+                self._deliver(notification)
+        elif isinstance(message.error, Raw):
             said = jsonrpc.error(message.error).message
-            acknowledged.set_exception(InvalidParams(f"The server refused subscriptions/listen: {said}"))
+            self.fail(InvalidParams(f"The server refused subscriptions/listen: {said}"))
         return message.method is None
 
 
