@@ -27,7 +27,6 @@ from gateway.http.server.request import HttpRequest, numbered
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import asks_as_client
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.passthrough.forwarder import pass_modern
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
@@ -69,7 +68,6 @@ class RequestHandler:
         self.sessions = legacy.sessions
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
-        self._catalog = ToolCatalog()
         self._ids = numbered(world.token_hex(6))
         self._served = 0
         """The requests in flight that coroutines serve."""
@@ -185,7 +183,7 @@ class RequestHandler:
             with suppress(DownstreamError):
                 _ = incoming.open_state(live.process.states, at.caller)
                 return None
-        return await (pass_modern(at, waits=waits) if is_http else stdio_forwarding.serve(at, self._catalog))
+        return await (pass_modern(at, waits=waits) if is_http else stdio_forwarding.serve(at))
 
     async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
         """Authenticate a caller, and remember it if the same head tells it again."""

@@ -18,6 +18,7 @@ from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.server_client import RouteServer
 from gateway.mirror.streamable import front as mirror
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.passthrough.forwarder import pass_legacy
@@ -128,11 +129,14 @@ class LegacyRouting:
     async def _mirrored(self, front: Front | None, at: Arrival) -> Response:
         """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
         if front == "sse":
-            return await begin(self.sessions, front, at, partial(MirrorBackend, self.mirrored.server(at)))
+            server = RouteServer(at.live, at.caller.principal)
+            return await begin(self.sessions, front, at, partial(MirrorBackend, at.live, server))
         at.live.process.metrics.passed(at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
         return await mirror.serve(self.mirrored, at)
 
     def _connect(self, at: Arrival) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
         is_decided = at.live.route.era == "bridge" or at.live.upstream.stdio is not None
-        return partial(SessionRelay, at.live, mirror_of=None if is_decided else self.mirrored.server(at))
+        return partial(
+            SessionRelay, at.live, mirror_of=None if is_decided else RouteServer(at.live, at.caller.principal)
+        )

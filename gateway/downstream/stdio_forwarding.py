@@ -1,8 +1,6 @@
 """Passes modern requests to a modern server where one of both speaks stdio, unchanged but for the ids of a child's.
 
-A child sees no headers, so what they repeat of the body is compared here. A host over stdio sends none: a server over
-HTTP wants the annotated arguments of a tool repeated in them, so the first call of a tool that was not listed lists
-the tools.
+A child sees no headers, so what they repeat of the body is compared here.
 """
 
 from typing import Final
@@ -13,11 +11,9 @@ from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ModernRequest, RouteServer, is_modern
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.passthrough.passage import Passage
-from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
+from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.tasks import telling
@@ -34,8 +30,8 @@ _STATUSES: Final = {
 """The HTTP statuses of a modern server's errors; any other error is HTTP 200."""
 
 
-async def serve(at: Arrival, catalog: ToolCatalog) -> Response | None:
-    """Return the server's reply; None if the server is not modern. `catalog` has the tools of servers over HTTP."""
+async def serve(at: Arrival) -> Response | None:
+    """Return the server's reply; None if the server is not modern."""
     incoming, live, era = at.incoming, at.live, at.live.upstream.era
     if era is not None and era.known is None and live.upstream.pool.served > float("-inf"):
         # No probe could tell its era, but it has served a session, as legacy servers do: a host would wait for another
@@ -54,7 +50,7 @@ async def serve(at: Arrival, catalog: ToolCatalog) -> Response | None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
     if incoming.has_headers:
         header_mismatch.check(parsed.method, parsed.target, version, incoming.headers)
-    with StdioPassage(at, parsed, catalog) as passage:
+    with StdioPassage(at, parsed) as passage:
         return await passage.run()
 
 
@@ -63,11 +59,10 @@ class StdioPassage(Passage, Hearer):
 
     copies = 2  # as it came, and with another id
 
-    def __init__(self, at: Arrival, parsed: ParsedBody, catalog: ToolCatalog) -> None:
+    def __init__(self, at: Arrival, parsed: ParsedBody) -> None:
         super().__init__(at, TrafficEra.MODERN, is_long_lived=parsed.method == mcp.LISTEN)
         assert parsed.id is not None
         self._id, self._parsed = parsed.id, parsed
-        self._caller, self._catalog = at.caller_key, catalog
         self._reply = at.reply
         self._queue = Outbox(at.live.deadlines.silence)
         self._is_over = False
@@ -88,30 +83,18 @@ class StdioPassage(Passage, Hearer):
         return response
 
     async def _send(self) -> None:
-        stdio = self.live.upstream.stdio
+        live, parsed, body = self.live, self._parsed, self.incoming.body
         with telling(self._fail):
             try:
-                if stdio is not None:
-                    await stdio.modern.request(self.incoming.body, self)
+                if live.upstream.stdio is not None:
+                    await live.upstream.stdio.modern.request(body, self)
                 else:
-                    await self._send_over_http()
+                    headers = own_headers(live.route)
+                    request = ModernRequest(bytes(self._id), body, parsed.method, parsed.target or "", headers)
+                    await RouteServer(live, self.caller.principal).send(request, self)
             except ValueError as exc:
                 why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
                 raise GatewayError(why) from exc
-
-    async def _send_over_http(self) -> None:
-        parsed, live = self._parsed, self.live
-        server, headers, repeated = RouteServer(live), own_headers(live.route), dict[str, str]()
-        target = parsed.target or ""
-        if parsed.method == mcp.TOOLS_CALL:
-            meta = parsed.meta or {}  # what a host says of itself in every request
-            info = bytes(meta.get(mcp.META_CLIENT_INFO, b'{"name":"host","version":"0"}'))
-            profile = Profile(mcp.LEGACY, info, bytes(meta.get(mcp.META_CAPABILITIES, b"{}")))
-            tool = await self._catalog.tool(self._caller, server, profile, headers, target)
-            repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
-        id_, body = bytes(self._id), self.incoming.body
-        request = ModernRequest(id_, body, parsed.method, target, headers, repeated)
-        await server.send(request, self)
 
     def _fail(self, error: GatewayError) -> None:
         self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))
@@ -124,8 +107,6 @@ class StdioPassage(Passage, Hearer):
                 self._queue.send(data)
         elif isinstance(message.error, Raw):
             error = jsonrpc.error(message.error)
-            if error.code == mcp.HEADER_MISMATCH:
-                self._catalog.forget(self._caller)  # the tool has changed; the next call lists the tools again
             status = _STATUSES.get(error.code, 200)
             self._finish(FinalMessage(data, status, NO_HEADERS, ending_of(GatewayError(error.message))))
         else:

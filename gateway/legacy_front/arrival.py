@@ -37,11 +37,6 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         """Who brings the claims in the request, or gets those in the reply."""
         return self.incoming.bearer(self.caller)
 
-    @property
-    def caller_key(self) -> tuple[str, bytes]:
-        """The caller, as the catalog of the tools of modern servers knows it."""
-        return self.incoming.path, self.caller.principal
-
     def message(self) -> ClientMessage:
         """The message in the body, with the headers that go upstream; raises ParseError or InvalidRequest."""
         incoming, route = self.incoming, self.live.route

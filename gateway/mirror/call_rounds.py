@@ -26,12 +26,10 @@ from gateway.exchange import input_requests
 from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, MalformedQuestion, Question
 from gateway.mirror.call_report import with_trace
 from gateway.mirror.client_requests import LegacyRequest, Profile
-from gateway.mirror.server_client import ModernRequest, ServerClient
-from gateway.mirror.tool_catalog import UNKNOWN_TOOL, CallerKey, ToolCatalog
+from gateway.mirror.server_client import ModernRequest
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
-from gateway.protocol import jsonrpc, mcp, param_headers
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams
-from gateway.protocol.tool_list import Tool
 from gateway.routes.live_route import LiveRoute
 from gateway.upstream.channel import NO_HEADERS, Headers
 
@@ -63,20 +61,11 @@ class _Unserved(Exception):
     """The server asked for what the gateway cannot do for a legacy client."""
 
 
-class CallServer(msgspec.Struct, frozen=True, eq=False):
-    """The modern server of a call, with what calls of the same caller share."""
-
-    live: LiveRoute
-    server: ServerClient
-    catalog: ToolCatalog
-    caller: CallerKey
-
-
 class Rounds:
     """The rounds of one request; they are sent by `MirroredCall`."""
 
     def __init__(
-        self, upstream: CallServer, exchange: str, request: LegacyRequest, profile: Profile, progress: Progress
+        self, live: LiveRoute, exchange: str, request: LegacyRequest, profile: Profile, progress: Progress
     ) -> None:
         """`exchange` names the call."""
         self.request, self.profile, self.progress = request, profile, progress
@@ -86,7 +75,7 @@ class Rounds:
         """The upstream's id of the task, until the server says that it is over."""
         self.began = world.monotonic()
         """When this process heard of the task."""
-        self._upstream, self._exchange = upstream, exchange
+        self._live, self._exchange = live, exchange
         self._is_relisted = self._needs_tasks = False
         """What the server refused the call for: the headers, or missing tasks."""
         self._taken: set[str] = set()
@@ -107,9 +96,7 @@ class Rounds:
 
     # -- to the upstream ----------------------------------------------------------------------------------------
 
-    def outgoing(
-        self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS, tool: Tool = UNKNOWN_TOOL
-    ) -> ModernRequest:
+    def outgoing(self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS) -> ModernRequest:
         """The request of the present round, with a trace context in place of the client's; raises InvalidParams."""
         (method, target), is_task = self.aim, self.progress.task is not None
         profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
@@ -122,7 +109,6 @@ class Rounds:
             added["requestState"] = self.progress.state
         try:
             params = jsonrpc.fields(self.request.params)
-            repeated = param_headers.headers_for(tool.mirrored, params.get("arguments"))
             if trace:
                 headers = with_trace(headers, trace)
                 written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
@@ -134,7 +120,6 @@ class Rounds:
                 profile,
                 headers,
                 target=target,
-                param_headers=repeated,
                 log_level=log_level,
                 added=added,
             )
@@ -204,13 +189,7 @@ class Rounds:
                 self.live_task, self.answers, self.began = task_id, {}, world.monotonic()
                 return _pause(opened)
             case _:
-                return self._ended(result)
-
-    def _ended(self, result: Raw) -> Ending:
-        upstream, request = self._upstream, self.request
-        if request.method == mcp.TOOLS_LIST and upstream.server.reads_headers:
-            upstream.catalog.learn(upstream.caller, jsonrpc.fields(request.params), result)
-        return on.Resulted(legacy_result(self.request.method, result))
+                return on.Resulted(legacy_result(self.request.method, result))
 
     def _refused(self, error: jsonrpc.Error) -> Ending | float:
         if self.progress.task is not None:
@@ -228,11 +207,10 @@ class Rounds:
             # The server has not run the call.
             if error.code == mcp.HEADER_MISMATCH and not self._is_relisted:
                 self._is_relisted = True
-                self._upstream.catalog.forget(self._upstream.caller)
                 return AT_ONCE
             required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
             needs = error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
-            if needs and not self._needs_tasks and self._upstream.live.route.tasks.undeclared == "drive":
+            if needs and not self._needs_tasks and self._live.route.tasks.undeclared == "drive":
                 self._needs_tasks = True
                 return AT_ONCE
         return legacy_error(self.request.method, error)
@@ -263,7 +241,7 @@ class Rounds:
                 return self._asked(asked, progress) if asked else _pause(found)
             case "completed" if "result" in found:
                 self.live_task = None
-                return self._ended(found["result"])
+                return on.Resulted(legacy_result(self.request.method, found["result"]))
             case "failed" if "error" in found:
                 ended = legacy_error(self.request.method, jsonrpc.error(found["error"]))
                 self.live_task = None

@@ -15,7 +15,6 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Policy
 from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
-from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import (
     DEFAULT_LEVEL,
@@ -29,18 +28,19 @@ from gateway.mirror.client_requests import (
     uri_of,
 )
 from gateway.mirror.mirrored_call import MirroredCall
-from gateway.mirror.server_client import initialize
+from gateway.mirror.server_client import ServerClient, initialize
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId
+from gateway.routes.live_route import LiveRoute
 from gateway.upstream.channel import Headers
 
 
 class MirrorBackend:
     """One session of a legacy client before a modern server (`legacy_front.backend.Backend`)."""
 
-    def __init__(self, upstream: CallServer, link: ClientLink) -> None:
-        self.upstream = upstream
+    def __init__(self, live: LiveRoute, server: ServerClient, link: ClientLink) -> None:
+        self.live, self.server = live, server
         self.link = link
         self.level = DEFAULT_LEVEL
         self._calls: dict[RequestId, _LinkedCall] = {}
@@ -100,7 +100,7 @@ class MirrorBackend:
             call.open(call)
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
-        self.upstream.live.process.tasks.spawn(self._answered(id_, work), "mirrored request")
+        self.live.process.tasks.spawn(self._answered(id_, work), "mirrored request")
 
     async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
         """Answer a request with the result of some work, which may be empty."""
@@ -124,12 +124,12 @@ class MirrorBackend:
 
     async def _initialize(self, profile: Profile, headers: Headers) -> bytes:
         try:
-            result = await initialize(self.upstream.server, profile, headers)
+            result = await initialize(self.server, profile, headers)
         except GatewayError:
             self._is_greeted = False
             raise
         tell = partial(self.link.send, related_to=None)
-        self._changes = Changes(self.upstream.server, self.upstream.live.process.tasks, profile, tell)
+        self._changes = Changes(self.server, self.live.process.tasks, profile, tell)
         return result
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ class _LinkedCall(MirroredCall, Leg):
     def __init__(self, backend: MirrorBackend, request: LegacyRequest, profile: Profile, headers: Headers) -> None:
         self._backend = backend
         Leg.__init__(self, Raw(request.id))
-        level = backend.level
-        MirroredCall.__init__(self, backend.upstream, world.token_hex(8), request, profile, headers, level, Policy())
+        live, server, level = backend.live, backend.server, backend.level
+        MirroredCall.__init__(self, live, server, world.token_hex(8), request, profile, headers, level, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         for question in questions:

@@ -18,12 +18,12 @@ from gateway.exchange.machine import Exchange, Policy
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import AT_ONCE, CallServer, Progress, Rounds
+from gateway.mirror.call_rounds import AT_ONCE, Progress, Rounds
 from gateway.mirror.client_requests import LegacyRequest, Profile
-from gateway.mirror.server_client import ModernRequest, ask
-from gateway.mirror.tool_catalog import UNKNOWN_TOOL
+from gateway.mirror.server_client import ModernRequest, ServerClient, ask
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Ending, Outcome
 from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
@@ -44,7 +44,8 @@ class MirroredCall(Engine, Hearer):
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        upstream: CallServer,
+        live: LiveRoute,
+        server: ServerClient,
         exchange: str,
         request: LegacyRequest,
         profile: Profile,
@@ -55,12 +56,12 @@ class MirroredCall(Engine, Hearer):
         incoming: Incoming | None = None,
     ) -> None:
         """`exchange` names the call. `incoming` is the client's request, if the call is reported."""
-        super().__init__(upstream.live, Exchange(profile.declared, policy))
+        super().__init__(live, Exchange(profile.declared, policy))
         self.headers = headers
         """The newest ones of the client."""
-        self.report = CallReport(upstream.live, request, profile.version, incoming)
-        self._upstream = upstream
-        self._rounds = Rounds(upstream, exchange, request, profile, progress)
+        self.report = CallReport(live, request, profile.version, incoming)
+        self._server = server
+        self._rounds = Rounds(live, exchange, request, profile, progress)
         self._log_level = log_level
         """What the client wants to hear from the next round on."""
         self._work: asyncio.Task[None] | None = None
@@ -151,24 +152,19 @@ class MirroredCall(Engine, Hearer):
 
     async def _run(self) -> None:
         """Send the requests that are due, one after another."""
-        rounds, upstream = self._rounds, self._upstream
+        rounds = self._rounds
         with telling(self._broke):
             while (pause := self._pause) is not None:
                 self._pause = None
                 if pause:
                     await asyncio.sleep(pause)
-                (method, target), tool = rounds.aim, UNKNOWN_TOOL
-                if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
-                    tool = await upstream.catalog.tool(
-                        upstream.caller, upstream.server, rounds.profile, self.headers, target
-                    )
                 limit = self.live.config.tasks.ttl_seconds
                 if rounds.live_task is not None and world.monotonic() > rounds.began + limit:
                     raise CallLost(
                         "The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects"
                     )
-                trace = NO_HEADERS if method == mcp.TASKS_GET else self._sending()
-                sending = upstream.server.send(rounds.outgoing(self.headers, self._log_level, trace, tool), self)
+                trace = NO_HEADERS if rounds.aim[0] == mcp.TASKS_GET else self._sending()
+                sending = self._server.send(rounds.outgoing(self.headers, self._log_level, trace), self)
                 try:
                     await sending
                 except GatewayError as exc:
@@ -239,7 +235,7 @@ class MirroredCall(Engine, Hearer):
     async def _cancel_task(self, request: ModernRequest) -> None:
         """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
         with suppress(GatewayError):
-            _ = await ask(self._upstream.server, request)
+            _ = await ask(self._server, request)
 
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.CancelCall: lambda self, it: self._drop(it.reason),

@@ -1,7 +1,12 @@
-"""A modern server as the mirror uses it: over streamable HTTP, or a child process."""
+"""A modern server as the mirror uses it: over streamable HTTP, or a child process.
+
+A server over HTTP refuses a call whose `Mcp-Param-*` headers do not repeat its annotated arguments, and only the
+tool's schema tells which these are. So the first call of a tool lists the tools, unless the client has done so.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -13,12 +18,15 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.translation import initialize_result
-from gateway.protocol import jsonrpc, mcp, reply_messages, sse
+from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, sse, tool_list
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, NoHandshake
 from gateway.protocol.header_mismatch import encode_value
+from gateway.protocol.tool_list import Tool
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.own_ids import new_id
+from gateway.sessions.known_tools import UNKNOWN_TOOL
+from gateway.sessions.pool.tool_schemas import only_page, read_pages
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import NO_HEADERS, Answer, Headers, Hearer
 from gateway.upstream.http.http_errors import mapped, refused
@@ -44,7 +52,6 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
     """The tool, prompt or URI; empty for other methods."""
     headers: Headers
     """The headers of the client that go upstream."""
-    param_headers: Headers = NO_HEADERS
 
     @classmethod
     def new(  # noqa: PLR0913  (what one request consists of)
@@ -55,7 +62,6 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
         headers: Headers,
         *,
         target: str = "",
-        param_headers: Headers = NO_HEADERS,
         log_level: str | None = None,
         added: Mapping[str, bytes | Raw] | None = None,
     ) -> Self:
@@ -73,7 +79,19 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
         parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
         id_ = new_id()
         body = jsonrpc.request(id_, method, jsonrpc.merge(parts.items()))
-        return cls(id_, body, method, target, headers, param_headers)
+        return cls(id_, body, method, target, headers)
+
+    @property
+    def params(self) -> jsonrpc.Fields:
+        """The params in the body."""
+        return jsonrpc.members(jsonrpc.message(self.body).params)
+
+    @property
+    def profile(self) -> Profile:
+        """What the body says of the client."""
+        meta = jsonrpc.members(self.params.get("_meta"))
+        info = bytes(meta.get(mcp.META_CLIENT_INFO, b'{"name":"host","version":"0"}'))
+        return Profile(mcp.LEGACY, info, bytes(meta.get(mcp.META_CAPABILITIES, b"{}")))
 
     @property
     def repeated(self) -> dict[str, str]:
@@ -84,10 +102,6 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
 
 class ServerClient(Protocol):
     """Sends requests of 2026-07-28 to one server."""
-
-    @property
-    def reads_headers(self) -> bool:
-        """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
     def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
         """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
@@ -175,14 +189,10 @@ class _ModernReply(ReplyReader, kw_only=True):
 
 
 class RouteServer(msgspec.Struct, frozen=True, eq=False):
-    """The modern server of a route: a child process that all requests share, or one over streamable HTTP."""
+    """The modern server of a route, for one caller: a child process that all share, or one over streamable HTTP."""
 
     live: LiveRoute
-
-    @property
-    def reads_headers(self) -> bool:
-        """See `ServerClient`."""
-        return self.live.upstream.stdio is None
+    principal: bytes
 
     def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
         """See `ServerClient`."""
@@ -192,20 +202,57 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         return _send_to_child(stdio.modern.request(request.body, hearer))
 
     @property
-    def _endpoint(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
+        """The address of the server over HTTP."""
         assert self.live.upstream.era is not None, "an upstream without a command has a URL"
         return self.live.upstream.era.endpoint
 
+    async def tool(self, request: ModernRequest) -> Tool:
+        """What is known of the tool that a request is to call, once the tools were listed."""
+        catalog, principal = self.live.upstream.tools, self.principal
+        if catalog.of(principal) is None:
+            await self._list_tools(request.profile, request.headers)
+        return (catalog.of(principal) or {}).get(request.target, UNKNOWN_TOOL)
+
+    async def _list_tools(self, profile: Profile, headers: Headers) -> None:
+        """List the tools; if the list comes too late, the server refuses a call that needs it, without running it."""
+        catalog, principal = self.live.upstream.tools, self.principal
+        if (listing := catalog.listing.get(principal)) is not None:
+            _ = await asyncio.wait((listing,))
+            return
+        tools: dict[str, Tool] = {}
+
+        async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
+            fields = jsonrpc.fields(jsonrpc.encode(params))
+            return await ask(self, ModernRequest.new(mcp.TOOLS_LIST, fields, profile, headers))
+
+        listing = catalog.listing[principal] = asyncio.get_running_loop().create_future()
+        try:
+            with suppress(GatewayError, ValueError, TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    _ = await read_pages(page, lambda result: tools.update(tool_list.read(result).tools or {}))
+                catalog.keep(principal, tools)
+        finally:
+            del catalog.listing[principal]
+            listing.set_result(None)
+
+    async def _param_headers(self, request: ModernRequest) -> Headers:
+        """The headers that repeat the annotated arguments of a call; raises InvalidParams."""
+        if request.method != mcp.TOOLS_CALL or not (mirrored := (await self.tool(request)).mirrored):
+            return NO_HEADERS
+        return param_headers.headers_for(mirrored, request.params.get("arguments"))
+
     async def _send_over_http(self, request: ModernRequest, hearer: Hearer) -> None:
-        live, hearer = self.live, _ServerResponse(self.live, self._endpoint, request.id, hearer)
-        sending = self._sent(request, hearer)
+        repeated = await self._param_headers(request)
+        live, hearer = self.live, _ServerResponse(self, request, hearer)
+        sending = self._sent(request, repeated, hearer)
         del request  # a call that waits need not keep it
         try:
             reply = await sending
             if reply.status in REDIRECTS and reply.request is not None:  # the server has not run it
                 assert reply.head is not None, "it has a status"
-                self._endpoint.follow(reply.head.text(b"location"))
-                reply = await self._sent(reply.request, hearer)
+                self.endpoint.follow(reply.head.text(b"location"))
+                reply = await self._sent(reply.request, repeated, hearer)
             if not reply.is_done:
                 self._read(reply, hearer)
         except GatewayError as exc:
@@ -213,12 +260,12 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             live.upstream.health.note(exc)
             raise
 
-    def _sent(self, request: ModernRequest, hearer: Hearer) -> Awaitable[_ModernReply]:
+    def _sent(self, request: ModernRequest, repeated: Headers, hearer: Hearer) -> Awaitable[_ModernReply]:
         """Send the request; what is returned waits for the end of its reply."""
         live, client = self.live, self.live.upstream.client
         headers = {
             **request.headers,
-            **request.param_headers,
+            **repeated,
             "Accept": _ACCEPT,
             "Content-Type": "application/json",
             **request.repeated,
@@ -235,7 +282,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             idle=None if request.method == mcp.LISTEN else live.deadlines.idle,
         )
         try:
-            pending = client.begin("POST", self._endpoint.url, headers, request.body, reply)
+            pending = client.begin("POST", self.endpoint.url, headers, request.body, reply)
         except ValueError as exc:
             raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
         return reply.over(pending)
@@ -245,23 +292,23 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         status, body = reply.status, reply.body
         match reply.failure:
             case TimeoutError():
-                raise _lost(self._endpoint, "was silent for timeouts.idle_seconds")
+                raise _lost(self.endpoint, "was silent for timeouts.idle_seconds")
             case sse.EventTooLarge() as exc:
-                raise _lost(self._endpoint, "sent a message larger than limits.event_bytes") from exc
+                raise _lost(self.endpoint, "sent a message larger than limits.event_bytes") from exc
             case Exception() as exc:
-                raise mapped(exc, self._endpoint.where) from exc
+                raise mapped(exc, self.endpoint.where) from exc
             case None:
                 pass
         if reply.is_stream:
-            raise _lost(self._endpoint, "ended its reply without a response")
+            raise _lost(self.endpoint, "ended its reply without a response")
         if status in (401, 403):
             assert reply.head is not None, "it has a status"
-            raise refused(self._endpoint, status, reply.head.texts())
+            raise refused(self.endpoint, status, reply.head.texts())
         if not body.lstrip().startswith(b"{"):
-            raise _lost(self._endpoint, f"answered HTTP {status} without a JSON-RPC response")
+            raise _lost(self.endpoint, f"answered HTTP {status} without a JSON-RPC response")
         if status < 300 or not hearer.hear(body):
             reply.pending.distrust()
-            raise _lost(self._endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
+            raise _lost(self.endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
 
 
 async def _send_to_child(sending: Awaitable[None]) -> None:
@@ -274,8 +321,9 @@ async def _send_to_child(sending: Awaitable[None]) -> None:
 class _ServerResponse(Hearer):
     """Hands on what answers one request."""
 
-    def __init__(self, live: LiveRoute, endpoint: Endpoint, id_: bytes, hearer: Hearer) -> None:
-        self._live, self._endpoint, self._id, self._hearer = live, endpoint, id_, hearer
+    def __init__(self, server: RouteServer, request: ModernRequest, hearer: Hearer) -> None:
+        self._server, self._id, self._hearer = server, request.id, hearer
+        self._listing = request.params if request.method == mcp.TOOLS_LIST else None
 
     def hear(self, data: bytes, /) -> bool:
         """Hand a message over; return whether it was the response to the request.
@@ -286,17 +334,32 @@ class _ServerResponse(Hearer):
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
                 # Modern servers send no requests, and nobody gets this one.
-                metrics, path = self._live.process.metrics, self._live.route.path
-                metrics.nested_requests[path, message.method, NestedOutcome.UNSOLICITED].inc()
+                live = self._server.live
+                counts = live.process.metrics.nested_requests
+                counts[live.route.path, message.method, NestedOutcome.UNSOLICITED].inc()
                 return False
             is_response = reply_messages.is_response(message)
-            if is_response and not reply_messages.is_answer(message, self._id):
-                return False
+            if is_response:
+                if not reply_messages.is_answer(message, self._id):
+                    return False
+                self._learn(message)
             _ = self._hearer.hear(data)
         except (ValueError, RecursionError) as exc:
-            said = self._endpoint.quoted(str(exc))
-            raise _lost(self._endpoint, f"sent a malformed message ({said})") from exc
+            endpoint = self._server.endpoint
+            said = endpoint.quoted(str(exc))
+            raise _lost(endpoint, f"sent a malformed message ({said})") from exc
         return is_response
+
+    def _learn(self, message: jsonrpc.Message) -> None:
+        """Learn from a whole list of the client, and from a refused call, that another tool has to be known."""
+        catalog, principal = self._server.live.upstream.tools, self._server.principal
+        if isinstance(message.error, Raw):
+            if jsonrpc.error(message.error).code == mcp.HEADER_MISMATCH:
+                catalog.forget(principal)
+        elif self._listing is not None and isinstance(message.result, Raw):
+            with suppress(ValueError):
+                if (tools := only_page(self._listing, tool_list.read(message.result))) is not None:
+                    catalog.keep(principal, tools)
 
 
 def _lost(endpoint: Endpoint, why: str) -> CallLost:

@@ -19,6 +19,7 @@ from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.protocol.errors import InvalidState
 from gateway.routes.deadlines import Deadlines
+from gateway.routes.tool_catalog import ToolCatalog
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
@@ -86,6 +87,8 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     """Set if the upstream is a child process."""
     streams: dict[Endable, None]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
+    tools: ToolCatalog = msgspec.field(default_factory=ToolCatalog)
+    """The tools of a modern upstream."""
 
     @property
     def transport(self) -> str | None:

@@ -147,7 +147,7 @@ class Stateless:
         """Return the server for the rounds of a request, with the headers for it."""
         live, incoming = at.live, at.incoming
         if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):
-            return RouteServer(live), at.headers
+            return RouteServer(live, at.caller.principal), at.headers
         return OwnServer(self._own_side, incoming, at.reply, live), incoming.headers
 
 

@@ -41,11 +41,6 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
     reply: ReplyWriter
     live: LiveRoute
 
-    @property
-    def reads_headers(self) -> bool:
-        """See `ServerClient`; the headers are those that the client sent."""
-        return False
-
     async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`."""
         reply = _Messages(hearer, self.reply, self.live.config.limits.event_bytes)

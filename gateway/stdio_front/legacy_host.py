@@ -5,10 +5,8 @@ from typing import Final
 
 from gateway.http.outbox import error_response
 from gateway.legacy_front.backend import ClientMessage, cancelled
-from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.server_client import RouteServer
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId
@@ -35,9 +33,9 @@ class LegacyHost:
         """Open requests that the host has given up; their responses may come all the same."""
         self._asked: dict[RequestId, RequestId] = {}
         """Open questions by id, each with the open request that it is about."""
-        server, era = CallServer(live, RouteServer(live), ToolCatalog(), (live.route.path, HOST)), live.route.era
+        server, era = RouteServer(live, HOST), live.route.era
         self._backend: SessionRelay | MirrorBackend = (
-            MirrorBackend(server, self)
+            MirrorBackend(live, server, self)
             if era == "mirror"
             else SessionRelay(live, self, mirror_of=server if era == "auto" else None)
         )

@@ -17,9 +17,8 @@ from msgspec import Raw
 
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.legacy_front.session import negotiated
-from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.server_client import is_modern
+from gateway.mirror.server_client import ServerClient, is_modern
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     Busy,
@@ -47,7 +46,7 @@ _MESSAGE_BYTES: Final = 512
 class SessionRelay(SideListener):
     """The backend of one session; it implements `backend.Backend`."""
 
-    def __init__(self, live: LiveRoute, link: ClientLink, mirror_of: CallServer | None = None) -> None:
+    def __init__(self, live: LiveRoute, link: ClientLink, mirror_of: ServerClient | None = None) -> None:
         """`mirror_of` is the server as a modern one, if it may turn out to be that."""
         self.live = live
         self._mirror_of = mirror_of
@@ -162,7 +161,7 @@ class SessionRelay(SideListener):
 
         may_sign_in, server = isinstance(error, Refused), self._mirror_of
         if server is not None and not may_sign_in and await is_modern(self.live, message.headers):
-            self._server = mirror = MirrorBackend(server, self._link)
+            self._server = mirror = MirrorBackend(self.live, server, self._link)
             await mirror.greet(request, message)  # until then, it serves no other request
             return
         self._refuse(request, error)

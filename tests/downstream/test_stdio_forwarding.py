@@ -16,7 +16,6 @@ from gateway.downstream.stdio_forwarding import StdioPassage
 from gateway.http.incoming import Caller
 from gateway.http.reply import Discarded
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request import ParsedBody
@@ -216,7 +215,7 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it(monkeypatch: 
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
     reply = Discarded()
     monkeypatch.setattr(Discarded, "share_unread", Mock())
-    passage = StdioPassage(Arrival(incoming, reply, live, Caller(b"", None)), parsed, ToolCatalog())
+    passage = StdioPassage(Arrival(incoming, reply, live, Caller(b"", None)), parsed)
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
             await passage.run()

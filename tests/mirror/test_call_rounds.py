@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from gateway.exchange import events as on
-from gateway.mirror.call_rounds import MAX_ROUNDS, CallServer, Progress, Rounds
+from gateway.mirror.call_rounds import MAX_ROUNDS, Progress, Rounds
 from gateway.mirror.client_requests import LegacyRequest, Profile, answer_of
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_modern import FORM, PAGE, SAMPLE
-from tests.support.fake_server import FakeServer, fake_live
+from tests.support.fake_server import fake_live
 
 ALL = b'{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}'
 ACCEPT = {"action": "accept", "content": {}}
@@ -22,8 +21,7 @@ ACCEPT = {"action": "accept", "content": {}}
 def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange") -> Rounds:
     request = LegacyRequest(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
-    upstream = CallServer(fake_live(Tasks(Metrics("0"))), FakeServer(), ToolCatalog(), ("/mcp", b"ada"))
-    return Rounds(upstream, exchange, request, profile, Progress())
+    return Rounds(fake_live(Tasks(Metrics("0"))), exchange, request, profile, Progress())
 
 
 def encoded(**members: Any) -> bytes:

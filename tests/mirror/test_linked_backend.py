@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.legacy_front.backend import ClientMessage
-from gateway.mirror.call_rounds import CallServer
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks
@@ -53,7 +51,7 @@ class Host:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self.server, self.link, self.live = FakeServer(), FakeLink(), fake_live(tasks)
-        self.backend = MirrorBackend(CallServer(self.live, self.server, ToolCatalog(), ("/mcp", b"ada")), self.link)
+        self.backend = MirrorBackend(self.live, self.server, self.link)
         self.headers = {"Authorization": "x"}
 
     def says(self, **message: Any) -> None:
@@ -75,9 +73,6 @@ class Host:
     async def call(self, id_: int = 1) -> Sent:
         """A call of the tool, once it is at the server."""
         self.says(id=id_, method="tools/call", params={"name": "t", "arguments": {}})
-        if self.server.reads_headers and not self.server.of("tools/list"):
-            listed = await self.at_server("tools/list")
-            listed.completes(tools=[{"name": "t", "inputSchema": {"type": "object"}}])
         return await self.at_server("tools/call", id_)
 
 

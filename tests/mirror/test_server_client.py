@@ -219,7 +219,7 @@ async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
 
 
 async def test_a_header_that_cannot_be_sent_refuses_the_request(begin: Begin) -> None:
-    server = RouteServer((await begin()).gateway.routes.live["/mcp"])
+    server = RouteServer((await begin()).gateway.routes.live["/mcp"], b"")
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', b"{}")
     with pytest.raises(InvalidParams, match="control character"):
         _ = await ask(server, ModernRequest.new(mcp.TOOLS_LIST, {}, profile, {"X": "a\x01b"}))

@@ -219,12 +219,6 @@ async def cancelled(host: Host) -> Sent:
     return sent
 
 
-async def test_a_server_that_reads_no_headers_is_not_asked_for_its_tools(host: Host) -> None:
-    host.server.reads_headers = False
-    _ = await host.call()
-    assert host.server.of(mcp.TOOLS_LIST) == []
-
-
 async def test_the_answers_of_the_client_go_to_the_task_with_its_newest_headers(host: Host) -> None:
     await asked(host)
     host.headers = {"Authorization": "newer"}

@@ -250,7 +250,10 @@ _PLANTED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
         ),
     },
     "mirror/change_subscription.py": {
-        "listeners: a subscription that broke is not opened again": "self.begin(self._headers, has_missed=True)",
+        "listeners: a subscription that broke is not opened again": (
+            "self._stream, has_missed = None, True",
+            "return",
+        ),
     },
     "downstream/rejections.py": {
         "listeners: an error is written into a standalone stream": "reply.break_off()",

@@ -58,8 +58,6 @@ def fake_live(tasks: Tasks) -> Any:
 class FakeServer:
     """A server whose requests wait for the test."""
 
-    reads_headers = True
-
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 

@@ -11,8 +11,6 @@ from msgspec import Raw
 
 from gateway.config import Limits, Timeouts
 from gateway.legacy_front.backend import ClientMessage
-from gateway.mirror.call_rounds import CallServer
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, Refused, Unreachable
 from gateway.runtime.tasks import Tasks
@@ -45,8 +43,7 @@ class Bench:
         live.config.limits, live.config.timeouts = Limits(body_bytes=ROOM), Timeouts()
         live.upstream.stdio, live.upstream.era = None, Mock(is_modern=lambda *_, **__: self.chosen)
         live.upstream.pool.connect.return_value = self.channel
-        mirror_of = CallServer(live, self.server, ToolCatalog(), ("/mcp", b"ada")) if may_be_modern else None
-        self.relay = SessionRelay(live, self.link, mirror_of)
+        self.relay = SessionRelay(live, self.link, self.server if may_be_modern else None)
 
     async def _open(self, message: bytes, _headers: object) -> tuple[Any, Raw]:
         assert message == GREETING

@@ -13,7 +13,7 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
-from gateway.mirror.server_client import RouteServer, initialize
+from gateway.mirror.server_client import ModernRequest, RouteServer, initialize
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -106,8 +106,8 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             return found
         is_proven = found.proven
     # What follows goes to whoever holds this credential, so the upstream sees it first.
-    _ = await initialize(RouteServer(at.live), session.profile, at.headers)
-    may_go_on = not is_own and await _may_go_on(shared, at, session, left, is_proven=is_proven)
+    _ = await initialize(RouteServer(at.live, at.caller.principal), session.profile, at.headers)
+    may_go_on = not is_own and await _may_go_on(at, session, left, is_proven=is_proven)
     held, step = lot.find(left.exchange), Step.HELD
     if held is None and may_go_on:
         held = _restored(shared, at, session, left, is_proven=is_proven)
@@ -128,22 +128,20 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
     return await held.write(at, left.number if is_own else 0)
 
 
-async def _may_go_on(
-    shared: Shared, at: Arrival, session: MirroredSession, left: CallPlace, *, is_proven: bool
-) -> bool:
+async def _may_go_on(at: Arrival, session: MirroredSession, left: CallPlace, *, is_proven: bool) -> bool:
     """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
 
     A task has one driver, because the second one would cancel it when its client stays away.
     """
-    request, catalog = left.request, shared.catalog
+    request = left.request
     if request is None or left.asking:
         return request is not None
     if left.progress.task is not None:
         return is_proven
     if allows_rerun(at.live.route, request.method, request.target):
         return True
-    server, profile = RouteServer(at.live), session.profile
-    return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
+    call = ModernRequest.new(request.method, {}, session.profile, at.headers, target=request.target)
+    return (await RouteServer(at.live, at.caller.principal).tool(call)).ephemeral
 
 
 def _continued(at: Arrival, step: Step) -> None:

@@ -81,7 +81,7 @@ async def _post(shared: Shared, at: Arrival) -> Response:
             raise ShuttingDown("try again")
         keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
         profile = of_initialize(params_of(message), keeps_state=keeps_state)
-        result = await initialize(RouteServer(at.live), profile, at.headers)
+        result = await initialize(RouteServer(at.live, at.caller.principal), profile, at.headers)
         token = shared.tokens.new_session(at.bearer, profile)
         return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
     session = _session(shared, at)

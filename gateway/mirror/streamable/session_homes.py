@@ -94,7 +94,8 @@ class Home:
     def __init__(self, homes: Homes, session: MirroredSession, live: LiveRoute) -> None:
         self.live = live
         self._homes, self._session = homes, session
-        self._changes = Changes(RouteServer(live), live.process.tasks, session.profile, self._tell, self._end_stream)
+        server = RouteServer(live, session.principal)
+        self._changes = Changes(server, live.process.tasks, session.profile, self._tell, self._end_stream)
         self._share = homes.budget.share(partial(homes.forget, session.key), session.principal)
         self._users = 0
         """Requests of the client that need the server's changes."""

@@ -25,14 +25,13 @@ from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.call_rounds import CallServer, Progress
+from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import LegacyRequest, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import RouteServer, ServerClient
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import EVENT, NESTED, STATE, CallPlace, MirroredSession, Tokens
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.routes.live_route import LiveRoute
@@ -52,16 +51,11 @@ class Shared:
         self.tokens = tokens
         self.lot: Lot[StreamedCall] = Lot(hold, results)
         """The calls that may ask, and their responses for a while."""
-        self.catalog = ToolCatalog()
         self.homes = Homes(tokens, results)
         self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
         self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
-
-    def server(self, at: Arrival, server: ServerClient | None = None) -> CallServer:
-        """The server of a call, which is that of the route if it is not given."""
-        return CallServer(at.live, server or RouteServer(at.live), self.catalog, at.caller_key)
 
 
 class CallStream(Outbox, Leg):
@@ -119,7 +113,8 @@ class StreamedCall(MirroredCall):
             if may_park:
                 shared.lot.park(self)
             super().__init__(
-                shared.server(at, server),
+                at.live,
+                server or RouteServer(at.live, self.principal),
                 exchange,
                 request,
                 session.profile,

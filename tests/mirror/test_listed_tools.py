@@ -1,4 +1,4 @@
-"""What the mirror knows of the tools of a server (which is a fake)."""
+"""What is known of the tools of a modern server over HTTP (which is a fake)."""
 
 import asyncio
 from typing import Any
@@ -6,27 +6,39 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.mirror import tool_catalog as module
 from gateway.mirror.client_requests import Profile
-from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
+from gateway.mirror.server_client import ModernRequest, RouteServer, _ServerResponse
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams
 from gateway.protocol.tool_list import Tool
-from tests.support.fake_server import FakeServer
-from tests.support.workbench import eventually
+from gateway.routes.tool_catalog import ToolCatalog
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+from gateway.upstream.channel import Hearer
+from tests.support.fake_server import FakeServer, fake_live
+from tests.support.workbench import eventually, later
 
 PROFILE = Profile(mcp.LEGACY, b"{}", b"{}")
-ADA, EVE = ("/mcp", b"ada"), ("/mcp", b"eve")
+ADA, EVE = b"ada", b"eve"
 
 
 class Bench:
     """A catalog before a server."""
 
-    def __init__(self) -> None:
-        self.server, self.catalog = FakeServer(), ToolCatalog()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.live = FakeServer(), fake_live(Tasks(Metrics("0")))
+        self.live.upstream.tools = ToolCatalog()
+        monkeypatch.setattr(RouteServer, "send", lambda _, *sent: self.server.send(*sent))
 
-    def find(self, name: str = "t", caller: CallerKey = ADA) -> "asyncio.Task[Tool]":
-        return asyncio.get_running_loop().create_task(self.catalog.tool(caller, self.server, PROFILE, {}, name))
+    def find(self, name: str = "t", caller: bytes = ADA) -> "asyncio.Task[Tool]":
+        call = ModernRequest.new(mcp.TOOLS_CALL, {}, PROFILE, {}, target=name)
+        return later(RouteServer(self.live, caller).tool(call))
+
+    def hears(self, method: str, params: jsonrpc.Fields, answer: str) -> None:
+        """A request of ada is answered by this response."""
+        request = ModernRequest.new(method, params, PROFILE, {})
+        response = _ServerResponse(RouteServer(self.live, ADA), request, Hearer())
+        assert response.hear(f'{{"jsonrpc":"2.0","id":{request.id.decode()},{answer}}}'.encode())
 
     async def listed(self, count: int, *names: str, **more: Any) -> None:
         """The server is asked for a list the so-manieth time, and names these tools."""
@@ -38,8 +50,8 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> Bench:
-    return Bench()
+async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
 
 
 async def test_a_tool_that_the_whole_list_does_not_name_is_not_looked_for_again(bench: Bench) -> None:
@@ -51,7 +63,7 @@ async def test_a_tool_that_the_whole_list_does_not_name_is_not_looked_for_again(
     of_eve = bench.find("t1", EVE)
     await bench.listed(3)
     assert await of_eve == Tool()
-    bench.catalog.forget(ADA)
+    bench.hears(mcp.TOOLS_CALL, {}, f'"error":{{"code":{mcp.HEADER_MISMATCH},"message":"another header"}}')
     again = bench.find("t1")
     await bench.listed(4)
     assert await again == Tool()
@@ -80,7 +92,7 @@ async def test_a_list_that_cannot_be_asked_for_is_missing(bench: Bench, monkeypa
     async def refuse(*_: object) -> None:
         raise InvalidParams("A header of the request cannot be sent to the server")
 
-    monkeypatch.setattr(bench.server, "send", refuse)
+    monkeypatch.setattr(RouteServer, "send", refuse)
     assert await bench.find() == Tool()
 
 
@@ -90,27 +102,21 @@ async def test_a_part_of_a_list_that_a_client_has_asked_for_tells_nothing(
 ) -> None:
     tool = '{"name":"t","inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true}}'
     params, more = part
-    bench.catalog.learn(ADA, params, Raw(f'{{"tools":[{tool}]{more}}}'.encode()))
+    bench.hears(mcp.TOOLS_LIST, params, f'"result":{{"tools":[{tool}]{more}}}')
     finding = bench.find()
     await bench.listed(1)
     assert await finding == Tool()
-    bench.catalog.learn(ADA, {}, Raw(f'{{"tools":[{tool}]}}'.encode()))
+    bench.hears(mcp.TOOLS_LIST, {}, f'"result":{{"tools":[{tool}]}}')
     assert (await bench.find()).ephemeral
 
 
-async def test_the_tools_of_all_callers_have_a_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_TOOLS", 3)
-    for count, (caller, names) in enumerate(((ADA, "ab"), (EVE, "c")), 1):
-        finding = bench.find(caller=caller)
-        await bench.listed(count, *names, "d" * 300)
-        assert await finding == Tool()
-    assert [(await bench.find(*each)).ephemeral for each in (("a", ADA), ("d" * 300, ADA), ("c", EVE))] == [
-        *(True, False, True)
-    ]
-    third = bench.find(caller=("/mcp", b"bob"))
-    await bench.listed(3, "e")
-    _ = await third
-    assert (await bench.find("c", EVE)).ephemeral
-    evicted = bench.find("a", ADA)
-    await bench.listed(4, *"abcd")
-    assert await evicted == Tool(), "one caller with more than the limit has nothing"
+async def test_a_child_process_reads_no_headers_and_so_is_not_asked_for_its_tools() -> None:
+    live, asked = fake_live(Tasks(Metrics("0"))), list[bytes]()
+
+    async def take(body: bytes, _: Hearer) -> None:
+        asked.append(body)
+
+    live.upstream.stdio.modern.request = take
+    call = ModernRequest.new(mcp.TOOLS_CALL, {}, PROFILE, {}, target="t")
+    await RouteServer(live, ADA).send(call, Hearer())
+    assert asked == [call.body]
