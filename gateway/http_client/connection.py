@@ -9,18 +9,19 @@ Rule 3: no upstream holds the event loop: what takes long to parse is parsed in 
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, cast
 
 from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
-from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply, chunks
+from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import HearWhole, PendingRequest
+from gateway.http_client.reply_body import Ending, SizedBody, UnsizedBody
 from gateway.http_client.reply_head import CONTINUE, ReplyHead
-from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
+from gateway.http_client.reply_parser import Reader, ReplyParser, Rest
 from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
 
@@ -64,18 +65,10 @@ class Connection(asyncio.Protocol):
     _socket: world.Socket | None = None
     _poll: Callable[[], object] | None = None
     """Made when the connection is used again."""
-    _parser: ReplyParser | None = None
-    """None before it is needed, and behind a chunk of a stream whose rest takes none, or comes seldom."""
     _pending: PendingRequest | None = None
     """The request in flight."""
-    _heard: bool = False
-    """Whether a byte of the reply is here."""
-    _keeps_alive: bool = False
-    """Behind such a chunk: whether the connection will be kept."""
-    _missing: int = 0
-    """How much of the body of a familiar reply is still to come."""
-    _has_events: bool = False
-    """Whether that body is an event stream."""
+    _rest: Reader | None = None
+    """What reads on in the reply; None before a byte of it is here."""
     _requests: int = 0
     _pieces: Pieces | None = None
     """While a packet of more than one piece is parsed."""
@@ -112,7 +105,7 @@ class Connection(asyncio.Protocol):
         assert transport is not None, "the connection is open"
         head, body = pending.head, pending.body
         pending.sent_on(self)
-        self._heard = False
+        self._rest = None
         self._requests += 1
         self._pending = pending
         if pending.is_paused:
@@ -133,9 +126,9 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, without a word to the listener."""
-        self._pending = self._unsent = None
-        if self._parser is not None:
-            self._parser.mute()
+        if isinstance(self._rest, ReplyParser):
+            self._rest.release()
+        self._pending = self._rest = self._unsent = None
         if self._transport is not None:
             # A close would first wait until the rest of the request is sent.
             self._transport.abort()
@@ -181,12 +174,14 @@ class Connection(asyncio.Protocol):
 
     def _is_cheap(self, data: bytes) -> bool:
         """Whether a large packet takes no parser, and its listener has little to do."""
-        if self._missing:
-            return not self._has_events or _has_few_lines(data)
-        pending = self._pending
-        if self._heard or pending is None or pending.is_head or (found := self._familiar.reply(data)) is None:
+        rest, pending = self._rest, self._pending
+        if isinstance(rest, SizedBody):
+            kind = rest.content_type
+        elif rest is None and pending is not None and not pending.is_head and (found := self._familiar.reply(data)):
+            kind = found[0].content_type
+        else:
             return False
-        return found[0].content_type != _EVENTS or _has_few_lines(data)
+        return kind != _EVENTS or data.count(b"\n") + data.count(b"\r") <= _FEW_LINES
 
     def _read_on(self) -> None:
         """Read again after a packet that took several turns, unless its listener wants a pause."""
@@ -195,32 +190,36 @@ class Connection(asyncio.Protocol):
             self.resume_reading()
 
     def _receive(self, data: bytes) -> None:
-        """Parse what was read, or a piece of it."""
-        pending = self._pending
+        """Read a part of a reply."""
+        pending, rest = self._pending, self._rest
         if pending is None:
             self.abort()  # nothing was asked for
-            return
-        is_first = not self._heard
-        if is_first:
-            if pending.awaits_continue and data == CONTINUE:
-                pending.continued()
-                self._send_more()
-                return
-            self._heard = True
-            if pending.is_repeatable:
-                pending.keep_nothing()
-            if not pending.is_head and (found := self._familiar.reply(data)) is not None:
-                head, parts, missing = found
-                self._hear_familiar(pending, head, parts, missing)
-                return
-        if (missing := self._missing) > 0:
-            self._missing = max(missing - len(data), 0)
-            has_more, keeps_alive = len(data) < missing, len(data) == missing
-            self._hear(pending, None, (data[:missing],), has_more=has_more, keeps_alive=keeps_alive)
-        elif is_first or self._parser is not None or (chunked := chunks(data)) is None:
-            self._parse(pending, data, is_first=is_first)
+        elif rest is None:
+            self._begin_reply(pending, data)
         else:
-            self._hear(pending, None, chunked[0], has_more=chunked[1], keeps_alive=self._keeps_alive)
+            self._hear(pending, *rest.feed(data))
+
+    def _begin_reply(self, pending: PendingRequest, data: bytes) -> None:
+        """Read the first bytes of a reply."""
+        if pending.awaits_continue and data == CONTINUE:
+            pending.continued()
+            self._send_more()
+            return
+        if pending.is_repeatable:
+            pending.keep_nothing()
+        if not pending.is_head and (found := self._familiar.reply(data)) is not None:
+            head, parts, rest = found
+            if rest == "kept" and len(parts) == 1 and pending.hear_whole is not None:
+                self.keep_alive_seconds = head.keep_alive_seconds
+                self._end(rest, whole=(pending.hear_whole, head, parts[0]))
+            else:
+                self._hear(pending, head, parts, rest)
+            return
+        parser = ReplyParser(is_head=pending.is_head, is_lenient=pending.is_lenient)
+        read = parser.feed(data)
+        if parser.ending == "kept":
+            self._familiar.learn(data)
+        self._hear(pending, *read)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
@@ -233,14 +232,12 @@ class Connection(asyncio.Protocol):
         """The upstream has ended the connection; `is_proper` if that is known to be its own doing."""
         if self._pending is None:
             self._owner.ended_idle(self)
-        # While the rest of a familiar reply is missing, the parser is that of an earlier one.
-        parser = self._parser if self._heard and self._pending is not None and not self._missing else None
-        if parser is None or not parser.until_close:
+        if not isinstance(self._rest, UnsizedBody):
             is_proper = False
         elif is_proper is None:
             is_proper = self._is_ended_properly()
         if is_proper:
-            self._end(keeps_alive=False)
+            self._end("closed")
         else:
             self._fail(self._loss(None))
 
@@ -257,7 +254,6 @@ class Connection(asyncio.Protocol):
             self._owner.ended_idle(self)
         self._transport = None
         self._fail(self._loss(exc))
-        self._drop_parser()
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
@@ -271,82 +267,13 @@ class Connection(asyncio.Protocol):
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _parse(self, pending: PendingRequest, data: bytes, *, is_first: bool) -> None:
-        """Parse a part of a reply."""
-        parser = self._parser
-        if is_first:
-            parser = self._parser = parser or ReplyParser()
-            parser.expect(pending.listener, is_head=pending.is_head, is_lenient=pending.is_lenient)
-        elif parser is None:
-            parser = self._parser = ReplyParser.between_chunks(
-                pending.listener, keeps_alive=self._keeps_alive, keep_alive_seconds=self.keep_alive_seconds
-            )
-        try:
-            parser.feed(data)
-        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self._stop(exc)
-        if self._pending is not pending:
-            return  # it was aborted, or has failed
-        if is_first and parser.is_delimited and parser.will_keep_alive:
-            self._familiar.learn(data)
-        if parser.is_complete:
-            self.keep_alive_seconds = parser.keep_alive_seconds
-            self._end(keeps_alive=parser.will_keep_alive)
-        elif parser.is_oversized:
-            self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
-        elif pending.awaits_continue and parser.is_continued:
-            pending.continued()
-            self._send_more()
-        else:
-            self._save_memory(pending)
-
-    def _save_memory(self, pending: PendingRequest) -> None:
-        """Take less memory if the rest of a reply comes seldom: no parser, nor what only an idle connection needs."""
-        if not pending.is_silent:
-            return
-        parser = self._parser
-        if parser is not None:
-            if parser.is_complete or not parser.is_between_chunks:
-                return
-            self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds
-            self._drop_parser()
-        self._poll = None
-
-    def _drop_parser(self) -> None:
-        if self._parser is not None:
-            self._parser.release()
-            self._parser = None
-
-    def _hear_familiar(
-        self, pending: PendingRequest, head: FamiliarReply, parts: tuple[bytes, ...], missing: int | None
-    ) -> None:
-        """Tell the listener of a reply that takes no parser."""
-        self.keep_alive_seconds = head.form.keep_alive_seconds
-        if missing is None:
-            self._keeps_alive = True
-            self._drop_parser()
-        elif missing:
-            self._missing, self._has_events = missing, head.content_type == _EVENTS
-        elif len(parts) == 1 and pending.hear_whole is not None:
-            self._end(keeps_alive=True, whole=(pending.hear_whole, head, parts[0]))
-            return
-        self._hear(pending, head, parts, has_more=missing != 0, keeps_alive=True)
-
-    def _hear(
-        self,
-        pending: PendingRequest,
-        head: ReplyHead | None,
-        parts: tuple[bytes, ...],
-        *,
-        has_more: bool,
-        keeps_alive: bool,
-    ) -> None:
-        """Tell the listener what was read without a parser; `keeps_alive` counts if it has no more to come."""
-        listener = pending.listener
-        if not has_more:
-            pending.is_read = True
+    def _hear(self, pending: PendingRequest, head: ReplyHead | None, parts: Iterable[bytes], rest: Rest) -> None:
+        """Tell the listener what was read."""
+        self._rest = None if isinstance(rest, (str, MalformedReply)) else rest
+        pending.is_read, listener = isinstance(rest, str), pending.listener
         try:
             if head is not None:
+                self.keep_alive_seconds = head.keep_alive_seconds
                 listener.on_head(head)
             for part in parts:
                 if self._pending is pending:
@@ -355,10 +282,15 @@ class Connection(asyncio.Protocol):
             self._stop(exc)
         if self._pending is not pending:
             return  # it was aborted, or has failed
-        if has_more:
-            self._save_memory(pending)
+        if isinstance(rest, str):
+            self._end(rest)
+        elif isinstance(rest, MalformedReply):
+            self._fail(rest)
+        elif pending.awaits_continue and isinstance(rest, ReplyParser) and rest.is_continued:
+            pending.continued()
+            self._send_more()
         else:
-            self._end(keeps_alive=keeps_alive)
+            self._poll = None  # only an idle connection needs it, and the rest may come in hours
 
     def _send_more(self) -> None:
         """Write the request's body as far as the transport takes it."""
@@ -369,18 +301,16 @@ class Connection(asyncio.Protocol):
             self._unsent = self._unsent[_PART_BYTES:] or None
             self._transport.write(part)
 
-    def _end(self, *, keeps_alive: bool, whole: tuple[HearWhole, ReplyHead, bytes] | None = None) -> None:
+    def _end(self, ending: Ending, whole: tuple[HearWhole, ReplyHead, bytes] | None = None) -> None:
         """Hand the connection back, then tell the listener that its reply is complete."""
         pending, transport = self._pending, self._transport
         assert pending is not None
         assert transport is not None
         self._pending = None
-        if self._parser is not None:
-            self._parser.mute()
         listener = pending.end()
         is_sent = self._unsent is None and transport.get_write_buffer_size() == 0
         has_extra = self._is_distrusted or (self._pieces is not None and self._pieces.has_more)
-        if keeps_alive and is_sent and not has_extra and not transport.is_closing():
+        if ending == "kept" and is_sent and not has_extra and not transport.is_closing():
             if pending.is_paused:
                 transport.resume_reading()
             self._owner.freed(self)
@@ -396,10 +326,7 @@ class Connection(asyncio.Protocol):
             self._owner.listener_raised(exc)
 
     def _stop(self, error: BaseException) -> None:
-        """The reply is malformed, or its listener raised."""
-        if isinstance(error, MalformedReply):
-            self._fail(error)
-            return
+        """The listener raised."""
         if not isinstance(error, Exception):
             self.abort()
             raise error
@@ -423,7 +350,7 @@ class Connection(asyncio.Protocol):
 
     def _loss(self, exc: Exception | None) -> RequestFailed:
         """What it means for the request in flight that the connection ends now."""
-        if self._heard:
+        if self._rest is not None:
             return ReplyCut()
         if isinstance(exc, ssl.SSLError) and self._requests == 1 and refuses_certificate(exc.reason or ""):
             # With TLS 1.3 a server refuses the client's certificate only after the client has sent its request.
@@ -446,7 +373,3 @@ class Connection(asyncio.Protocol):
             listener.on_failed(failure)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
-
-
-def _has_few_lines(data: bytes) -> bool:
-    return data.count(b"\n") + data.count(b"\r") <= _FEW_LINES

@@ -9,10 +9,13 @@ delimit the message, describe the body, or decide about the connection. Whatever
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.http_client.reply_body import SizedBody, chunks
 from gateway.http_client.reply_head import ReplyHead
+from gateway.http_client.reply_parser import ChunkedBody, Rest
 
 _CANONICAL: Final = re.compile(
     rb"HTTP/1\.1 ([2-9][0-9]{2}) ([ -~]*)\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [ -~]*\r\n)*)\r\n"
@@ -32,9 +35,8 @@ _FIXED: Final = frozenset(
 )
 """The headers whose values belong to the form."""
 _WITHOUT_BODY: Final = (204, 304)
-_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
+_CHUNKS: Final = ChunkedBody("kept")
 _MAX_HEAD_BYTES: Final = 8192
-_MAX_CHUNKS: Final = 4
 _MAX_FORMS: Final = 8
 _MAX_LESSONS: Final = 32
 """It takes as long to learn a form as to parse a hundred replies, so a server with ever new forms is given up."""
@@ -61,7 +63,8 @@ class FamiliarReply(ReplyHead, eq=False, kw_only=True):
     """The head of a reply of a known form; most of its values are never looked at."""
 
     content_type: str
-    """A field, because a property takes as long as a call."""
+    keep_alive_seconds: int | None
+    """Fields, because a property takes as long as a call."""
     form: Form
     values: re.Match[bytes]
     """Has a group for the value of each header."""
@@ -81,12 +84,8 @@ class FamiliarHeads:
     _forms: list[Form] = field(default_factory=list)
     _lessons: int = 0
 
-    def reply(self, data: bytes) -> tuple[FamiliarReply, tuple[bytes, ...], int | None] | None:
-        """The reply that begins with these bytes, if its form is known and nothing is behind its end.
-
-        That is its head, the parts of the body so far, none of which is empty, and how many bytes are still to come:
-        None if that is not known, because they come in chunks.
-        """
+    def reply(self, data: bytes) -> tuple[FamiliarReply, Sequence[bytes], Rest] | None:
+        """Read the reply that begins with these bytes, if its form is known and nothing is behind its end."""
         forms = self._forms
         for form in forms:
             found = form.pattern.match(data)
@@ -94,22 +93,31 @@ class FamiliarHeads:
                 if form is not forms[0]:
                     forms.remove(form)
                     forms.insert(0, form)
-                begin, missing = found.end(), None
+                begin, missing, kind = found.end(), 0, form.content_type
                 if form.length is not None:
-                    parts: tuple[bytes, ...] = (data[begin:],) if begin < len(data) else ()
+                    parts: Sequence[bytes] = (data[begin:],) if begin < len(data) else ()
                     missing = int(found[form.length]) + begin - len(data)
+                    rest: Rest = SizedBody(missing, kind, "kept") if missing else "kept"
                 elif (chunked := chunks(data, begin)) is not None:
-                    parts, missing = chunked[0], None if chunked[1] else 0
+                    parts, rest = chunked[0], "kept" if chunked[1] else _CHUNKS
                 else:
                     return None
-                if begin > _MAX_HEAD_BYTES or (missing is not None and missing < 0):
+                if begin > _MAX_HEAD_BYTES or missing < 0:
                     return None
-                if missing != 0:
+                if rest != "kept":
                     # The head stays while the rest comes, and must not keep the part of the body that came with it.
                     found = form.pattern.match(data[:begin]) or found
-                kind = form.content_type
-                head = FamiliarReply(form.status, "1.1", None, form.reason, content_type=kind, form=form, values=found)
-                return head, parts, missing
+                head = FamiliarReply(
+                    form.status,
+                    "1.1",
+                    None,
+                    form.reason,
+                    content_type=kind,
+                    keep_alive_seconds=form.keep_alive_seconds,
+                    form=form,
+                    values=found,
+                )
+                return head, parts, rest
         return None
 
     def learn(self, data: bytes) -> None:
@@ -145,21 +153,3 @@ def _value(name: bytes, value: bytes) -> bytes:
     if name == b"content-length":
         return b"([0-9]{1,15})"
     return b"(%b)" % re.escape(value) if name in _FIXED else b"([ -~]*)"
-
-
-def chunks(data: bytes, begin: int = 0) -> tuple[tuple[bytes, ...], bool] | None:
-    """What a few chunks hold, without extensions and trailers, and whether more are to come behind them."""
-    parts: list[bytes] = []
-    while begin < len(data):
-        size = _CHUNK_SIZE.match(data, begin)
-        if size is None or len(parts) > _MAX_CHUNKS:
-            return None
-        begin = size.end()
-        end = begin + int(size[1], 16)
-        if data[end : end + 2] != b"\r\n":
-            return None
-        if end == begin:
-            return (tuple(parts), False) if len(data) == end + 2 else None
-        parts.append(data[begin:end])
-        begin = end + 2
-    return tuple(parts), True

@@ -79,8 +79,6 @@ class PendingRequest(msgspec.Struct, eq=False):
     """Whether the whole reply was read before the listener hears of it."""
     hear_whole: HearWhole | None = None
     """Hears a reply that came in one piece, in place of the listener."""
-    is_silent: bool = False
-    """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
     carrier: Carrier | None = None
     """The connection that the request is sent on, or was sent on."""
     _connecting: asyncio.Task[None] | None = None

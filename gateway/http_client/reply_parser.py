@@ -1,20 +1,21 @@
-"""Parses the replies on one connection with llhttp, for their listeners.
+"""Parses a reply with llhttp, as far as nothing simpler can read it: its head, and chunks that are cut.
 
 Rule: llhttp parses strictly. Allowed are spaces behind the size of a chunk, which servers send in the wild. Where the
 caller wants it, the values of headers may be folded or have control characters too; llhttp then allows spaces behind a
 name as well, which is checked here. A bare LF is never allowed: in a value that somebody else chose, it would begin a
-header. The bodies of replies that end with the connection are delimited here, because httptools does not offer
-llhttp's `finish`.
+header. The bodies of replies that end with the connection are delimited by the connection, because httptools does not
+offer llhttp's `finish`.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import httptools
 
 from gateway.http_client.errors import MalformedReply
-from gateway.http_client.pending_request import ReplyListener
+from gateway.http_client.reply_body import Ending, SizedBody, UnsizedBody, chunks
 from gateway.http_client.reply_head import ReplyHead
 
 MAX_HEAD_BYTES: Final = 65_536
@@ -25,128 +26,109 @@ _CONTINUE: Final = 100
 _SWITCHING_PROTOCOLS: Final = 101
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _BETWEEN_CHUNKS: Final = {
-    True: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-    False: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n",
+    "kept": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "closed": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n",
 }
-"""What brings a new parser to the place behind a chunk of a reply, by whether the connection will be kept."""
+"""What brings a new parser to the place behind a chunk of a reply, by what the head of that has said."""
+
+
+_At = Literal["head", "sized body", "unsized body", "chunk", "between chunks", "end"]
+"""Where in a reply its parser is. Interim replies belong to the head, the line that begins a chunk to the chunk."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ReplyParser:
-    """The parser of one connection; it takes as much memory as the rest of the connection."""
+    """The parser of one reply; it takes as much memory as the connection."""
 
-    keep_alive_seconds: int | None = None
-    """How long the upstream keeps the connection open, if its last reply says so."""
-    until_close: bool = False
-    """Whether the body ends with the connection."""
+    is_head: bool = False
+    """Whether the reply is one to HEAD."""
+    is_lenient: bool = False
+    """See `PendingRequest`."""
     is_continued: bool = False
     """Whether the server has said `100 Continue`."""
-    is_complete: bool = False
-    is_between_chunks: bool = False
-    """Whether the last thing that was read was the end of a chunk, or of the head before the first."""
-    _llhttp: httptools.HttpResponseParser | None = None
-    _listener: ReplyListener | None = None
-    _is_lenient: bool = False
-    _is_head: bool = False
-    _fields: list[tuple[bytes, bytes]] | None = field(default_factory=list)
-    """The headers so far; None once the head is complete."""
+    ending: Ending = "closed"
+    """As far as is known."""
+    _at: _At = "head"
+    _llhttp: httptools.HttpResponseParser = field(init=False)
+    _fields: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """The headers so far."""
     _reason: bytes = b""
     _interim: int = 0
     _other_bytes: int = 0
     """How much was read since the last byte of a body."""
-    _keeps_alive: bool = False
-    """Whether the upstream keeps the connection open behind the complete reply, and has sent nothing there."""
+    _head: ReplyHead | None = None
+    """If it was read now."""
+    _parts: list[bytes] = field(default_factory=list)
+    """Of the body, read now."""
 
     def __post_init__(self) -> None:
         self._llhttp = httptools.HttpResponseParser(self)
-        self._llhttp.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
-
-    @classmethod
-    def between_chunks(
-        cls, listener: ReplyListener, *, keeps_alive: bool, keep_alive_seconds: int | None
-    ) -> "ReplyParser":
-        """Return a parser for the rest of a reply, behind one of its chunks."""
-        parser = cls()
-        parser.feed(_BETWEEN_CHUNKS[keeps_alive])
-        parser._fields, parser._other_bytes, parser._listener = None, 0, listener
-        parser.keep_alive_seconds = keep_alive_seconds
-        return parser
-
-    def expect(self, listener: ReplyListener, *, is_head: bool, is_lenient: bool) -> None:
-        """Expect another reply."""
-        self.until_close = self.is_continued = self.is_complete = self.is_between_chunks = self._keeps_alive = False
-        self._fields, self._reason, self._interim, self._other_bytes = [], b"", 0, 0
-        self._listener, self._is_head = listener, is_head
-        if is_lenient is not self._is_lenient:
-            self._is_lenient = is_lenient
-            assert self._llhttp is not None
-            self._llhttp.set_dangerous_leniencies(lenient_headers=is_lenient)
-
-    def mute(self) -> None:
-        """Tell the listener nothing more."""
-        self._listener = None
+        self._llhttp.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True, lenient_headers=self.is_lenient)
 
     def release(self) -> None:
         """End the use of this parser, which is in a circle of objects."""
-        self._llhttp = self._listener = None
+        del self._llhttp
 
-    @property
-    def is_delimited(self) -> bool:
-        """Whether the head is here, of a reply whose body has an end of its own."""
-        return self._fields is None and not (self.until_close or self._is_head)
-
-    @property
-    def is_oversized(self) -> bool:
-        """Whether too much was read that is no body."""
-        return self._other_bytes > MAX_HEAD_BYTES
-
-    @property
-    def will_keep_alive(self) -> bool:
-        """Whether the connection can be used again behind the reply, as far as is known."""
-        if self.is_complete:
-            return self._keeps_alive
-        return self._llhttp is not None and self._llhttp.should_keep_alive()
-
-    def feed(self, data: bytes) -> None:
-        """Parse what was read; raises MalformedReply, or what a method of the listener raises."""
+    def feed(self, data: bytes) -> "Read":
+        """See `Read`."""
         self._other_bytes += len(data)
+        failure = None
         try:
-            if self._llhttp is not None:
-                self._llhttp.feed_data(data)
-        except httptools.HttpParserCallbackError as exc:
-            raise exc.__context__ or exc from None
+            self._llhttp.feed_data(data)
         except httptools.HttpParserError as exc:
-            if not self.is_complete:
-                raise MalformedReply(str(exc)) from None
-            self._keeps_alive = False
-        # Without a line end, the beginning of a size line may have been read.
-        self.is_between_chunks = self.is_between_chunks and data.endswith(b"\n")
+            cause = exc.__context__  # what one of the methods below raised
+            failure = cause if isinstance(cause, MalformedReply) else MalformedReply(str(exc))
+            self.ending = "closed"
+        head, parts, self._head, self._parts = self._head, self._parts, None, []
+        rest = failure if failure is not None and self._at != "end" else self._rest(data, head, parts)
+        if rest is not self:
+            self.release()
+        return head, parts, rest
+
+    def _rest(self, data: bytes, head: ReplyHead | None, parts: list[bytes]) -> "Rest":
+        """What reads on behind what was parsed."""
+        match self._at:
+            case "end":
+                return self.ending
+            case "unsized body":
+                return UnsizedBody()
+            case "sized body" if head is not None:
+                missing = (head.content_length or 0) - sum(map(len, parts))
+                return SizedBody(missing, head.content_type, self.ending)
+            case "between chunks" if data.endswith(b"\n"):
+                return ChunkedBody("kept" if self._llhttp.should_keep_alive() else "closed")
+            case "between chunks":
+                self._at = "chunk"  # the beginning of its size line may have been read
+            case _:
+                pass
+        if self._other_bytes > MAX_HEAD_BYTES:
+            return MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body")
+        return self
 
     # -- from llhttp --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A reply begins."""
-        if self.is_complete:
-            self._keeps_alive = False
+        if self._at == "end":
+            self.ending = "closed"
 
     def on_status(self, text: bytes) -> None:
         """A part of the reason phrase."""
-        if self._fields is not None:
+        if self._at == "head":
             self._reason += text
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; those of trailers are ignored. Raises MalformedReply."""
-        if self._is_lenient and _TOKEN.fullmatch(name) is None:
+        if self.is_lenient and _TOKEN.fullmatch(name) is None:
             raise MalformedReply("a header whose name is not a token")
-        if self._fields is not None:
+        if self._at == "head":
             self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
         """A head is complete. Raises MalformedReply."""
-        fields, listener, llhttp = self._fields, self._listener, self._llhttp
-        if fields is None or listener is None or llhttp is None:
+        if self._at != "head":
             return  # it belongs to nothing that was asked for
-        status = llhttp.get_status_code()
+        status, fields = self._llhttp.get_status_code(), self._fields
         # Much of what was read may be body.
         if (
             self._other_bytes > MAX_HEAD_BYTES
@@ -156,35 +138,36 @@ class ReplyParser:
         if status < 200:
             self._skip_interim(status)
             return
-        head = ReplyHead(status, llhttp.get_http_version(), fields, self._reason)
-        self.until_close = _is_delimited_by_close(head)
-        self.is_between_chunks = head.get(b"transfer-encoding") is not None
-        self._fields = None
-        self._other_bytes = 0
-        self.keep_alive_seconds = head.keep_alive_seconds
-        # The parser expects a body, because it does not know of the HEAD. The connection is not used again.
-        self.is_complete = self._is_head
-        listener.on_head(head)
+        head = ReplyHead(status, self._llhttp.get_http_version(), fields, self._reason)
+        self._at = _body_of(head)
+        self._head, self._other_bytes = head, 0
+        if self.is_head:
+            # llhttp expects a body, because it does not know of the HEAD. So the connection is not used again.
+            self._at = "end"
+        elif self._llhttp.should_keep_alive():
+            self.ending = "kept"
 
     def on_chunk_header(self) -> None:
         """The size of a chunk is here."""
-        self.is_between_chunks = False
+        if self._at != "end":
+            self._at = "chunk"
 
     def on_chunk_complete(self) -> None:
         """A chunk is complete."""
-        self.is_between_chunks = True
+        if self._at != "end":
+            self._at = "between chunks"
 
     def on_body(self, data: bytes) -> None:
         """A part of a body."""
         self._other_bytes = 0
-        if self._listener is not None and not self.is_complete:
-            self._listener.on_body(data)
+        if self._at != "end":
+            self._parts.append(data)
 
     def on_message_complete(self) -> None:
         """A reply is complete."""
-        if self._fields is None and not self.is_complete:  # it is no interim one
-            self._keeps_alive = self.will_keep_alive
-            self.is_complete = True
+        if self._at not in ("head", "end"):  # it is no interim one
+            self._at = "end"
+            self.ending = "kept" if self._llhttp.should_keep_alive() else "closed"
 
     def _skip_interim(self, status: int) -> None:
         """Leave out a reply like 100 or 103. Raises MalformedReply."""
@@ -198,13 +181,38 @@ class ReplyParser:
         self._reason = b""
 
 
-def _is_delimited_by_close(head: ReplyHead) -> bool:
-    """Whether the body, if there is one, ends with the connection. Raises MalformedReply."""
+@dataclass(slots=True, eq=False)
+class ChunkedBody:
+    """A body of chunks, of which the next one begins now; it takes a parser only while a chunk is cut."""
+
+    ending: Ending
+
+    def feed(self, data: bytes) -> "Read":
+        """See `Read`."""
+        found = chunks(data)
+        if found is None:
+            _, parts, rest = ReplyParser().feed(_BETWEEN_CHUNKS[self.ending] + data)
+            return None, parts, rest
+        parts, is_complete = found
+        return None, parts, self.ending if is_complete else self
+
+
+Reader = ReplyParser | ChunkedBody | SizedBody | UnsizedBody
+"""What reads the rest of a reply."""
+Rest = Reader | Ending | MalformedReply
+"""The same, or how the reply has ended."""
+Read = tuple[ReplyHead | None, Sequence[bytes], Rest]
+"""What was read of a reply at once: its head if that is complete now, parts of its body, none of which is empty, and
+what reads on."""
+
+
+def _body_of(head: ReplyHead) -> _At:
+    """Which body comes, if there is one. Raises MalformedReply."""
     if head.version not in ("1.0", "1.1"):
         raise MalformedReply(f"HTTP version {head.version}")
     codings = head.get_all(b"transfer-encoding")
     if not codings:
-        return head.get(b"content-length") is None
+        return "unsized body" if head.get(b"content-length") is None else "sized body"
     if codings[0].lower() != b"chunked" or len(codings) > 1 or head.version == "1.0":
         raise MalformedReply("a transfer coding that was not asked for")
-    return False
+    return "between chunks"

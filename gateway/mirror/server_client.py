@@ -170,7 +170,7 @@ class _ModernReply(ReplyReader, kw_only=True):
         """Keep nothing that is not needed any more: a call may wait for long."""
         self.request = None
         if self.is_stream:
-            self.head, self.pending.is_silent = None, True
+            self.head = None
 
     def hand_over(self, data: bytes) -> None:
         """Hand over a message; a body may be something else."""

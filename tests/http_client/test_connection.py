@@ -24,9 +24,7 @@ CHUNKED = H + b"Transfer-Encoding: chunked\r\n\r\n"
 UNDERSTOOD: list[tuple[str, list[bytes], bytes]] = [
     # (what is special, what the server sends before it waits for the next request, the body)
     ("content length", [OK], b"ok"),
-    ("cut everywhere", [bytes([byte]) for byte in OK], b"ok"),
     ("chunks", [CHUNKED + b"1\r\no\r\n1\r\nk\r\n0\r\n\r\n"], b"ok"),
-    ("chunks cut everywhere", [bytes([byte]) for byte in CHUNKED + b"2\r\nok\r\n0\r\n\r\n"], b"ok"),
     ("a chunk extension", [CHUNKED + b'2;name="value"\r\nok\r\n0\r\n\r\n'], b"ok"),
     ("spaces behind a chunk size", [CHUNKED + b"2  \r\nok\r\n0\r\n\r\n"], b"ok"),
     ("trailers", [CHUNKED + b"2\r\nok\r\n0\r\nX: y\r\nX: z\r\n\r\n"], b"ok"),
@@ -569,49 +567,50 @@ async def test_a_closed_connection_leaves_no_circle_of_objects(client: HttpClien
             gc.enable()
 
 
-SILENT = [(what, b"".join(parts), body) for what, parts, body in UNDERSTOOD]
-SILENT += [
+IN_PARTS = [(what, b"".join(parts), body) for what, parts, body in UNDERSTOOD]
+IN_PARTS += [
     ("many chunks", CHUNKED + b"1\r\no\r\n" * 9 + b"0\r\n\r\n", b"o" * 9),
     ("line ends in chunks", CHUNKED + b"4\r\n\r\n\r\n\r\n1\r\n\n\r\n0\r\n\r\n", b"\r\n\r\n\n"),
     ("size lines in chunks", CHUNKED + b"5\r\n0\r\n\r\n\r\n5\r\n1\r\nx\n\r\n0\r\n\r\n", b"0\r\n\r\n1\r\nx\n"),
 ]
 
 
-@pytest.mark.parametrize(("what", "said", "body"), SILENT, ids=[each[0] for each in SILENT])
-async def test_a_silent_reply_is_understood_wherever_it_pauses(what: str, said: bytes, body: bytes) -> None:
+@pytest.mark.parametrize(("what", "said", "body"), IN_PARTS, ids=[each[0] for each in IN_PARTS])
+async def test_a_reply_is_understood_wherever_it_is_cut(what: str, said: bytes, body: bytes) -> None:
     cuts = [(said[:at], said[at:]) for at in range(1, len(said))]
     for parts in [*cuts, [said[at : at + 1] for at in range(len(said))]]:
-        begun = Begun(is_silent=True).receive(*parts)
+        begun = Begun().receive(*parts)
         assert begun.heard.words == (COMPLETE if body else ["head", "end"]), parts
         assert begun.heard.body == body, parts
         begun.owner.freed.assert_called_once_with(begun.connection)
 
 
-async def test_a_connection_that_the_upstream_wants_closed_is_not_kept_after_a_silent_reply() -> None:
+async def test_a_connection_that_the_upstream_wants_closed_is_not_kept_after_a_reply_in_parts() -> None:
     head = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    begun = Begun(is_silent=True).receive(head, b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n")
+    begun = Begun().receive(head, b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n")
     assert (begun.heard.words, begun.heard.body) == (COMPLETE, b"ok")
     begun.owner.freed.assert_not_called()
     assert not begun.connection.is_open
 
 
 @pytest.mark.parametrize("said", [b"x\r\n", b"-1\r\n", b"\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
-async def test_a_silent_reply_with_chunks_that_are_not_valid_never_ends_well(said: bytes) -> None:
-    begun = Begun(is_silent=True).receive(CHUNKED, b"1\r\no\r\n", said)
+async def test_a_reply_that_goes_on_with_chunks_that_are_not_valid_never_ends_well(said: bytes) -> None:
+    begun = Begun().receive(CHUNKED, b"1\r\no\r\n", said)
     assert begun.heard.words == ["head", "body", "failed"]
 
 
 @pytest.mark.parametrize(
     ("parts", "is_kept"),
     [
+        *[(parts, False) for parts in ([H + b"\r\n"], [OK[:-1]], [OK[:-2]])],
         *[(parts, False) for parts in ([CHUNKED], [CHUNKED, b"1\r\no\r\n"], [CHUNKED + b"1\r\n", b"o\r\n"])],
         *[(parts, True) for parts in ([CHUNKED[:-1]], [CHUNKED, b"1"], [CHUNKED, b"1\r\n"], [CHUNKED, b"2\r\n\r\n"])],
     ],
 )
-async def test_a_silent_reply_keeps_its_parser_only_in_the_middle_of_a_part(
+async def test_a_reply_keeps_its_parser_only_in_its_head_and_in_the_middle_of_a_chunk(
     parts: list[bytes], *, is_kept: bool
 ) -> None:
-    begun = Begun(is_silent=True).receive(*parts)
+    begun = Begun().receive(*parts)
     assert any(isinstance(each, ReplyParser) for each in gc.get_referents(begun.connection)) is is_kept
 
 

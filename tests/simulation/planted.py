@@ -184,7 +184,7 @@ _PLANTED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "http_client/connection.py": {
         "http: the listener of a request does not hear that it failed": "listener.on_failed(failure)",
         "http: what was heard of one reply counts for the next": (
-            "        self._heard = False\n        self._requests",
+            "        self._rest = None\n        self._requests",
             "        self._requests",
         ),
     },

@@ -46,12 +46,12 @@ class FakeTransport(asyncio.Transport):
 class Begun:
     """One request in flight, with what was heard of its reply, and the owner of its connection."""
 
-    def __init__(self, familiar: FamiliarHeads | None = None, *, is_silent: bool = False) -> None:
-        """`familiar`: the replies that this upstream gave before; `is_silent`: as its caller expects the reply."""
+    def __init__(self, familiar: FamiliarHeads | None = None) -> None:
+        """`familiar`: the replies that this upstream gave before."""
         self.transport, self.owner, self.heard = FakeTransport(), Mock(), Recorder()
         self.connection = Connection(ORIGIN, self.owner, familiar or FamiliarHeads())
         self.connection.connection_made(self.transport)
-        self.pending = PendingRequest(ORIGIN, self.heard, is_silent=is_silent)
+        self.pending = PendingRequest(ORIGIN, self.heard)
         self.connection.start(self.pending)
 
     def receive(self, *parts: bytes) -> "Begun":

@@ -55,8 +55,6 @@ class CallReply(ReplyReader, kw_only=True):
             _ = self.resumption.is_repeated(event.id)
         if event.data:
             self.hand_over(event.data)
-            if not self.is_over:  # most streams end with their first message, so memory is saved only behind that
-                self.pending.is_silent = True
 
     def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
         """Take a reply that came in one piece."""

@@ -238,7 +238,7 @@ class StreamReply(ReplyReader):
     def accepted(self) -> None:
         """Only a stream is what was asked for."""
         if self.is_stream and self.status == 200:
-            self.head, self.pending.is_silent = None, True
+            self.head = None
             self.opened()
         else:
             self.is_stream = False
