@@ -5,6 +5,7 @@ that starts with a colon is a comment, one space after the field's colon is drop
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -59,7 +60,7 @@ class Parser:
     )
 
     def __init__(self, max_bytes: int, *, is_begun: bool = False) -> None:
-        """`is_begun`: events of the stream were read elsewhere, so no byte order mark can come any more."""
+        """`is_begun`: events of the stream were read before, so no byte order mark can come any more."""
         self._max = max_bytes
         self._started = is_begun
         self._after_cr = False
@@ -143,6 +144,33 @@ class Parser:
     def _check(self, size: int) -> None:
         if size > self._max:
             raise EventTooLarge(f"an event is larger than {self._max} bytes")
+
+
+class PlainParser(msgspec.Struct):
+    """As `Parser`, for a stream whose parts are mostly one plain event each: these are read without one."""
+
+    _max: int
+    _is_begun: bool = False
+    _parser: Parser | None = None
+    unfinished_bytes: int = 0
+    """As that of `Parser`."""
+
+    @property
+    def retry_ms(self) -> int | None:
+        """As that of `Parser`."""
+        return None if self._parser is None else self._parser.retry_ms
+
+    def feed(self, chunk: bytes) -> Sequence[Event]:
+        """As that of `Parser`."""
+        if self._parser is None:
+            only = only_event(chunk)
+            if only is not None and len(chunk) <= self._max:
+                self._is_begun = True
+                return (Event(only),)
+            self._parser = Parser(self._max, is_begun=self._is_begun)
+        events = self._parser.feed(chunk)
+        self.unfinished_bytes = self._parser.unfinished_bytes
+        return events
 
 
 def only_event(begin: bytes) -> bytes | None:

@@ -297,9 +297,7 @@ class Session(SideListener, Hearer):
             self.lose()  # for this process; the call still runs there
             raise
 
-    def _sent(
-        self, call: Call, headers: Headers, runner: Runner = COROUTINE, reply: BegunReply | None = None
-    ) -> None:
+    def _sent(self, call: Call, headers: Headers, runner: Runner = COROUTINE, reply: BegunReply | None = None) -> None:
         """The call is in flight from now on."""
         assert self.in_flight is None, "one call in flight per session"
         self.in_flight, self.turned_away = call, False

@@ -7,6 +7,7 @@ the coroutine that decides what becomes of the request. This file decides nothin
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from enum import Enum
 from typing import Final, Self, cast
 
 import msgspec
@@ -36,6 +37,19 @@ async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyRead
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
+class Stage(Enum):
+    """How far a reply is."""
+
+    ARRIVING = "arriving"
+    DONE = "done"
+    """The answer was received, here or elsewhere."""
+    ENDED = "ended"
+    """It has ended in another way."""
+
+
+ARRIVING, DONE, ENDED = Stage
+
+
 class ReplyReader(msgspec.Struct, eq=False):
     """One reply; the ReplyListener of its request."""
 
@@ -54,18 +68,11 @@ class ReplyReader(msgspec.Struct, eq=False):
     pending: PendingRequest = cast("PendingRequest", None)
     """Set by whoever sends the request, of which this is the listener."""
     head: ReplyHead | None = None
-    parts: list[bytes] | None = None
+    content: sse.PlainParser | list[bytes] | None = None
+    """What parses a stream, or what has come of a body."""
     size: int = 0
-    """What has come of a body, or of the message that is arriving on a stream."""
-    is_stream: bool = False
-    is_begun: bool = False
-    """Whether events were read without a parser."""
-    is_done: bool = False
-    """Whether the answer was received, here or elsewhere."""
-    is_over: bool = False
-    """Whether nothing more is heard."""
-    parser: sse.Parser | None = None
-    """Made when a part of a stream is not one plain event."""
+    """Of what has come of a body, or of the message that is arriving on a stream."""
+    stage: Stage = ARRIVING
     failure: Exception | None = None
     """Why the reply ended, if it is over and not complete."""
     waiter: asyncio.Future[None] | None = None
@@ -73,7 +80,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     async def over(self, pending: PendingRequest) -> Self:
         """Wait until the reply is over; if that is cancelled, give the request up."""
         self.pending = pending
-        if not self.is_over:
+        if self.stage is ARRIVING:
             self.waiter = asyncio.Future()
             try:
                 await self.waiter
@@ -95,12 +102,27 @@ class ReplyReader(msgspec.Struct, eq=False):
     @property
     def body(self) -> bytes:
         """What has come of a body."""
-        return b"".join(self.parts or ())
+        return b"".join(self.content) if isinstance(self.content, list) else b""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is an event stream."""
+        return isinstance(self.content, sse.PlainParser)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer was received, here or elsewhere."""
+        return self.stage is DONE
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is heard."""
+        return self.stage is not ARRIVING
 
     @property
     def retry_ms(self) -> int | None:
         """The pause that the stream asked for."""
-        return None if self.parser is None else self.parser.retry_ms
+        return self.content.retry_ms if isinstance(self.content, sse.PlainParser) else None
 
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
@@ -113,7 +135,8 @@ class ReplyReader(msgspec.Struct, eq=False):
         """The head is here."""
         self.head = head
         if head.status < 300:
-            self.is_stream = head.content_type == EVENT_STREAM
+            if head.content_type == EVENT_STREAM:
+                self.content = sse.PlainParser(self.max_bytes)
             self.accepted()
             if not self.needs_body:
                 self.answered()
@@ -124,26 +147,37 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def on_body(self, data: bytes, /) -> None:
         """Hand over the messages that this part of a stream completes; keep a part of a body."""
-        if self.is_over:
+        if self.stage is not ARRIVING:
             return
-        if self.is_stream:
-            self._read(data)
-            return
-        if self.parts is None:
-            self.parts = []
-        self.parts.append(data)
-        size = self.size = self.size + len(data)
-        if size > self.max_bytes:
-            self._end(sse.EventTooLarge(f"a body is larger than {self.max_bytes} bytes"))
-        elif size > SMALL_BYTES:
-            _ = self.arriving.hold(self.pending, size)
+        content, before = self.content, self.size
+        if isinstance(content, sse.PlainParser):
+            try:
+                events = content.feed(data)
+            except sse.EventTooLarge as exc:
+                self._end(exc)
+                return
+            for event in events:
+                self.take(event)
+                if self.stage is not ARRIVING:
+                    return
+            self.size = content.unfinished_bytes
+        else:
+            if content is None:
+                content = self.content = []
+            content.append(data)
+            self.size = before + len(data)
+            if self.size > self.max_bytes:
+                self._end(sse.EventTooLarge(f"a body is larger than {self.max_bytes} bytes"))
+                return
+        if self.size > SMALL_BYTES or before > SMALL_BYTES:  # nearly never
+            _ = self.arriving.hold(self.pending, self.size)
 
     def on_end(self) -> None:
         """Hand over a body, if the server has accepted the request: it is the answer, or there is none."""
-        if self.is_over:
+        if self.stage is not ARRIVING:
             return
         failure = None
-        if self.parts and self.status < 300:
+        if isinstance(self.content, list) and self.status < 300:
             try:
                 self.hand_over(self.body)
             except Exception as exc:  # noqa: BLE001  (who decides about the request handles it, not the connection)
@@ -172,31 +206,8 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def hand_over(self, data: bytes) -> None:
         """Hand over a message; with the answer, the reply is done."""
-        if self.hearer.hear(data) and not self.is_over:  # or closed meanwhile
+        if self.hearer.hear(data) and self.stage is ARRIVING:  # or closed meanwhile
             self.answered()
-
-    def _read(self, data: bytes) -> None:
-        """Hand over the messages that this part of a stream completes."""
-        parser = self.parser
-        if parser is None:
-            only = sse.only_event(data)
-            if only is not None and len(data) <= self.max_bytes:
-                self.is_begun = True
-                self.take(sse.Event(only))
-                return
-            parser = self.parser = sse.Parser(self.max_bytes, is_begun=self.is_begun)
-        try:
-            events = parser.feed(data)
-        except sse.EventTooLarge as exc:
-            self._end(exc)
-            return
-        for event in events:
-            self.take(event)
-            if self.is_over:
-                return
-        self.size, before = parser.unfinished_bytes, self.size
-        if self.size > SMALL_BYTES or before > SMALL_BYTES:  # nearly never
-            _ = self.arriving.hold(self.pending, self.size)
 
     def answered(self) -> None:
         """The answer is here; the reply should end now, so that its connection can be used again."""
@@ -205,25 +216,25 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def _done(self) -> None:
         """Forget the reply, which refers to the request."""
-        if not self.is_over:
-            self.is_done = True
-            self.parts = None
-            _ = self._let_go()
+        if self.stage is ARRIVING:
+            if isinstance(self.content, list):
+                self.content = None
+            _ = self._let_go(DONE)
 
     def _end(self, failure: Exception | None) -> None:
         """Have a coroutine decide what becomes of the request."""
-        if self.is_over:
+        if self.stage is not ARRIVING:
             return
         self.failure = failure
         is_awaited = self.waiter is not None and not self.waiter.done()
-        hearer = self._let_go()
+        hearer = self._let_go(ENDED)
         self.pending.abort()
         if not is_awaited:
             hearer.over(self, failure)
 
-    def _let_go(self) -> Hearer:
+    def _let_go(self, stage: Stage) -> Hearer:
         """Hear nothing more, and forget who did; who that was is returned."""
-        self.is_over, hearer = True, self.hearer
+        self.stage, hearer = stage, self.hearer
         del self.hearer
         if self.size > SMALL_BYTES:
             self.arriving.release(self.pending)
@@ -241,7 +252,7 @@ class StreamReply(ReplyReader):
             self.head = None
             self.opened()
         else:
-            self.is_stream = False
+            self.content = None
             self._end(None)
 
     def opened(self) -> None:

@@ -213,7 +213,7 @@ class StreamableChannel(Channel):
         except StreamCut as exc:
             cut = exc
         finally:
-            reply.message, reply.parts = b"", None  # the session keeps its newest request for as long as it is idle
+            reply.message, reply.content = b"", None  # the session keeps its newest request for as long as it is idle
         place = reply.place
         if place is None or place.cursor is None:  # only an event id shows that the server stores events
             raise cut
