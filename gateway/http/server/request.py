@@ -77,15 +77,13 @@ class RequestBody(msgspec.Struct, eq=False):
     """What is here and was not read."""
     size: int = 0
     """How much of that came in parts."""
-    is_paused: bool = False
     waiter: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
         """Take a part."""
         self.parts.append(data)
-        self.size += len(data)
-        if self.size > _PAUSED_BYTES and not self.is_paused and self.wire is not None:
-            self.is_paused = True
+        before, self.size = self.size, self.size + len(data)
+        if before <= _PAUSED_BYTES < self.size and self.wire is not None:
             self.wire.pause_reading()
         if self.waiter is not None:
             self._wake()
@@ -109,11 +107,8 @@ class RequestBody(msgspec.Struct, eq=False):
         else:
             data = b"".join(parts)
             parts.clear()
-        if self.size:
-            self.size = 0
-        if self.is_paused:
-            self.is_paused = False
-            assert self.wire is not None, "it was paused"
+        before, self.size = self.size, 0
+        if before > _PAUSED_BYTES and self.wire is not None:
             self.wire.resume_reading()
         return data
 
