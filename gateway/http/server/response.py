@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
+from enum import Enum, auto
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
@@ -11,7 +12,7 @@ from multidict import CIMultiDict
 
 from gateway import world
 from gateway.http.server.request import REQUEST_ID, HttpRequest, media_type
-from gateway.http.server.wire import PIECE_BYTES
+from gateway.http.server.wire import PIECE_BYTES, Wire
 from gateway.telemetry import COMPLETE, Ending
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -135,46 +136,47 @@ def json_response(http: HttpRequest, body: bytes) -> bytes:
     return _JSON_RESPONSE % (len(body), _formatted(int(world.wall())), http.id.encode(), body)
 
 
+class _Stage(Enum):
+    """Where a stream is: before its head, in a body of one of these forms, or behind its end."""
+
+    NEW = auto()
+    CHUNKED = auto()
+    AS_IT_IS = auto()
+    BODILESS = auto()
+    OVER = auto()
+
+
 class StreamResponse(Response):
     """A body in parts: chunked, unless its length is known; over HTTP/1.0 it ends with the connection."""
 
-    def __init__(self, status: int = 200, headers: Headers | None = None, reason: str | None = None) -> None:
-        super().__init__(status, headers, reason)
-        self._http: HttpRequest | None = None
-        """The request that it replies to, from its head to its end."""
-        self._has_begun = False
-        self._is_chunked = False
-        self._is_bodiless = False
+    _stage = _Stage.NEW
+    _wire: Wire
 
     def begin(self, http: HttpRequest) -> None:
         """Write the head; raises ConnectionError."""
-        self._http, self._has_begun = http, True
-        self._is_bodiless = http.head.method == "HEAD" or self.status in BODILESS
-        length = self.headers.get("Content-Length")
+        self._wire, self._stage = http.wire, _Stage.AS_IT_IS
+        framing, length = "", self.headers.get("Content-Length")
         if length is not None:
             framing = f"Content-Length: {length}\r\n"
-        elif self._is_bodiless:
-            framing = ""
-        elif http.head.is_1_1:
-            self._is_chunked = True
-            framing = "Transfer-Encoding: chunked\r\n"
-        else:
-            framing = ""
+        if http.head.method == "HEAD" or self.status in BODILESS:
+            self._stage = _Stage.BODILESS
+        elif length is None and http.head.is_1_1:
+            self._stage, framing = _Stage.CHUNKED, "Transfer-Encoding: chunked\r\n"
         http.wire.write(self._head(http, framing))
 
     async def write(self, data: bytes) -> None:
         """Write a part, and wait until the client has room for more; raises ConnectionError."""
-        if self._http is not None and not self._is_bodiless:
-            await self._http.wire.send(data, in_chunks=self._is_chunked)
+        if self._stage in (_Stage.CHUNKED, _Stage.AS_IT_IS):
+            await self._wire.send(data, in_chunks=self._stage is _Stage.CHUNKED)
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`; a second time, it does nothing."""
-        if not self._has_begun:
+        if self._stage is _Stage.NEW:
             self.begin(http)
-        if self._http is not None:
-            self._http = None
-            if self._is_chunked:
-                http.wire.write(b"0\r\n\r\n")
+        before, self._stage = self._stage, _Stage.OVER
+        if before is _Stage.CHUNKED:
+            http.wire.write(b"0\r\n\r\n")
+        if before is not _Stage.OVER:
             await http.wire.drained()
 
 
