@@ -67,10 +67,9 @@ class Incoming(msgspec.Struct, eq=False):
     """The values of `headers`, if these are known from an earlier request."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
-    opened: ParsedBody | None = None
-    """The outcome of `parsed`."""
-    unreadable: DownstreamError | None = None
-    """Why `parsed` has failed; never raised itself, because its traceback would lead back here and keep the body."""
+    opened: ParsedBody | DownstreamError | None = None
+    """The outcome of `parsed`; an error is never raised itself, because its traceback would lead back here and keep
+    the body."""
     checked: Request | None = None
     """The outcome of `request`."""
     state: Envelope | None = None
@@ -85,14 +84,14 @@ class Incoming(msgspec.Struct, eq=False):
 
     def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
-        if self.unreadable is not None:
-            raise copy(self.unreadable)
         if self.opened is None:
             try:
                 self.opened = read(self.body)
             except DownstreamError as exc:
-                self.unreadable = copy(exc)
+                self.opened = copy(exc)
                 raise
+        if isinstance(self.opened, DownstreamError):
+            raise copy(self.opened)
         return self.opened
 
     def request(self) -> Request:
@@ -132,7 +131,7 @@ class Incoming(msgspec.Struct, eq=False):
 
     def keep_once(self) -> None:
         """Keep the body as it was parsed, without white space; a second copy of a large one costs too much."""
-        text = b"" if self.opened is None else self.opened.text
+        text = self.opened.text if isinstance(self.opened, ParsedBody) else b""
         if text and text is not self.body:
             self.body = text
 
