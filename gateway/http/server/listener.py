@@ -151,13 +151,12 @@ class Listener:
         await asyncio.sleep(0)  # what the kernel has accepted is made and closed now
         for connection in list(self._service.connections):
             connection.close()
-        for may_end in (True, False):
-            tasks = [each.task for each in self._service.connections if each.task is not None]
-            if tasks and not may_end:
-                for task in tasks:
-                    _ = task.cancel()
-            if tasks:
-                _ = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        if tasks := [each.task for each in self._service.connections if each.task is not None]:
+            _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+            for task in late:
+                _ = task.cancel()
+            if late:
+                _ = await asyncio.wait(late, timeout=_CLOSE_SECONDS)
         for connection in list(self._service.connections):
             connection.wire.end()
         if self._made is not None:
