@@ -79,15 +79,39 @@ def test_a_request_that_may_not_ask_does_not_shed() -> None:
     assert Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall() >> on.LegLimitPassed()
 
 
-# -- timers -----------------------------------------------------------------------------------------------------
-
-LEG, QUIET, TTL, COLD, GRACE, LINGER = Timer.LEG, Timer.QUIET, Timer.TTL, Timer.COLD, Timer.GRACE, Timer.LINGER
+# -- states -----------------------------------------------------------------------------------------------------
 
 
 def _restored() -> Playbook:
     play = Playbook()
-    play.exchange.restore(Snapshot(State.PARKED, 1, {"elicitation-1": QUESTION}, (), sheds=0))
+    play.exchange.restore(Snapshot(State.PARKED, 1, {QUESTION.key: QUESTION}, (), sheds=0))
     return play
+
+
+STATES: Final[dict[State, Callable[[], Playbook]]] = {
+    State.IDLE: Playbook,
+    State.RUNNING: lambda: resumed(FIRST, SECOND),
+    State.ASKING: lambda: resumed(FIRST, SECOND) >> asked(1) << ANY,
+    State.PARKED: lambda: parked(FIRST),
+    State.RESTORED: _restored,
+    State.REFERRED: lambda: referred(FIRST),
+    State.BROKEN: lambda: broken(FIRST),
+    State.DETACHED: lambda: detached(FIRST, SECOND),
+    State.OPEN: lambda: opened(FIRST),
+    State.AWAY: lambda: opened(FIRST) >> on.Left(FIRST),
+    State.OWNED: lambda: resumed(FIRST, SECOND) >> on.Became("t") << ANY,
+    State.SETTLED: lambda: resumed(FIRST, SECOND) >> on.Became("t") << ANY >> on.Resulted(RESULT) << ANY << ANY,
+    State.FINISHED: lambda: parked(FIRST) >> on.Resulted(RESULT) << ANY,
+    State.ENDED: lambda: resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY,
+}
+"""An exchange in each state."""
+
+
+def in_state(state: State) -> Exchange:
+    return STATES[state]().exchange
+
+
+LEG, QUIET, TTL, COLD, GRACE, LINGER = Timer.LEG, Timer.QUIET, Timer.TTL, Timer.COLD, Timer.GRACE, Timer.LINGER
 
 
 def _crashed() -> Playbook:
@@ -99,23 +123,23 @@ def _crashed() -> Playbook:
 @pytest.mark.parametrize(
     ("arrive", "timers"),
     [
-        (Playbook, ()),
+        (STATES[State.IDLE], ()),
         (lambda: Playbook(policy=PLAIN) >> on.Called(FIRST) << ANY, ()),
         (lambda: waiting(FIRST), (LEG,)),
-        (lambda: waiting(FIRST) >> asked(0) << ANY, (LEG, QUIET)),
-        (lambda: parked(FIRST), (TTL, COLD)),
-        (_restored, (TTL, COLD)),
-        (lambda: resumed(FIRST, SECOND), (LEG,)),
-        (lambda: referred(FIRST), (TTL,)),
-        (lambda: broken(FIRST), (TTL,)),
-        (lambda: detached(FIRST, SECOND), (GRACE,)),
+        (STATES[State.RUNNING], (LEG,)),
+        (STATES[State.ASKING], (LEG, QUIET)),
+        (STATES[State.PARKED], (TTL, COLD)),
+        (STATES[State.RESTORED], (TTL, COLD)),
+        (STATES[State.REFERRED], (TTL,)),
+        (STATES[State.BROKEN], (TTL,)),
+        (STATES[State.DETACHED], (GRACE,)),
         # What a parked call ended with waits as long as the call would have; what nobody was told of lingers.
-        (lambda: parked(FIRST) >> on.Resulted(RESULT) << ANY, (TTL,)),
+        (STATES[State.FINISHED], (TTL,)),
         (lambda: broken(FIRST) >> on.Stopped(STOPPING) << ANY, (TTL,)),
         (lambda: detached(FIRST, SECOND) >> on.Resulted(RESULT) << ANY, (LINGER,)),
         (lambda: parked(FIRST) >> on.Resulted(RESULT) << ANY >> answered(SECOND, 1) << ANY << ANY, (LINGER,)),
         (lambda: waiting(FIRST) >> on.Resulted(RESULT) << ANY << ANY, ()),
-        (lambda: resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY, (LINGER,)),
+        (STATES[State.ENDED], (LINGER,)),
         (lambda: resumed(FIRST, SECOND) >> on.Stopped(STOPPING) << ANY << ANY << ANY, (LINGER,)),
         # A call that was given up leaves nothing, but its client may repeat the retry after which it left.
         (lambda: waiting(FIRST) >> on.Left(FIRST) << ANY << ANY, ()),
@@ -490,40 +514,6 @@ def test_stopping_while_referred_or_detached_frees_the_session() -> None:
 
 
 # -- late events and the table ----------------------------------------------------------------------------------------
-
-
-def in_state(state: State) -> Exchange:
-    match state:
-        case State.IDLE:
-            return Exchange(ALL, Policy())
-        case State.RUNNING:
-            return resumed(FIRST, SECOND).exchange
-        case State.ASKING:
-            return (resumed(FIRST, SECOND) >> asked(1) << ANY).exchange
-        case State.PARKED:
-            return parked(FIRST).exchange
-        case State.RESTORED:
-            exchange = Exchange(ALL, Policy())
-            exchange.restore(Snapshot(State.PARKED, 1, {QUESTION.key: QUESTION}, (), sheds=0))
-            return exchange
-        case State.REFERRED:
-            return referred(FIRST).exchange
-        case State.BROKEN:
-            return broken(FIRST).exchange
-        case State.DETACHED:
-            return detached(FIRST, SECOND).exchange
-        case State.OPEN:
-            return opened(FIRST).exchange
-        case State.AWAY:
-            return (opened(FIRST) >> on.Left(FIRST)).exchange
-        case State.OWNED:
-            return (resumed(FIRST, SECOND) >> on.Became("t") << ANY).exchange
-        case State.SETTLED:
-            return (resumed(FIRST, SECOND) >> on.Became("t") << ANY >> on.Resulted(RESULT) << ANY << ANY).exchange
-        case State.FINISHED:
-            return (parked(FIRST) >> on.Resulted(RESULT) << ANY).exchange
-        case State.ENDED:
-            return (resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY).exchange
 
 
 def event_of(kind: type[on.Event]) -> on.Event:
