@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import AsyncMock, Mock
@@ -31,18 +32,6 @@ SECONDS: Final = 20.0
 PASSED: Final = "mcp_gateway_passed_through_total"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gw() -> AsyncIterator[Gateway]:
-    async with gateway({"command": fake("fake_modern_stdio.py")}) as found:
-        yield found
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as found:
-        yield found
-
-
 def headers(message: dict[str, Any], **more: str) -> dict[str, str]:
     own = {
         "Content-Type": "application/json",
@@ -55,42 +44,56 @@ def headers(message: dict[str, Any], **more: str) -> dict[str, str]:
     return own | more
 
 
-async def post(
-    http: aiohttp.ClientSession, gw: Gateway, message: dict[str, Any], **more: str
-) -> tuple[int, list[dict[str, Any]]]:
-    """Send a request; return the status and the messages of the reply."""
-    async with asyncio.timeout(SECONDS):
-        async with http.post(gw.url, json=message, headers=headers(message, **more)) as reply:
-            body = (await reply.read()).decode()
-    if reply.content_type != "text/event-stream":
-        return reply.status, [json.loads(body)]
-    lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
-    return reply.status, [json.loads(line) for line in lines]
+class Front:
+    """A gateway, with a client that sends it messages as they are."""
+
+    def __init__(self, gw: Gateway, http: aiohttp.ClientSession) -> None:
+        self.gw, self.http = gw, http
+
+    async def post(self, message: dict[str, Any], **more: str) -> tuple[int, list[dict[str, Any]]]:
+        """Send a request; return the status and the messages of the reply."""
+        async with asyncio.timeout(SECONDS):
+            async with self.http.post(self.gw.url, json=message, headers=headers(message, **more)) as reply:
+                body = (await reply.read()).decode()
+        if reply.content_type != "text/event-stream":
+            return reply.status, [json.loads(body)]
+        lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
+        return reply.status, [json.loads(line) for line in lines]
+
+    async def text(self, message: dict[str, Any], **more: str) -> str:
+        status, (answer,) = await self.post(message, **more)
+        assert status == 200
+        said: str = answer["result"]["content"][0]["text"]
+        return said
 
 
-async def text(http: aiohttp.ClientSession, gw: Gateway, message: dict[str, Any]) -> str:
-    status, (answer,) = await post(http, gw, message)
-    assert status == 200
-    said: str = answer["result"]["content"][0]["text"]
-    return said
+@asynccontextmanager
+async def front_of(script: str, **sections: Any) -> AsyncIterator[Front]:
+    """A gateway in front of a fake server that is a child."""
+    async with gateway({"command": fake(script)}, **sections) as gw, aiohttp.ClientSession() as http:
+        yield Front(gw, http)
 
 
-async def test_a_request_passes_to_the_child_and_its_answer_has_the_id_of_the_client(
-    gw: Gateway, http: aiohttp.ClientSession
-) -> None:
-    status, (answer,) = await post(http, gw, call("echo", "an id", x=1))
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front() -> AsyncIterator[Front]:
+    async with front_of("fake_modern_stdio.py") as found:
+        yield found
+
+
+async def test_a_request_passes_to_the_child_and_its_answer_has_the_id_of_the_client(front: Front) -> None:
+    status, (answer,) = await front.post(call("echo", "an id", x=1))
     assert (status, answer["id"]) == (200, "an id")
     assert answer["result"]["content"][0]["text"] == '{"x": 1}'
-    assert await gw.metric(PASSED, era="modern", outcome="answered") >= 1
+    assert await front.gw.metric(PASSED, era="modern", outcome="answered") >= 1
 
 
-async def test_clients_with_equal_ids_and_tokens_are_not_confused(gw: Gateway, http: aiohttp.ClientSession) -> None:
+async def test_clients_with_equal_ids_and_tokens_are_not_confused(front: Front) -> None:
     meta = {"progressToken": 1}
     async with asyncio.TaskGroup() as group:
-        later = [group.create_task(post(http, gw, call("later", 1))) for _ in range(3)]
-        while await text(http, gw, call("now", 1)) and not all(task.done() for task in later):
+        later = [group.create_task(front.post(call("later", 1))) for _ in range(3)]
+        while await front.text(call("now", 1)) and not all(task.done() for task in later):
             pass
-        told = [group.create_task(post(http, gw, call("progress", 1, meta=meta))) for _ in range(3)]
+        told = [group.create_task(front.post(call("progress", 1, meta=meta))) for _ in range(3)]
     assert [task.result()[1][0]["result"]["content"][0]["text"] for task in later] == ["later"] * 3
     for task in told:
         _, (progress, answer) = task.result()
@@ -98,108 +101,80 @@ async def test_clients_with_equal_ids_and_tokens_are_not_confused(gw: Gateway, h
         assert answer["id"] == 1
 
 
-async def test_all_clients_share_one_child(gw: Gateway, http: aiohttp.ClientSession) -> None:
-    mine = await text(http, gw, call("pid"))
-    _, (answer,) = await post(http, gw, call("pid"), Authorization="Bearer another")
-    assert answer["result"]["content"][0]["text"] == mine
+async def test_all_clients_share_one_child(front: Front) -> None:
+    mine = await front.text(call("pid"))
+    assert await front.text(call("pid"), Authorization="Bearer another") == mine
 
 
-async def test_a_log_message_reaches_the_only_request_that_wants_logs(
-    gw: Gateway, http: aiohttp.ClientSession
-) -> None:
-    _, messages = await post(http, gw, call("log", meta={META + "logLevel": "info"}))
+async def test_a_log_message_reaches_the_only_request_that_wants_logs(front: Front) -> None:
+    _, messages = await front.post(call("log", meta={META + "logLevel": "info"}))
     assert [each.get("method") for each in messages] == ["notifications/message", None]
-    _, messages = await post(http, gw, call("log"))
+    _, messages = await front.post(call("log"))
     assert len(messages) == 1
 
 
-async def test_a_subscription_gets_its_changes_under_the_clients_own_id(
-    gw: Gateway, http: aiohttp.ClientSession
-) -> None:
+async def test_a_subscription_gets_its_changes_under_the_clients_own_id(front: Front) -> None:
     listen = modern("subscriptions/listen", 7, notifications={"toolsListChanged": True})
-    async with asyncio.timeout(SECONDS), http.post(gw.url, json=listen, headers=headers(listen)) as reply:
-        heard = [json.loads(line[6:]) async for line in until(reply, 1)]
-        assert heard[0]["params"]["_meta"] == {META + "subscriptionId": 7}
-        _ = await text(http, gw, call("change"))
-        (changed,) = [json.loads(line[6:]) async for line in until(reply, 1)]
+    async with asyncio.timeout(SECONDS), front.http.post(front.gw.url, json=listen, headers=headers(listen)) as reply:
+        assert (await told(reply))["params"]["_meta"] == {META + "subscriptionId": 7}
+        _ = await front.text(call("change"))
+        changed = await told(reply)
         assert changed["method"] == "notifications/tools/list_changed"
         assert changed["params"]["_meta"] == {META + "subscriptionId": 7}
-        _ = await text(http, gw, call("tear_down"))
-        (last,) = [json.loads(line[6:]) async for line in until(reply, 1)]
-        assert last == {
-            "jsonrpc": "2.0",
-            "id": 7,
-            "result": {"resultType": "complete", "_meta": {META + "subscriptionId": 7}},
-        }
+        _ = await front.text(call("tear_down"))
+        result = {"resultType": "complete", "_meta": {META + "subscriptionId": 7}}
+        assert await told(reply) == {"jsonrpc": "2.0", "id": 7, "result": result}
 
 
-async def until(reply: aiohttp.ClientResponse, count: int) -> AsyncIterator[bytes]:
-    """The next data lines of a stream."""
-    while count:
-        line = await reply.content.readline()
-        if line.startswith(b"data: "):
-            count -= 1
-            yield line
+async def told(reply: aiohttp.ClientResponse) -> Any:
+    """The next message of a stream."""
+    while not (line := await reply.content.readline()).startswith(b"data: "):
+        assert line, "the stream ended"
+    return json.loads(line.removeprefix(b"data: "))
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
-    [
-        ({mcp.METHOD_HEADER: "tools/list"}, mcp.HEADER_MISMATCH),
-        ({mcp.NAME_HEADER: "die"}, mcp.HEADER_MISMATCH),
-        ({mcp.PROTOCOL_VERSION: "2027-01-01"}, mcp.HEADER_MISMATCH),
-    ],
+    "more", [{mcp.METHOD_HEADER: "tools/list"}, {mcp.NAME_HEADER: "die"}, {mcp.PROTOCOL_VERSION: "2027-01-01"}]
 )
-async def test_a_header_that_differs_from_the_body_is_refused_here(
-    more: dict[str, str], code: int, gw: Gateway, http: aiohttp.ClientSession
-) -> None:
-    status, (answer,) = await post(http, gw, call("echo"), **more)
-    assert (status, answer["error"]["code"]) == (400, code)
+async def test_a_header_that_differs_from_the_body_is_refused_here(more: dict[str, str], front: Front) -> None:
+    status, (answer,) = await front.post(call("echo"), **more)
+    assert (status, answer["error"]["code"]) == (400, mcp.HEADER_MISMATCH)
 
 
-async def test_errors_of_the_child_have_the_status_of_a_modern_server(
-    gw: Gateway, http: aiohttp.ClientSession
-) -> None:
-    status, (answer,) = await post(http, gw, modern("no/such", 1))
+async def test_errors_of_the_child_have_the_status_of_a_modern_server(front: Front) -> None:
+    status, (answer,) = await front.post(modern("no/such", 1))
     assert (status, answer["error"]["code"]) == (404, mcp.METHOD_NOT_FOUND)
-    status, (answer,) = await post(http, gw, call("nobody", 1))
+    status, (answer,) = await front.post(call("nobody", 1))
     assert (status, answer["error"]["code"]) == (200, mcp.INVALID_PARAMS)
 
 
-async def test_requests_of_a_child_that_dies_are_lost_and_the_next_one_starts_another(
-    gw: Gateway, http: aiohttp.ClientSession
-) -> None:
-    before = await text(http, gw, call("pid"))
-    _, (lost,) = await post(http, gw, call("die", 3))
+async def test_requests_of_a_child_that_dies_are_lost_and_the_next_one_starts_another(front: Front) -> None:
+    before = await front.text(call("pid"))
+    _, (lost,) = await front.post(call("die", 3))
     assert lost["id"] == 3
     assert "may have had effects" in lost["error"]["message"]
-    assert await text(http, gw, call("pid")) != before
+    assert await front.text(call("pid")) != before
 
 
 async def test_the_route_may_name_the_legacy_side_of_a_command() -> None:
-    async with (
-        gateway({"command": fake("fake_stdio.py")}, route={"era": "bridge"}) as gw,
-        aiohttp.ClientSession() as http,
-    ):
-        assert await text(http, gw, call("echo", x=1)) == '{"x": 1}'
-        assert not gw.log("era.found")
+    async with front_of("fake_stdio.py", route={"era": "bridge"}) as front:
+        assert await front.text(call("echo", x=1)) == '{"x": 1}'
+        assert not front.gw.log("era.found")
 
 
-async def test_a_request_of_the_server_reaches_nobody(gw: Gateway, http: aiohttp.ClientSession) -> None:
+async def test_a_request_of_the_server_reaches_nobody(front: Front) -> None:
     """SEP-2260: modern servers send none."""
-    assert await text(http, gw, call("ask", 1)) == "done"
+    assert await front.text(call("ask", 1)) == "done"
     outcome = {"method": mcp.ELICIT, "outcome": "refused_unsolicited"}
-    assert await gw.metric("mcp_gateway_nested_requests_total", **outcome) == 1
+    assert await front.gw.metric("mcp_gateway_nested_requests_total", **outcome) == 1
 
 
 @pytest.mark.parametrize("method", sorted(mcp.TASK_METHODS))
-async def test_mcp_name_of_a_request_about_a_task_is_compared(
-    method: str, gw: Gateway, http: aiohttp.ClientSession
-) -> None:
+async def test_mcp_name_of_a_request_about_a_task_is_compared(method: str, front: Front) -> None:
     message = modern(method, 1, taskId="t1", inputResponses={})
-    status, (answer,) = await post(http, gw, message, **{mcp.NAME_HEADER: "t1"})
+    status, (answer,) = await front.post(message, **{mcp.NAME_HEADER: "t1"})
     assert (status, answer["result"]["taskId"]) == (200, "t1")
-    status, (answer,) = await post(http, gw, message, **{mcp.NAME_HEADER: "t2"})
+    status, (answer,) = await front.post(message, **{mcp.NAME_HEADER: "t2"})
     assert (status, answer["error"]["code"]) == (400, mcp.HEADER_MISMATCH)
 
 

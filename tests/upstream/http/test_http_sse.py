@@ -80,17 +80,17 @@ async def test_a_ping_between_two_calls_is_answered(old: FakeSse, client: Client
 async def test_a_subscription_hears_what_changes_though_its_stream_ends(old: FakeSse, client: Client) -> None:
     old.capabilities = {"tools": {"listChanged": True}}
     async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as response:
-        acknowledged = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
-        assert acknowledged["params"]["notifications"] == {"toolsListChanged": True}
+
+        async def told() -> Any:
+            return json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
+
+        assert (await told())["params"]["notifications"] == {"toolsListChanged": True}
         old.streams[0].say(method=mcp.TOOLS_CHANGED)
-        changed = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
-        assert changed["method"] == mcp.TOOLS_CHANGED
+        assert (await told())["method"] == mcp.TOOLS_CHANGED
         old.streams[0].end()
-        missed = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
-        assert missed["method"] == mcp.TOOLS_CHANGED, "it may have changed while nobody heard it"
+        assert (await told())["method"] == mcp.TOOLS_CHANGED, "it may have changed while nobody heard it"
         old.streams[1].say(method=mcp.TOOLS_CHANGED)
-        changed = json.loads((await response.content.readuntil(b"\n\n")).partition(b"data: ")[2])
-        assert changed["method"] == mcp.TOOLS_CHANGED
+        assert (await told())["method"] == mcp.TOOLS_CHANGED
 
 
 # --- where messages go ---
