@@ -227,7 +227,10 @@ REQUIREMENTS: Final = (
         "protocol-version-header",
         "If the server does not implement the requested RPC method, it MUST respond with 404 Not Found and a JSON-RPC "
         "error with code -32601.",
-        (REQUEST + "test_a_fault_is_refused", REQUEST + "test_a_removed_method_is_not_found"),
+        (
+            REQUEST + "test_a_fault_is_refused",
+            "tests/downstream/test_handler.py::test_removed_and_unknown_methods_are_404",
+        ),
     ),
     Requirement(
         HTTP,

@@ -58,16 +58,6 @@ async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream
     assert mcp.CANCELLED not in upstream.words
 
 
-async def test_two_retries_at_once_share_one_answer_and_one_result(upstream: FakeUpstream, stand: Stand) -> None:
-    async with answered(stand, upstream) as (raw, params, gate), raw_connection(stand) as other:
-        await other.send(retry(stand, params))
-        await eventually(lambda: stand.gateway.downstream.in_flight == 2)
-        gate.go.set()
-        for each in (raw, other):
-            assert json.loads((await reply(each))[1])["result"]["content"] == text("done")["content"]
-    assert len(upstream.of("answer")) == len(upstream.of("tools/call"))
-
-
 async def test_a_notification_before_the_result_of_a_retry_makes_a_stream(
     upstream: FakeUpstream, stand: Stand
 ) -> None:

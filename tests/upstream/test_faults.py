@@ -125,11 +125,6 @@ async def test_a_server_without_a_side_stream_is_served(upstream: FakeUpstream, 
     assert len(upstream.of("GET")) == 1
 
 
-async def test_a_side_stream_without_a_head_holds_nothing_up(upstream: FakeUpstream, client: Client) -> None:
-    upstream.on("GET", lambda turn: turn.for_ever())
-    assert (await client.call()).text == "done"
-
-
 async def test_a_compressed_stream_or_answer_is_not_inflated(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

@@ -113,12 +113,6 @@ async def test_no_session_is_kept_with_idle_seconds_zero(upstream: FakeUpstream,
     assert stand.sessions("idle") == 0
 
 
-async def test_closing_ends_idle_sessions(upstream: FakeUpstream, stand: Stand) -> None:
-    await stand.client().call()
-    await stand.gateway.close()
-    assert len(upstream.of("DELETE")) == 1
-
-
 async def test_a_session_that_comes_free_is_handed_over(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(sessions={"max": 1})
     go = upstream.waiting_tool()
