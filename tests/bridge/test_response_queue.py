@@ -15,15 +15,19 @@ from tests.http.test_outbox import Written
 from tests.support.workbench import later
 
 
+def silence(seconds: float = 5) -> CoarseTimer:
+    return CoarseTimer(seconds, Tasks(Metrics("0")), "silence")
+
+
 def box(silence_seconds: float = 5) -> ResponseQueue:
-    return ResponseQueue(Raw(b"1"), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"))
+    return ResponseQueue(Raw(b"1"), silence(silence_seconds))
 
 
 async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outbox, "BEHIND_BYTES", 10)
-    out = ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"))
+    out = ChangeQueue(silence())
     out.tell(("a", ""), b"a" * 6)
     assert not out.has_room(("b", ""), b"b" * 6)
     out.tell(("b", ""), b"b")
@@ -33,7 +37,7 @@ async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_a
 
 
 async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_its_end_follows_them() -> None:
-    out = ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"))
+    out = ChangeQueue(silence())
     out.send(b"acknowledged")
     out.tell(("a", ""), b"a")
     out.finish(FinalMessage(b"end"))
@@ -41,7 +45,7 @@ async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_it
 
 
 async def test_changes_that_wait_are_counted() -> None:
-    written = Written(ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence")))
+    written = Written(ChangeQueue(silence()))
     out = written.out
     assert isinstance(out, ChangeQueue)
     out.tell(("a", ""), b"12345")
@@ -80,21 +84,21 @@ async def test_a_message_wakes_whoever_waited_before_there_was_a_queue() -> None
 
 
 async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() -> None:
-    silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-    out, waiter = ResponseQueue(Raw(b"1"), silence), asyncio.get_running_loop().create_future()
+    timer = silence()
+    out, waiter = ResponseQueue(Raw(b"1"), timer), asyncio.get_running_loop().create_future()
     out.awaited(waiter, 0, 60)
     waiter.cancel()
     out.waits_no_more()
-    assert len(silence) == 0
+    assert len(timer) == 0
     out.finish(FinalMessage(b"end"))
 
 
 async def test_a_client_that_waited_before_gets_the_final_message_last() -> None:
-    silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-    out = ResponseQueue(Raw(b"1"), silence)
+    timer = silence()
+    out = ResponseQueue(Raw(b"1"), timer)
     out.awaited(asyncio.get_running_loop().create_future())
     out.send(b"x")
     out.finish(FinalMessage(b"end"))
     assert await out.take() == b"x"
     assert await out.take() == FinalMessage(b"end")
-    assert len(silence) == 0, "nobody waits for a keep-alive"
+    assert len(timer) == 0, "nobody waits for a keep-alive"

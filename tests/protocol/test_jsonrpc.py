@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidRequest
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
+from tests.protocol.test_canonical_json import VALUES
 from tests.support.schema import assert_legacy_message, assert_modern_message
 
 DEEP = b"[" * 100_000
@@ -19,13 +20,6 @@ def whole(value: Any) -> Any:
     """The value with U+FFFD for unpaired surrogates, the way that Python's codecs take."""
     written = json.dumps(value, ensure_ascii=False)
     return json.loads(written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 def test_a_message_is_opened_one_level_and_no_deeper() -> None:

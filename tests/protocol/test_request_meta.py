@@ -9,13 +9,8 @@ from msgspec import Raw
 from gateway.protocol import mcp, request_meta
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities, Declarations, capabilities_of, meta_of
+from tests.protocol.test_request import META
 from tests.support.memory import left_by
-
-META: dict[str, Any] = {
-    mcp.META_VERSION: mcp.MODERN,
-    mcp.META_CLIENT_INFO: {"name": "c", "version": "1"},
-    mcp.META_CAPABILITIES: {},
-}
 
 
 def raw(**changes: Any) -> Raw:

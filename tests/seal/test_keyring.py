@@ -13,7 +13,7 @@ from gateway.protocol.errors import InvalidState
 from gateway.seal import keyring as keyring_module
 from gateway.seal.keyring import PREFIX, Keyring, key_id
 
-ALPHABET = string.ascii_letters + string.digits + "-_"
+ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
 PLAIN = b"the content"
 
@@ -28,6 +28,12 @@ def reason(token: str, by: Keyring) -> str:
     assert caught.value.message == "Invalid or expired requestState"
     assert caught.value.data == {"reason": "invalid_request_state"}
     return caught.value.reason
+
+
+def content(token: str) -> bytes:
+    """The bytes of a token: its salt, nonce and ciphertext."""
+    body = token.rpartition(".")[2]
+    return base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
 
 
 def test_what_is_sealed_opens() -> None:
@@ -87,7 +93,7 @@ def test_one_token_has_one_spelling() -> None:
     for size in range(6):
         token = keys.seal(b"x" * size)
         head, _, body = token.rpartition(".")
-        raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        raw = content(token)
         for count in (1, 2, 3, 4):
             assert reason(token + "=" * count, keys) == "malformed"
         standard = base64.b64encode(raw).decode().rstrip("=")
@@ -96,14 +102,11 @@ def test_one_token_has_one_spelling() -> None:
         escaped = "".join([f"\\u{ord(character):04x}" for character in body[:4]])
         assert reason(f"{head}.{escaped}{body[4:]}", keys) == "malformed"
         spare = {0: 0, 2: 4, 3: 2}[len(body) % 4]
-        last = ALPHABET_64.index(body[-1])
+        last = ALPHABET.index(body[-1])
         for bits in range(1, 1 << spare):
-            twin = body[:-1] + ALPHABET_64[last | bits]
-            assert base64.urlsafe_b64decode(twin + "=" * (-len(twin) % 4)) == raw
+            twin = body[:-1] + ALPHABET[last | bits]
+            assert content(f"{head}.{twin}") == raw
             assert reason(f"{head}.{twin}", keys) == "malformed"
-
-
-ALPHABET_64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
 
 def test_a_rotation_in_three_phases_refuses_nothing_until_the_old_key_is_dropped() -> None:
@@ -145,28 +148,22 @@ def test_weak_rings_are_refused(keys: tuple[bytes, ...], says: str) -> None:
         Keyring(keys, "state")
 
 
-def salt(token: str) -> bytes:
-    body = token.rpartition(".")[2]
-    return base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))[:16]
-
-
 def test_the_salt_is_renewed_before_random_nonces_could_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keyring_module._SEALS_PER_SALT <= 2**32, "NIST SP 800-38D, 8.3"
     monkeypatch.setattr(keyring_module, "_SEALS_PER_SALT", 3)
     keys = ring()
     tokens = [keys.seal(PLAIN) for _ in range(7)]
-    salts = [salt(token) for token in tokens]
+    salts = [content(token)[:16] for token in tokens]
     assert salts == [salts[0]] * 3 + [salts[3]] * 3 + [salts[6]]
     assert len(set(salts)) == 3
     assert {keys.open(token) for token in tokens} == {PLAIN}
 
 
 def test_nonces_are_unique_and_a_token_never_repeats() -> None:
-    assert salt(ring().seal(PLAIN)) != salt(ring().seal(PLAIN)), "two processes share no subkey"
+    one, other = (content(ring().seal(PLAIN))[:16] for _ in range(2))
+    assert one != other, "two processes share no subkey"
     keys = ring()
-    bodies = [keys.seal(PLAIN).rpartition(".")[2] for _ in range(10_000)]
-    nonces = {base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))[16:28] for body in bodies}
-    assert len(nonces) == 10_000
+    assert len({content(keys.seal(PLAIN))[16:28] for _ in range(10_000)}) == 10_000
 
 
 def test_subkeys_of_other_processes_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +182,7 @@ def test_subkeys_of_other_processes_are_kept_within_bounds(monkeypatch: pytest.M
 
 
 def test_the_plaintext_is_encrypted_with_a_key_that_is_not_the_configured_one() -> None:
-    keys = ring()
-    body = keys.seal(PLAIN).rpartition(".")[2]
-    raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    raw = content(ring().seal(PLAIN))
     assert PLAIN not in raw
     with pytest.raises(InvalidTag):
         AESGCM(ONE).decrypt(raw[16:28], raw[28:], f"{PREFIX}.{key_id(ONE)}.".encode())
@@ -231,9 +226,8 @@ def test_the_key_id_of_sealed_bytes_is_authenticated(monkeypatch: pytest.MonkeyP
 def test_a_token_and_sealed_bytes_do_not_stand_for_each_other() -> None:
     keys = ring()
     token = keys.seal(PLAIN)
-    head, _, body = token.rpartition(".")
-    raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    head = token.rpartition(".")[0]
     for bound in (b"", b"request", f"{head}.".encode()):
-        assert raw_reason(key_id(ONE).encode() + raw, bound, keys) == "forged"
+        assert raw_reason(key_id(ONE).encode() + content(token), bound, keys) == "forged"
     sealed = base64.urlsafe_b64encode(keys.seal_bytes(PLAIN, b"")[8:]).rstrip(b"=").decode()
     assert reason(f"{head}.{sealed}", keys) == "forged"

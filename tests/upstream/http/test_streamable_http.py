@@ -5,8 +5,8 @@ import errno
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -308,24 +308,30 @@ async def test_a_cut_call_is_picked_up_with_the_newest_credential(upstream: Fake
         here.pool.release(session, clean=True)
 
 
+@contextmanager
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """How long it is waited for meanwhile; nothing waits really."""
+    waited: list[float] = []
+    moment = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        await moment(0)  # others sleep too, and would have the loop for themselves
+
+    with monkeypatch.context() as patched:
+        patched.setattr("asyncio.sleep", sleep)
+        yield waited
+
+
 async def test_a_server_is_given_the_pause_that_it_asks_for(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-
-    sleep_really = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep_really(0)  # others sleep too, and would have the loop for themselves
-
     upstream.tool(lambda turn: turn.raw(b"id: e1\nretry: 7000\ndata:\n\n"))
     upstream.each("resume", lambda turn: turn.raw(b"retry: 900000000\ndata:\n\n"), saying(("e2", RESULT)))
     async with opened(upstream) as (here, session):
-        with monkeypatch.context() as patched:
-            patched.setattr("asyncio.sleep", sleep)
+        with pauses(monkeypatch) as waited:
             await here.run(session)
-        assert [pause for pause in pauses if pause >= 1] == [7, 60]  # others may sleep for a moment meanwhile
+        assert [pause for pause in waited if pause >= 1] == [7, 60]  # others may sleep for a moment meanwhile
 
 
 async def test_a_cut_call_whose_session_is_gone_is_not_called_again(upstream: FakeUpstream, begin: Start) -> None:
@@ -686,20 +692,12 @@ async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstre
 async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    moment = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await moment(0)
-
     new = saying(("e2", progress(1)))
     upstream.each("resume", saying(), saying(), new, new, refusing(409), saying(), new, new, saying(("e3", RESULT)))
     async with adopted(upstream, {"retry_seconds": (1, 2, 3)}) as (here, session):
-        with monkeypatch.context() as patched:
-            patched.setattr("asyncio.sleep", sleep)
+        with pauses(monkeypatch) as waited:
             await here.resume(session)
-        assert pauses == [1, 2, 1, 2, 3, 3, 3, 3]
+        assert waited == [1, 2, 1, 2, 3, 3, 3, 3]
 
 
 async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream, timers: Timers) -> None:
