@@ -195,15 +195,7 @@ async def test_a_draining_gateway_takes_retries_but_no_calls(upstream: FakeUpstr
 
 async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"drain_seconds": 0.1})
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        if turn.body["params"]["name"] == "asks":
-            await turn.elicit("q")
-        await go.wait()
-        await turn.result(text("late"))
-
-    upstream.tool(tool)
+    crowd = Crowd(upstream)
     await stand.client().call("asks")
     running = later(stand.client().call("runs"))
     await upstream.saw("tools/call", 2)
@@ -213,7 +205,7 @@ async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpst
     # The cancellation of a young call is repeated.
     assert {seen.body["params"]["requestId"] for seen in await upstream.saw(mcp.CANCELLED, 2)} == calls
     assert (await upstream.saw("answer"))[0].body["result"] == {"action": "cancel"}
-    go.set()
+    crowd.go.set()
     for driver in list(stand.gateway.lot):
         driver.expire()
 

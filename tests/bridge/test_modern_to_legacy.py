@@ -16,7 +16,7 @@ from tests.support.fake_upstream import FORM, FakeUpstream, Turn
 from tests.support.playbook import leg, raw
 from tests.support.schema import assert_modern_message
 from tests.support.stand import Start
-from tests.support.workbench import ALL, Client, Stand
+from tests.support.workbench import ALL, Stand
 
 HALF, WHOLE = "cut \ud83d", "cut \ufffd"
 LISTS = {
@@ -46,13 +46,6 @@ async def test_lists_are_as_fresh_as_the_route_says_and_resources_stale_at_once(
         found[method] = result["ttlMs"], result["cacheScope"]
     assert found.pop(mcp.RESOURCES_READ) == (0, "private")
     assert found == dict.fromkeys((*LISTS, mcp.DISCOVER), (5, "public"))
-
-
-async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(lambda turn: turn.error(-32050, "odd", {"field": "name", "hints": [1]}))
-    reply = await client.call()
-    assert (reply.status, reply.error["code"]) == (200, -32603)
-    assert reply.error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
 
 
 async def test_half_an_emoji_is_a_replacement_character_in_a_whole_call(upstream: FakeUpstream, stand: Stand) -> None:
