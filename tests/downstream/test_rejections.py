@@ -10,12 +10,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.downstream.rejections import reject
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import ReplyWriter
-from gateway.http.server.response import Response, WholeResponse
+from gateway.http.reply import Discarded
+from gateway.http.server.response import Response
 from gateway.protocol import mcp
-from gateway.protocol.errors import InvalidState, StateFromFuture
-from gateway.runtime.budget import Share
-from gateway.telemetry import Ending
+from gateway.protocol.errors import GatewayError, InvalidState, StateFromFuture
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
@@ -177,34 +175,34 @@ REASONS = {
 }
 
 
-class FakeReply(ReplyWriter):
-    """A reply that nobody waits for; it keeps its status and body."""
+class FakeReply(Discarded):
+    """A reply that nobody waits for; it keeps its final message, or what was written into its stream."""
 
-    status = 0
-    body = b""
-
-    def share_unread(self) -> Share:
-        raise NotImplementedError
+    final: FinalMessage
+    written = b""
 
     async def only(self, final: FinalMessage) -> Response:
-        self.status, self.body = final.status, final.body
-        return WholeResponse(headers=final.headers)
-
-    async def start(self) -> None:
-        raise NotImplementedError
+        self.final = final
+        return await super().only(final)
 
     async def write(self, data: bytes) -> None:
-        raise NotImplementedError
+        self.written += data
 
-    async def end(self, ending: Ending) -> Response:
-        raise NotImplementedError
+
+async def rejected(stand: Stand, error: GatewayError) -> tuple[int, Any]:
+    """The status of a rejection, and its error."""
+    reply = FakeReply()
+    await reject(error, incoming("POST"), reply, stand.gateway.routes)
+    return reply.final.status, json.loads(reply.final.body)["error"]
+
+
+def incoming(method: str) -> Incoming:
+    return Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}", method=method)
 
 
 async def test_a_state_from_the_future_is_logged_with_what_to_check(stand: Stand, log_lines: Lines) -> None:
-    reply = FakeReply()
-    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}")
-    await reject(StateFromFuture("gw-2"), incoming, reply, stand.gateway.routes)
-    assert (reply.status, json.loads(reply.body)["error"]["data"]["reason"]) == (503, "owner_stalled")
+    status, error = await rejected(stand, StateFromFuture("gw-2"))
+    assert (status, error["data"]["reason"]) == (503, "owner_stalled")
     assert stand.metric("mcp_gateway_state_rejected_total", reason="future") == 1
     (line,) = log_lines("peer.failed")
     assert "gw-2 that holds this call has a clock" in line["cause"]
@@ -215,23 +213,19 @@ async def test_a_state_from_the_future_is_logged_with_what_to_check(stand: Stand
 async def test_a_rejected_state_is_counted_and_logged_with_its_reason(
     stand: Stand, log_lines: Lines, reason: str
 ) -> None:
-    reply = FakeReply()
-    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}")
-    await reject(InvalidState(reason), incoming, reply, stand.gateway.routes)
-    assert (reply.status, json.loads(reply.body)["error"]["message"]) == (400, "Invalid or expired requestState")
+    status, error = await rejected(stand, InvalidState(reason))
+    assert (status, error["message"]) == (400, "Invalid or expired requestState")
     assert stand.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
     (line,) = log_lines("state.rejected")
     assert line["reason"] == reason
     assert line["note"].startswith(REASONS[reason])
 
 
-@pytest.mark.parametrize(("method", "is_broken"), [("GET", True), ("POST", False)])
-async def test_only_a_stream_that_answers_no_request_is_broken_off_for_an_error(
-    stand: Stand, method: str, *, is_broken: bool
-) -> None:
-    reply = FakeReply()
+async def test_only_a_stream_that_answers_no_request_is_broken_off_for_an_error(stand: Stand) -> None:
+    reply, error = FakeReply(), StateFromFuture("gw-2")
     reply.started = True
-    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}", method=method)
-    # The fake's `write` is reached by what is written into the stream.
-    with pytest.raises(ConnectionResetError if is_broken else NotImplementedError):
-        await reject(StateFromFuture("gw-2"), incoming, reply, stand.gateway.routes)
+    with pytest.raises(ConnectionResetError):
+        await reject(error, incoming("GET"), reply, stand.gateway.routes)
+    assert not reply.written
+    await reject(error, incoming("POST"), reply, stand.gateway.routes)
+    assert b"owner_stalled" in reply.written
