@@ -291,23 +291,19 @@ async def test_cold_calls_count_for_their_caller(begin: Start, upstream: FakeUps
     assert (await stand.client().call()).questions
 
 
-async def test_a_cold_call_without_a_place_stays_cold(begin: Start, upstream: FakeUpstream, store: FakeStore) -> None:
-    stand = await begin(hold={**SOON, "max_calls": 1})
-    asked = await cool(stand, upstream)
-    store.hold.clear()
-    other = await cool(stand, upstream)
-    working = later(stand.client().answer(other))
-    await upstream.saw("answer")
-    assert (await stand.client().answer(asked)).status == 503
-    assert (cold(stand), ended(stand)) == (1, {"resumed": 1})
-    store.hold.set()
-    assert json.loads((await working).text) == [ACCEPT]
-
-
-async def test_a_cold_call_without_a_session_stays_cold_and_can_be_continued_later(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
+# A call that found no session was resumed, and went cold again.
+@pytest.mark.parametrize(
+    ("sections", "resumed"),
+    [
+        ({"hold": {**SOON, "max_calls": 1}}, 1),
+        ({"sessions": {"max": 1}, "timeouts": {"session_wait_seconds": 0.05}}, 2),
+    ],
+    ids=["no place", "no session"],
+)
+async def test_a_cold_call_for_which_there_is_no_room_stays_cold_and_can_be_continued_later(
+    begin: Start, upstream: FakeUpstream, store: FakeStore, sections: dict[str, Any], resumed: int
 ) -> None:
-    stand = await begin(hold=SOON, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    stand = await begin(**{"hold": SOON, **sections})
     asked = await cool(stand, upstream)
     store.hold.clear()
     other = await cool(stand, upstream)
@@ -315,6 +311,7 @@ async def test_a_cold_call_without_a_session_stays_cold_and_can_be_continued_lat
     await upstream.saw("answer")
     assert (await stand.client().answer(asked)).status == 503
     assert (cold(stand), mcp.CANCELLED in upstream.words) == (1, False)
+    assert ended(stand) == {"resumed": resumed}
     store.hold.set()
     assert json.loads((await working).text) == [ACCEPT]
     await eventually(lambda: not stand.sessions("busy"), "the session is free")

@@ -12,7 +12,7 @@ from tests.support.fake_dpop import CHALLENGE, TOKEN, FakeDpopUpstream, proven
 from tests.support.fake_upstream import Turn, text
 from tests.support.replicas import Cluster
 from tests.support.stand import Start
-from tests.support.workbench import Stand
+from tests.support.workbench import Reply, Stand
 
 __all__ = ["cluster"]
 
@@ -42,6 +42,10 @@ async def served(begin: Start, upstream: FakeDpopUpstream, **route: Any) -> Stan
     stand = await begin(route=route)
     upstream.public_url = stand.url
     return stand
+
+
+def demanded(refused: Reply) -> tuple[int, str, str]:
+    return refused.status, refused.headers["DPoP-Nonce"], refused.headers["WWW-Authenticate"]
 
 
 @pytest.mark.parametrize("route", CONFIGURED)
@@ -85,15 +89,11 @@ async def test_a_client_learns_the_nonce_that_its_proof_must_have(
     stand = await served(begin, twice, **route)
     client, twice.nonce = stand.client(), "n1"
     refused = await client.call(headers=proven(stand.url, "1"))
-    assert (refused.status, refused.headers["DPoP-Nonce"], refused.headers["WWW-Authenticate"]) == (
-        401,
-        "n1",
-        CHALLENGE,
-    )
+    assert demanded(refused) == (401, "n1", CHALLENGE)
     first = await client.call(headers=proven(stand.url, "1", "n1"))
     twice.nonce = "n2"
     refused = await client.answer(first, headers=proven(stand.url, "2", "n1"))
-    assert (refused.status, refused.headers["DPoP-Nonce"]) == (401, "n2")
+    assert demanded(refused) == (401, "n2", CHALLENGE)
     second = await client.answer(first, headers=proven(stand.url, "2", "n2"))
     assert (await client.answer(second, headers=proven(stand.url, "3", "n2"))).text == ANSWER
 
@@ -119,11 +119,7 @@ async def test_a_retry_takes_its_proof_to_the_replica_that_holds_its_call(
     first = await one.client().call(headers=proven(url, "1"))
     twice.nonce = "n1"
     refused = await two.client().answer(first, headers=proven(url, "2"))
-    assert (refused.status, refused.headers["DPoP-Nonce"], refused.headers["WWW-Authenticate"]) == (
-        401,
-        "n1",
-        CHALLENGE,
-    )
+    assert demanded(refused) == (401, "n1", CHALLENGE)
     second = await two.client().answer(first, headers=proven(url, "2", "n1"))
     assert (await one.client().answer(second, headers=proven(url, "3", "n1"))).text == ANSWER
     assert [leg for word, leg in twice.legs() if word == "answer"] == ["2", "3"]
