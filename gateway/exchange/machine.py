@@ -773,14 +773,15 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.LetGo, (*_CALLING, RESTORED, *_BETWEEN), _X._let_go),
     # late but harmless: a timer that fired while its cause was handled, or a message after the end
     (on.Nested, (SETTLED, *_AFTER), _X._late_question),
-    (on.Withdrawn, _AFTER, _X._late),
+    (on.Withdrawn, (SETTLED, *_AFTER), _X._late),
     (on.Updated, (SETTLED,), _X._late),
     (on.Cancelled, (SETTLED,), _X._late),
-    (on.Undelivered, (*_BETWEEN, FINISHED), _X._late),
-    (on.HandedOver, (*_LEFT, RESTORED, *_AFTER), _X._late),
+    (on.Undelivered, (SETTLED, *_BETWEEN, FINISHED), _X._late),
+    (on.HandedOver, (*_LEFT, RESTORED, *_TASK, *_AFTER), _X._late),
+    (on.Left, _TASK, _X._late),  # the leg that got the handle
     (on.LetGo, _OVER, _X._late),
-    # a call that was given up may still end, or break; one that ended with urls has ended
-    *((event, (BROKEN, *_OVER), _X._late) for event in (on.Resulted, on.Failed, on.Broke)),
+    # a call that was given up may still end, or break, as a cancelled task may; one that ended with urls has ended
+    *((event, (BROKEN, SETTLED, *_OVER), _X._late) for event in (on.Resulted, on.Failed, on.Broke)),
 )
 
 TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {

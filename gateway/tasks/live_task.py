@@ -53,8 +53,6 @@ from gateway.upstream.channel import Headers
 
 log = get_logger()
 
-_OF_LEGS: Final = (on.Left, on.HandedOver)
-"""What concerns a leg that waits; the holder of a handle has none."""
 _TARGET_CHARACTERS: Final = 200
 _RETRY_AFTER_SECONDS: Final = 5
 
@@ -186,9 +184,8 @@ class LiveTask(Driver):
         if not (self._is_task and timer is TTL):
             super().fire(timer)
             return
-        if not self.is_over:
-            said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
-            self._feed(on.Broke(TaskGone(said)))
+        said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
+        self._feed(on.Broke(TaskGone(said)))
         self.close(UnknownTask())
 
     def close(self, error: GatewayError, *, is_left: bool = False) -> None:
@@ -226,8 +223,6 @@ class LiveTask(Driver):
                 super().hear(event)
             case on.Notice():
                 pass  # a task has no progress and no log messages
-            case _ if self.is_over and not isinstance(event, on.Nested):
-                pass  # as it was on its way, its client cancelled the task
             case on.Resulted(result=result):
                 try:
                     self._feed(on.Resulted(self._modern(Raw(result))))
@@ -235,8 +230,10 @@ class LiveTask(Driver):
                     self._feed(on.Broke(exc))
             case on.Stopped(error=error):
                 self._feed(on.Broke(error))
-            case on.Broke(error=error) if self._call.is_being_resumed and (
-                self._call.session is None or isinstance(error, TaskGone)
+            case on.Broke(error=error) if (
+                not self.is_over
+                and self._call.is_being_resumed
+                and (self._call.session is None or isinstance(error, TaskGone))
             ):
                 # Its session is gone, or its server does not know it: unless a later try may succeed, it is unknown.
                 self.close(error if isinstance(error, Busy | Refused | Unreachable) else UnknownTask())
@@ -286,8 +283,6 @@ class LiveTask(Driver):
         return self._lot.results.share(self._give_way, self.principal)
 
     def _feed(self, event: on.Event) -> None:
-        if self._is_task and isinstance(event, _OF_LEGS):
-            return
         if isinstance(event, on.Stopped):
             self._gone = self._gone or event.error
         try:

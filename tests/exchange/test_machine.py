@@ -562,10 +562,11 @@ def test_a_pair_is_in_the_table_or_raises_and_changes_nothing(state: State, kind
 IS_OVER: Final = (State.FINISHED, State.ENDED)
 IS_BETWEEN: Final = (State.REFERRED, State.BROKEN)
 LATE: Final[tuple[tuple[tuple[type[on.Event], ...], tuple[State, ...]], ...]] = (
-    ((on.Withdrawn, on.Left), (*IS_BETWEEN, *IS_OVER)),
-    ((on.Resulted, on.Failed, on.Broke), (State.BROKEN, *IS_OVER)),
-    ((on.Undelivered,), (*IS_BETWEEN, State.FINISHED)),
-    ((on.HandedOver,), (State.PARKED, State.DETACHED, *IS_BETWEEN, *IS_OVER)),
+    ((on.Withdrawn, on.Left), (State.SETTLED, *IS_BETWEEN, *IS_OVER)),
+    ((on.Resulted, on.Failed, on.Broke), (State.BROKEN, State.SETTLED, *IS_OVER)),
+    ((on.Undelivered,), (State.SETTLED, *IS_BETWEEN, State.FINISHED)),
+    ((on.Left, on.HandedOver), (State.OWNED,)),
+    ((on.HandedOver,), (State.PARKED, State.DETACHED, State.SETTLED, *IS_BETWEEN, *IS_OVER)),
     ((on.LetGo, on.Stopped), IS_OVER),
 )
 """Events that come late, with the states in which they do."""
