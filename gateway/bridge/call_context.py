@@ -125,6 +125,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """Known as soon as there was a session."""
     lacking_round: int = 0
     """The newest round with a requestState that lacks something of what continues the call."""
+    is_task: bool = False
+    """Whether the client holds the handle of a task, which has lines of its own in the log."""
     is_state_resumable: bool = True
     """Whether another process can resume the call from that state, if this one has sealed any."""
     _began: float = 0.0
@@ -246,9 +248,9 @@ class Context(ClientCall, eq=False, kw_only=True):
         self._call_span = None
         self.step(Step.REPLAYED)
 
-    def is_task(self) -> None:
-        """The client holds the handle of a task, which has lines of its own in the log: nothing is said here."""
-        self._is_told = True
+    def becomes_task(self) -> None:
+        """The client gets the handle of a task."""
+        self._is_told = self.is_task = True
 
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""

@@ -73,9 +73,9 @@ class LiveTask(Driver):
         self._table = table
         self._handle: TaskHandle
         """Set once the call is a task, as are the next ones."""
-        self._sealed = ""
+        self._sealed: str
         """The handle as the client knows it."""
-        self._updated = ""
+        self._updated: str
         self._share: Share
         self._is_adopted = former_holder is not None
         """Whether another replica followed the task before, and may have asked."""
@@ -98,10 +98,6 @@ class LiveTask(Driver):
     def _call(self) -> TaskCall:
         assert isinstance(self._upstream_call, TaskCall)
         return self._upstream_call
-
-    @property
-    def _is_task(self) -> bool:
-        return bool(self._sealed)
 
     @property
     def is_over(self) -> bool:
@@ -140,7 +136,7 @@ class LiveTask(Driver):
         log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
         context.answered(COMPLETE)
         context.finished()
-        context.is_task()
+        context.becomes_task()
         self._feed(became)
 
     def go_on(self, handle: TaskHandle, sealed: str, *, is_shared: bool) -> None:
@@ -148,7 +144,7 @@ class LiveTask(Driver):
         assert handle.upstream is not None, "without it, only the owner can follow the task"
         self._context.left_by_another(handle.exchange, handle.upstream)
         self._hold(handle, sealed)
-        self._context.is_task()
+        self._context.becomes_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
         self._restore(Snapshot(OWNED, 0, {}, None, 0))
         self._call.start_resuming(self._call.go_on(handle.upstream, is_shared=is_shared))
@@ -173,15 +169,15 @@ class LiveTask(Driver):
 
     def let_go(self) -> bool:
         """As for other calls; a task is left to others by its table."""
-        return self._is_task or super().let_go()
+        return self._context.is_task or super().let_go()
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica follows the task, or continued its call; only asked once its owner is gone."""
-        return self._is_task or super().has_taken_over(round_)
+        return self._context.is_task or super().has_taken_over(round_)
 
     def fire(self, timer: Timer) -> None:
         """As for other calls; the time of a handle ends with that of its task."""
-        if not (self._is_task and timer is TTL):
+        if not (self._context.is_task and timer is TTL):
             super().fire(timer)
             return
         said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
@@ -207,7 +203,7 @@ class LiveTask(Driver):
 
     def _ended(self) -> None:
         super()._ended()
-        if self._is_task:
+        if self._context.is_task:
             self._gone = self._gone or bug()
             self._share.release()
             self._table.remove(self)
@@ -217,9 +213,9 @@ class LiveTask(Driver):
     def hear(self, event: on.Event) -> None:
         """Take one event of the call, or of the session of the task."""
         match event:
-            case on.Became() if not self._is_task:
+            case on.Became() if not self._context.is_task:
                 self._adopt(event)
-            case _ if not self._is_task:
+            case _ if not self._context.is_task:
                 super().hear(event)
             case on.Notice():
                 pass  # a task has no progress and no log messages
@@ -289,7 +285,7 @@ class LiveTask(Driver):
             super()._feed(event)
         finally:
             seen = self._exchange.state, tuple(self._exchange.questions)
-            if self._is_task and seen != self._seen:
+            if self._context.is_task and seen != self._seen:
                 self._seen, self._updated = seen, _text(world.wall())
                 self._changed.set()
                 self._changed = asyncio.Event()

@@ -15,7 +15,7 @@ from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
-from gateway.exchange.machine import FINISHED, OWNED
+from gateway.exchange.machine import FINISHED
 from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
@@ -39,8 +39,6 @@ class TaskCall(UpstreamCall):
         super().__init__(context, listener)
         self._former_holder = former_holder
         self._follower: Follower | None = None
-        self._is_given = False
-        """Whether the client has the handle."""
 
     def _can_be_found_in(self, session: Session) -> bool:
         """As for other calls: the task can be followed in its session, or the stream read on which it will be made."""
@@ -62,7 +60,7 @@ class TaskCall(UpstreamCall):
         session = await self._adopted_session(upstream, is_shared=is_shared)
 
         async def looked(status: str | None) -> None:
-            if self._is_given and status in FINAL:
+            if self._context.is_task and status in FINAL:
                 self._context.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
                 self.attached()
@@ -83,12 +81,11 @@ class TaskCall(UpstreamCall):
 
     async def go_on(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """As `resume`, for the holder of the handle; `upstream` is that of the handle."""
-        self._is_given = True
         with telling(lambda exc: self._listener.hear(on.Broke(exc))):
             await self.resume(replace(upstream, task=upstream.call.decode()), is_shared=is_shared)
 
     def _failed(self, exc: GatewayError, call: Call | None) -> None:
-        if self._is_given:  # its own report says so
+        if self._context.is_task:  # its own report says so
             self._listener.hear(on.Broke(exc))
         else:
             super()._failed(exc, call)
@@ -164,11 +161,11 @@ class TaskCall(UpstreamCall):
             self.release(clean=False)
         else:
             self._listener.hear(created)
-            self._is_given = self._context.exchange.state is OWNED
 
     async def _drive(self, driven: Follower, past: Past | None = None) -> None:
         """Follow a task to its end, which ends no other run if the call was run again meanwhile."""
-        seconds = None if self._is_given else self._context.live.config.tasks.ttl_seconds  # a handle has its own time
+        context = self._context
+        seconds = None if context.is_task else context.live.config.tasks.ttl_seconds  # a handle has its own time
         try:
             async with asyncio.timeout(seconds):
                 ended = await driven.run(past)
@@ -197,7 +194,7 @@ class TaskCall(UpstreamCall):
         if driven is None or not self._is_sent:  # a task that a silent replica may follow is not ours to cancel
             super().cancel(reason)
             return
-        if self._is_given:
+        if self._context.is_task:
             # A task that was cancelled is not answered: `mcp` 1.30 would end a session.
             self.takes_answers = orphans.must_not_be_cancelled(driven.task_id)
         else:
@@ -211,7 +208,7 @@ class TaskCall(UpstreamCall):
     # -- for the holder of the handle ---------------------------------------------------------------------------
 
     def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
-        if self._is_given:
+        if self._context.is_task:
             self._listener.hear(on.Undelivered(left, exc, retryable=True))
         else:
             super()._undelivered(left, exc, runs)
@@ -228,13 +225,13 @@ class TaskCall(UpstreamCall):
     def release(self, *, clean: bool) -> None:  # noqa: ARG002  (a session that had a task never serves another call)
         """Give the session back, to be ended once everything for the task has gone out in it."""
         driven = self._follower
-        if driven is not None and not self._is_given:
+        if driven is not None and not self._context.is_task:
             driven.stop()
         super().release(clean=False)
 
     def end(self) -> None:
         """Follow the task of a client no longer: its handle leads here no more."""
-        if self._is_given:
+        if self._context.is_task:
             if self._follower is not None:
                 self._follower.stop()
             if self._task is not None and self._task is not asyncio.current_task():
@@ -243,7 +240,7 @@ class TaskCall(UpstreamCall):
 
     def _may_be_read_elsewhere(self, session: Session) -> bool:
         """As for other calls; the session of a client's task has its result as long as the handle is valid."""
-        return self._is_given or (self._context.exchange.state is FINISHED and self._can_be_found_in(session))
+        return self._context.is_task or (self._context.exchange.state is FINISHED and self._can_be_found_in(session))
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
         give_back = super()._give_back

@@ -134,7 +134,8 @@ async def test_the_end_of_an_earlier_task_does_not_end_another_run(end: Ended | 
         def hear(self, event: on.Event) -> None:
             pytest.fail(f"heard {event}")
 
-    context: Any = SimpleNamespace(live=SimpleNamespace(config=SimpleNamespace(tasks=SimpleNamespace(ttl_seconds=1))))
+    live = SimpleNamespace(config=SimpleNamespace(tasks=SimpleNamespace(ttl_seconds=1)))
+    context: Any = SimpleNamespace(live=live, is_task=False)
     report: Any = None
     earlier: Any = Earlier()
     await TaskCall(context, report, Listener())._drive(earlier)
