@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 TESTS = Path(__file__).parent
 PARTS = TESTS / "parts"
 """Real servers, and the ports that they get."""
-EXPLORE = {
-    TESTS / "property" / "explore.py",
-    *(TESTS / "fuzz" / f"{name}.py" for name in ("black_box", "guided", "pumping")),
-}
+EXPLORE = {TESTS / "fuzz" / f"{name}.py" for name in ("black_box", "guided", "pumping")}
 """What `make fuzz` runs."""
 UNSEEDED = {"secrets", "uuid"}
 

@@ -260,4 +260,4 @@ class TaskWorld(World):
 @given(seed=st.integers(0, 2**32), steps=st.integers(10, 80))
 @settings(max_examples=1000, deadline=None)
 def test_whatever_happens_to_a_task_every_promise_is_kept(seed: int, steps: int) -> None:
-    _ = live(seed, steps, TaskWorld)
+    live(seed, steps, TaskWorld)
