@@ -1,7 +1,7 @@
-"""What goes wrong in a history: each kind begins, and ends after its time."""
+"""What goes wrong in a history. A fault that lasts is a generator: it begins, yields for its time, and ends."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -40,27 +40,28 @@ def _begin(history: "History", fault: Fault) -> None:
         fault = replace(fault, kind="term twice")  # for the oracle: this is the second signal
     history.outcome.faults.append(replace(fault, at=history.now - history.load_began))
     history.outcome.noted.append((history.now, f"fault: {fault.kind} of gw-{fault.target} for {fault.seconds} s"))
-    kind(history, fault)
+    lasting = kind(history, fault)
+    if lasting is not None:
+        next(lasting)
+        history.later(fault.seconds, next, lasting, None)
 
 
-def _kill(history: "History", fault: Fault) -> None:
+def _kill(history: "History", fault: Fault) -> Iterator[None]:
     history.gateway(fault.target).end()
-    history.later(fault.seconds, history.start_gateway, fault.target)
+    yield
+    history.start_gateway(fault.target)
 
 
-def _power(history: "History", fault: Fault) -> None:
+def _power(history: "History", fault: Fault) -> Iterator[None]:
     host = history.host(fault.target)
     history.network.cut_power(host)
     history.gateway(fault.target).end()
     for process in list(history.simulation.processes.values()):
         if process.host == host:
             process.end()
-
-    def restore() -> None:
-        history.network.restore_power(host)
-        history.start_gateway(fault.target)
-
-    history.later(fault.seconds, restore)
+    yield
+    history.network.restore_power(host)
+    history.start_gateway(fault.target)
 
 
 def _term(history: "History", fault: Fault, number: signal.Signals = signal.SIGTERM) -> None:
@@ -82,39 +83,43 @@ def _term_twice(history: "History", fault: Fault) -> None:
     history.later(fault.seconds / 2, history.terminate, process)
 
 
-def _stop(history: "History", fault: Fault) -> None:
+def _stop(history: "History", fault: Fault) -> Iterator[None]:
     process = history.gateway(fault.target)
     process.freeze()
-    history.later(fault.seconds, process.thaw)
+    yield
+    process.thaw()
 
 
-def _part(history: "History", fault: Fault) -> None:
+def _block(history: "History", *ways: tuple[str, str]) -> Iterator[None]:
+    for way in ways:
+        history.network.block(*way)
+    yield
+    for way in ways:
+        history.network.unblock(*way)
+
+
+def _part(history: "History", fault: Fault) -> Iterator[None]:
     """Cut a replica off from everything."""
     own = history.host(fault.target)
-    for other in history.hosts():
-        if other != own:
-            history.block_for(fault.seconds, own, other)
-            history.block_for(fault.seconds, other, own)
+    return _block(history, *(way for each in history.hosts() if each != own for way in ((own, each), (each, own))))
 
 
-def _one_way(history: "History", fault: Fault) -> None:
+def _one_way(history: "History", fault: Fault) -> Iterator[None]:
     """Nothing that one replica sends arrives at the other replicas."""
-    own = history.host(fault.target)
-    for number in range(1, history.plan.replicas + 1):
-        if number != fault.target:
-            history.block_for(fault.seconds, own, history.host(number))
+    others = [number for number in range(1, history.plan.replicas + 1) if number != fault.target]
+    return _block(history, *((history.host(fault.target), history.host(each)) for each in others))
 
 
-def _peers(history: "History", fault: Fault) -> None:
+def _peers(history: "History", fault: Fault) -> Iterator[None]:
     """Two replicas do not reach each other, but everybody else."""
     one, other = history.host(fault.target), history.host(fault.other)
-    history.block_for(fault.seconds, one, other)
-    history.block_for(fault.seconds, other, one)
+    return _block(history, (one, other), (other, one))
 
 
-def _server(history: "History", fault: Fault) -> None:
+def _server(history: "History", fault: Fault) -> Iterator[None]:
     history.server.end()
-    history.later(fault.seconds, history.start_server)
+    yield
+    history.start_server()
 
 
 def _cut(history: "History", fault: Fault) -> None:
@@ -149,35 +154,26 @@ def _child(history: "History", fault: Fault) -> None:
         history.random.choice(found).end()
 
 
-def _slow(history: "History", fault: Fault) -> None:
+def _slow(history: "History", fault: Fault) -> Iterator[None]:
     history.network.extra_seconds = SLOW_SECONDS
-
-    def restore() -> None:
-        history.network.extra_seconds = 0.0
-
-    history.later(fault.seconds, restore)
+    yield
+    history.network.extra_seconds = 0.0
 
 
 def _split(history: "History", fault: Fault) -> None:
     history.network.cut_segments = 0.5
 
 
-def _dns(history: "History", fault: Fault) -> None:
+def _dns(history: "History", fault: Fault) -> Iterator[None]:
     history.network.is_dns_down = True
-
-    def restore() -> None:
-        history.network.is_dns_down = False
-
-    history.later(fault.seconds, restore)
+    yield
+    history.network.is_dns_down = False
 
 
-def _jump(history: "History", fault: Fault) -> None:
+def _jump(history: "History", fault: Fault) -> Iterator[None]:
     history.gateway(fault.target).wall_offset += fault.amount
-
-    def restore() -> None:
-        history.gateway(fault.target).wall_offset -= fault.amount
-
-    history.later(fault.seconds, restore)
+    yield
+    history.gateway(fault.target).wall_offset -= fault.amount
 
 
 def _drift(history: "History", fault: Fault) -> None:
@@ -189,7 +185,7 @@ def _replay(history: "History", fault: Fault) -> None:
     history.attacker.strike(fault.target)
 
 
-_KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
+_KINDS: Final[dict[str, Callable[["History", Fault], Iterator[None] | None]]] = {
     "kill": _kill,
     "power": _power,
     "term": _term,

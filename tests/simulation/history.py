@@ -111,7 +111,6 @@ class History:
         if traces:
             self.network.watchers.append(self._note_packet)
         self._ended: list[Process] = []
-        self._blocks: dict[tuple[str, str], int] = {}
         self._servers: list[LegacyServer] = []
         self._is_over = False
         self.load_began = 0.0
@@ -164,19 +163,6 @@ class History:
     @property
     def server(self) -> Process:
         return self.simulation.processes["server"]
-
-    def block_for(self, seconds: float, source: str, target: str) -> None:
-        """Block a direction; it may be blocked for several reasons."""
-        way = source, target
-        self._blocks[way] = self._blocks.get(way, 0) + 1
-        self.network.block(source, target)
-
-        def heal() -> None:
-            self._blocks[way] -= 1
-            if not self._blocks[way]:
-                self.network.unblock(source, target)
-
-        self.later(seconds, heal)
 
     def start_gateway(self, number: int) -> None:
         """Start a replica, unless it runs."""

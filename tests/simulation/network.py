@@ -8,6 +8,7 @@ is up again.
 import asyncio
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -34,8 +35,8 @@ class Network:
         self.is_dns_down = False
         self.dark: dict[str, None] = {}
         """Hosts without power."""
-        self.blocked: dict[tuple[str, str], None] = {}
-        """Directions in which nothing passes."""
+        self.blocked = Counter[tuple[str, str]]()
+        """Directions in which nothing passes, and for how many reasons."""
         self.extra_seconds = 0.0
         """How much slower than usual everything is, at most."""
         self.cut_segments = 0.0
@@ -64,12 +65,14 @@ class Network:
         return (source, target) in self.blocked or source in self.dark or target in self.dark
 
     def block(self, source: str, target: str) -> None:
-        self.blocked[source, target] = None
+        self.blocked[source, target] += 1
 
     def unblock(self, source: str, target: str) -> None:
-        """Let a direction pass again; what waited is sent again after a while."""
-        self.blocked.pop((source, target), None)
-        self._send_again()
+        """Let a direction pass again, unless there is another reason; what waited is sent again after a while."""
+        self.blocked[source, target] -= 1
+        if not self.blocked[source, target]:
+            del self.blocked[source, target]
+            self._send_again()
 
     def _send_again(self) -> None:
         for connection in list(self.connections):
