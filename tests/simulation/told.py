@@ -1,10 +1,9 @@
-"""Histories that tests tell: calls, tasks and listeners in a cluster that lives through some faults."""
+"""Histories that tests tell: calls and tasks in a cluster that lives through some faults."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from tests.simulation.history import History, Outcome
-from tests.simulation.listening import Change, Listener
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
 
@@ -50,25 +49,18 @@ def task(*replicas: int, think: float = 2.0, **how: Any) -> Call:
     return call(*(replicas or (1, 2, 3)), tag="t1", tool="chore", think=think, **{"patience": 20.0, **how})
 
 
-def plan(
-    *parts: Call | Fault | Listener | Change, seed: int = 1, replicas: int = 3, kind: Kind | None = None, **how: Any
-) -> Plan:
+def plan(*parts: Call | Fault, seed: int = 1, replicas: int = 3, kind: Kind | None = None, **how: Any) -> Plan:
     """What happens; words that end with `_seconds` are of the section `hold`, and all others are sections."""
     hold = HOLD | {name: how.pop(name) for name in [*how] if name.endswith("_seconds")}
     config = {"hold": hold, "sessions": {"idle_seconds": 30}, **how}
     calls = [each for each in parts if isinstance(each, Call)]
     tasks = tuple(each for each in calls if each.tag.startswith("t"))
-    kind = kind or Kind(has_lasting_tasks=bool(tasks), has_changes=any(isinstance(each, Listener) for each in parts))
-    return Plan(
-        *(seed, replicas, kind, config, tuple(each for each in calls if each not in tasks)),
-        faults=tuple(each for each in parts if isinstance(each, Fault)),
-        listeners=tuple(each for each in parts if isinstance(each, Listener)),
-        changes=tuple(each for each in parts if isinstance(each, Change)),
-        tasks=tasks,
-    )
+    faults = tuple(each for each in parts if isinstance(each, Fault))
+    others = tuple(each for each in calls if each not in tasks)
+    return Plan(seed, replicas, kind or Kind(has_lasting_tasks=bool(tasks)), config, others, faults, tasks=tasks)
 
 
-def played(*parts: Call | Fault | Listener | Change, **how: Any) -> Outcome:
+def played(*parts: Call | Fault, **how: Any) -> Outcome:
     """What became of it."""
     return History(plan(*parts, **how)).run()
 
