@@ -37,7 +37,7 @@ async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyRead
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
-class Stage(Enum):
+class ReplyStage(Enum):
     """How far a reply is."""
 
     ARRIVING = "arriving"
@@ -47,7 +47,7 @@ class Stage(Enum):
     """It has ended in another way."""
 
 
-ARRIVING, DONE, ENDED = Stage
+ARRIVING, DONE, ENDED = ReplyStage
 
 
 class ReplyReader(msgspec.Struct, eq=False):
@@ -72,7 +72,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     """What parses a stream, or what has come of a body."""
     size: int = 0
     """Of what has come of a body, or of the message that is arriving on a stream."""
-    stage: Stage = ARRIVING
+    stage: ReplyStage = ARRIVING
     failure: Exception | None = None
     """Why the reply ended, if it is over and not complete."""
     waiter: asyncio.Future[None] | None = None
@@ -232,7 +232,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         if not is_awaited:
             hearer.over(self, failure)
 
-    def _let_go(self, stage: Stage) -> Hearer:
+    def _let_go(self, stage: ReplyStage) -> Hearer:
         """Hear nothing more, and forget who did; who that was is returned."""
         self.stage, hearer = stage, self.hearer
         del self.hearer
