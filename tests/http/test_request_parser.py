@@ -234,14 +234,16 @@ def test_a_request_in_the_packet_of_a_chunked_bodys_end_is_refused() -> None:
 
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 BEHIND = b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n"
+UPGRADE = BEHIND.replace(b"Host", b"Connection: Upgrade\r\nUpgrade: h2c\r\nHost")
 
 
+@pytest.mark.parametrize("behind", [BEHIND, UPGRADE])
 @pytest.mark.parametrize("split", range(CHUNKED.index(b"\r\n\r\n") + 4, len(CHUNKED)))
-def test_a_request_behind_a_chunked_bodys_end_in_a_later_packet_is_refused(split: int) -> None:
+def test_a_request_behind_a_chunked_bodys_end_in_a_later_packet_is_refused(split: int, behind: bytes) -> None:
     requests = Requests()
     requests.feed(CHUNKED[:split])
     with pytest.raises(Malformed):
-        requests.feed(CHUNKED[split:] + BEHIND)
+        requests.feed(CHUNKED[split:] + behind)
     assert requests.failures == [Malformation.PIPELINED]
     requests.feed(BEHIND)
     ((head, body),) = requests.found

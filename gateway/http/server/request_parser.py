@@ -213,7 +213,7 @@ class ChunkedBody:
         is_broken = False
         try:
             self._llhttp.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the latter behind the end of the body
             is_broken = True
         parts, self._parts = self._parts, []
         if parts:
