@@ -1,6 +1,8 @@
 """Explains why a process cannot listen at an address of its configuration."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from gateway import world
@@ -19,8 +21,16 @@ _KNOWN: Final = {
 }
 
 
-def cannot_listen(config: Config, address: str, exc: OSError) -> OSError:
-    """Return an error that names the key of the address, the cause and the fix."""
+@contextmanager
+def explained(config: Config, address: str) -> Iterator[None]:
+    """Listen in the block; raises OSError that names the key of the address, the cause and the fix."""
+    try:
+        yield
+    except OSError as exc:
+        raise OSError(exc.errno, _explanation(config, address, exc)) from exc
+
+
+def _explanation(config: Config, address: str, exc: OSError) -> str:
     keys = {config.replica.listen: "replica.listen", config.admin: "admin", config.listen: "listen"}
     key = keys.get(address)
     where = address if key is None else f"{address} ({key})"
@@ -28,4 +38,4 @@ def cannot_listen(config: Config, address: str, exc: OSError) -> OSError:
         cause, fix = f"the name cannot be resolved ({exc.strerror})", "write an IP address of this machine"
     else:
         cause, fix = _KNOWN.get(exc.errno or 0, (exc.strerror or str(exc), "choose another address"))
-    return OSError(exc.errno, f"cannot listen at {where}: {cause}; {fix}")
+    return f"cannot listen at {where}: {cause}; {fix}"

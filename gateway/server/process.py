@@ -53,7 +53,7 @@ from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
 from gateway.server.key_purposes import state_keys
-from gateway.server.listen_errors import cannot_listen
+from gateway.server.listen_errors import explained
 from gateway.server.peer_listener import PeerListener
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
@@ -236,10 +236,8 @@ class Gateway:
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
         self.listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
-        try:
+        with explained(self.config, address):
             return await listener.start()
-        except OSError as exc:
-            raise cannot_listen(self.config, address, exc) from exc
 
     def apply(self, config: Config) -> None:
         """Serve new requests by another configuration; calls that run or wait keep the one that they began with.

@@ -32,7 +32,7 @@ from gateway.http.server.traffic import Traffic
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
 from gateway.server.key_purposes import KEY_BYTES, ephemeral_key
-from gateway.server.listen_errors import cannot_listen
+from gateway.server.listen_errors import explained
 from gateway.server.serve import ignore_signals, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
@@ -94,17 +94,20 @@ class Supervisor:
         """Run until all workers have ended; return 0 if each was asked to end and ended without an error."""
         loop, config = asyncio.get_running_loop(), self._in_force.value
         for address in filter(None, (config.listen, config.replica.listen)):
-            await _claim(config, address)
+            # With SO_REUSEPORT the workers would share the address with another process that has it. It is bound here,
+            # and no more: a connection that was accepted would be lost.
+            with explained(config, address):
+                claim = await loop.create_server(asyncio.Protocol, *split_address(address), start_serving=False)
+                claim.close()
+                await claim.wait_closed()
         address = ""
         if config.admin is not None:
             limits = self._in_force.part(lambda config: config.limits)
             timeouts = self._in_force.part(lambda config: config.timeouts)
             traffic = Traffic(limits, timeouts, self._metrics)
             self._listener = Listener(self._overview.handle, config.admin, traffic)
-            try:
+            with explained(config, config.admin):
                 address = await self._listener.start()
-            except OSError as exc:
-                raise cannot_listen(config, config.admin, exc) from exc
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
@@ -230,17 +233,6 @@ class _Life:
         assert code is not None
         self._process.close()
         return code
-
-
-async def _claim(config: Config, address: str) -> None:
-    """Raise OSError if the address is taken: with SO_REUSEPORT the workers would share it with that process."""
-    host, port = split_address(address)
-    try:
-        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
-    except OSError as exc:
-        raise cannot_listen(config, address, exc) from exc
-    server.close()
-    await server.wait_closed()
 
 
 def _work(config: Config, worker: Worker, file: ConfigFile | None) -> None:

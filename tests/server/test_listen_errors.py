@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from gateway.config import parse
-from gateway.server.listen_errors import cannot_listen
+from gateway.server.listen_errors import explained
 
 CONFIG = parse(
     json.dumps(
@@ -37,14 +37,14 @@ CONFIG = parse(
 def test_the_error_names_the_key_the_cause_and_the_fix(
     exc: OSError, cause: str, fix: str, port: int, key: str
 ) -> None:
-    error = cannot_listen(CONFIG, f"127.0.0.1:{port}", exc)
-    assert error.errno == exc.errno
-    assert error.strerror is not None
-    assert error.strerror.startswith(f"cannot listen at 127.0.0.1:{port} ({key}): {cause}")
-    assert fix in error.strerror
+    with pytest.raises(OSError, match="cannot listen") as caught, explained(CONFIG, f"127.0.0.1:{port}"):
+        raise exc
+    assert caught.value.errno == exc.errno
+    assert caught.value.strerror.startswith(f"cannot listen at 127.0.0.1:{port} ({key}): {cause}")
+    assert fix in caught.value.strerror
 
 
 def test_a_socket_between_workers_has_no_key() -> None:
-    error = cannot_listen(CONFIG, "unix:/tmp/peer.sock", OSError(errno.EADDRINUSE, "x"))
-    assert error.strerror is not None
-    assert error.strerror.startswith("cannot listen at unix:/tmp/peer.sock: another process uses it")
+    says = "cannot listen at unix:/tmp/peer.sock: another process uses it"
+    with pytest.raises(OSError, match=says), explained(CONFIG, "unix:/tmp/peer.sock"):
+        raise OSError(errno.EADDRINUSE, "x")
