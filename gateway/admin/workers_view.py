@@ -47,6 +47,14 @@ class WorkerProcess:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
+    def scraped(self, text: str | None) -> merge_metrics.Families:
+        """Return what counts of it in a scrape: its answer, or its previous counters if it did not answer."""
+        if text is None:
+            return self.counted
+        families = merge_metrics.parse(text)
+        self.counted = merge_metrics.lasting(families)
+        return families
+
     async def alive(self) -> "WorkerProcess | None":
         """Return this process if it answers in time."""
         return self if await self.get("/healthz") is not None else None
@@ -107,12 +115,7 @@ class Overview(Probes):
             asked = list(self._processes.values())
             answers = await asyncio.gather(*(process.get("/metrics") for process in asked))
             texts = dict(zip(asked, answers, strict=True))
-            scrapes = [merge_metrics.parse(self._metrics.render().decode()), self._ended]
+            own = merge_metrics.parse(self._metrics.render().decode())
             # A process that ended during the scrape is not here: `_ended` has its previous counters.
-            for process in self._processes.values():
-                if (text := texts.get(process)) is None:
-                    scrapes.append(process.counted)
-                    continue
-                scrapes.append(merge_metrics.parse(text))
-                process.counted = merge_metrics.lasting(scrapes[-1])
-            return merge_metrics.write(merge_metrics.merge(scrapes)).encode()
+            workers = [process.scraped(texts.get(process)) for process in self._processes.values()]
+            return merge_metrics.write(merge_metrics.merge((own, self._ended, *workers))).encode()
