@@ -116,12 +116,12 @@ class RouteTable:
         if endpoint is None:
             launcher = ChildLauncher(route, client, tasks, health, self._children)
             modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
-            stdio = StdioEra(launcher, modern, tasks, metrics, route.path)
+            stdio = StdioEra(launcher, modern, tasks, health)
             connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, None, health, {}, stdio, {})
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
-        era = EraProbe(upstream, metrics, health)
+        era = EraProbe(upstream, health)
         if route.upstream.transport == "sse":
             era.note_transport(speaks_sse=True)
         pool = Pool(settings, connector(route.upstream.transport, upstream, era), metrics, tasks)

@@ -4,9 +4,13 @@ from typing import Final
 
 from gateway import world
 from gateway.protocol.errors import GatewayError, Unreachable, UpstreamError
+from gateway.telemetry.log import Event, get_logger
+from gateway.telemetry.metrics.labels import UpstreamEra
 from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.process_status import Failure
 from gateway.telemetry.recent_errors import RecentError, RecentErrors
+
+log = get_logger()
 
 _FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
 """After these an upstream counts as failing; an upstream that refuses a caller is available."""
@@ -46,6 +50,13 @@ class UpstreamHealth:
         if isinstance(error, UpstreamError):
             self._metrics.upstream_failures[self._route, error.reason].inc()
             error.is_counted = True
+
+    def era_probed(self, *, is_modern: bool | None) -> None:
+        """A probe of the era is over; None if it has not found out."""
+        era = UpstreamEra.UNKNOWN if is_modern is None else UpstreamEra.MODERN if is_modern else UpstreamEra.LEGACY
+        self._metrics.era_probes[self._route, era].inc()
+        if is_modern is not None:
+            log.info(Event.ERA_FOUND, route=self._route, era=era)
 
     def malformed(self) -> None:
         """The server has sent what is not JSON-RPC: some children print logs on stdout."""

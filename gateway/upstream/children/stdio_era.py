@@ -17,10 +17,8 @@ from gateway.children.launcher import ChildLauncher
 from gateway.protocol import era, jsonrpc, mcp
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
+from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children.modern_stdio import ModernStdio
-
-log = get_logger()
 
 _PROBE_SECONDS: Final = 5.0
 """A program that starts slowly answers late; clients wait longer than this for their first answer."""
@@ -41,8 +39,7 @@ class StdioEra:
     launcher: ChildLauncher
     modern: ModernStdio
     _tasks: Tasks
-    _metrics: Metrics
-    _route: str
+    _health: UpstreamHealth
     known: bool | None = None
     """Whether the server is modern; None if a probe has to find out."""
     _refuses_legacy: bool | None = None
@@ -101,10 +98,7 @@ class StdioEra:
         self.known = found
         if found is None:
             self._unsure_until = world.monotonic() + _UNSURE_SECONDS
-        name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
-        self._metrics.era_probes[self._route, name].inc()
-        if found is not None:
-            log.info(Event.ERA_FOUND, route=self._route, era=name)
+        self._health.era_probed(is_modern=found)
 
     async def _greet(self) -> None:
         """Send the handshake of legacy clients to a child of its own, which serves nobody."""

@@ -18,13 +18,10 @@ from gateway.http.upstream_client import REDIRECTS
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
-from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.channel import Headers, Hearer
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
-
-log = get_logger()
 
 PROBE_SECONDS: Final = 3.0
 """A client that waits ten seconds for its first answer must still get one after an unanswered probe."""
@@ -75,10 +72,9 @@ class _Probe(Hearer):
 class EraProbe:
     """The era of one upstream, and its transport, as the last handshake found it."""
 
-    def __init__(self, upstream: HttpUpstream, metrics: Metrics, health: UpstreamHealth) -> None:
+    def __init__(self, upstream: HttpUpstream, health: UpstreamHealth) -> None:
         self._health = health
         self._upstream, self.endpoint = upstream, upstream.endpoint
-        self._metrics = metrics
         self.known: bool | None = None
         """Whether the upstream is modern; None if a probe has to find out."""
         self.refuses_legacy = False
@@ -154,12 +150,10 @@ class EraProbe:
         finally:
             self._probe = None
         found = probe.found
-        name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
-        self._metrics.era_probes[self.endpoint.route, name].inc()
+        self._health.era_probed(is_modern=found)
         if found is not None:
             self.known, self._found = found, world.monotonic()
             self._health.ok()
-            log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
 
 
 def discover_headers(headers: Headers) -> dict[str, str]:

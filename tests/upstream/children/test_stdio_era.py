@@ -10,6 +10,8 @@ from gateway.children.child import Child
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from gateway.telemetry.recent_errors import RecentErrors
+from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children import stdio_era
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.stdio_era import StdioEra
@@ -74,8 +76,9 @@ class Bench:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
         self.launcher = Launcher(given)
         metrics = Metrics("test", ["/mcp"])
+        health = UpstreamHealth("/mcp", metrics, RecentErrors(), is_command=True)
         self.modern = ModernStdio(self.launcher, metrics, "/mcp")
-        self.era = StdioEra(self.launcher, self.modern, tasks, metrics, "/mcp")
+        self.era = StdioEra(self.launcher, self.modern, tasks, health)
 
 
 @pytest.fixture
