@@ -120,8 +120,13 @@ async def test_the_issuer_of_tokens_is_asked_for_its_keys(said: bytes, state: st
 
 
 async def test_cautions_are_told() -> None:
-    route = {"upstream": {"url": "https://127.0.0.1:9/mcp", "tls": {"verify": False}}}
-    assert troubles(await around(routes=[route])) == {"caution": "warning"}
+    route = {"path": "/a", "upstream": {"url": "https://127.0.0.1:9/mcp", "tls": {"verify": False}}}
+    notes = await around(routes=[route | {"forward_headers": ["x-forwarded-key"]}])
+    told = [check for check in notes.checks if check.name == "caution"]
+    assert [(check.found, check.state, check.why[:10]) for check in told] == [
+        ("routes[/a].upstream.tls.verify", "warning", "It is fals"),
+        ("routes[/a].forward_headers", "warning", "It has x-f"),
+    ]
 
 
 @pytest.mark.processes

@@ -32,8 +32,8 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
     notes = Notes(hide)
     notes.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config):
-        key, _, why = caution.partition(" is ")
-        notes.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
+        key, _, says = caution.partition(" ")
+        notes.warn("caution", key, f"It {says}.", "See docs/configuration.md.")
     if keys := config.state.raw_keys():
         notes.ok("state keys", f"{len(keys)}: {', '.join(map(key_id, keys))}; the first one seals")
     else:
