@@ -60,7 +60,7 @@ class JwksVerifier:
         age = world.monotonic() - self._fetched
         if _FRESH_SECONDS <= age < _STALE_SECONDS:
             self._fetch_soon()
-        elif age >= _STALE_SECONDS and not await self._fetch() and world.monotonic() - self._fetched >= _FRESH_SECONDS:
+        elif age >= _STALE_SECONDS and not await self._fetch():
             raise NoKeys("The issuer's signing keys cannot be fetched, so no token can be verified; call again later")
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
