@@ -103,6 +103,7 @@ class Overview(Probes):
     async def status(self, http: HttpRequest) -> Response:
         """See `Probes`: the worker that answers first asks its siblings and the other replicas."""
         path = f"{'/status.json' if wants_json(http) else '/status'}?{http.head.url.raw_query_string}"
+        # Not the status of each: every worker that is asked for it asks all its siblings and all replicas.
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
             if (first := await answer) is not None and (status := await first.get(path, _STATUS_SECONDS)) is not None:
                 return status_response(http, status.encode())

@@ -113,7 +113,7 @@ class OAuthProxy:
             try:
                 response = await self._answer(http, kind, suffix)
             except UpstreamError as exc:
-                exc.status = 502
+                exc.status = 502  # a client of OAuth reads the status, not a JSON-RPC error in HTTP 200
                 raise
         allowed = http.head.headers.get("Origin")
         if allowed is not None:

@@ -46,6 +46,7 @@ class PeerExchange:
     async def accepted(self, pending: PendingRequest) -> None:
         """Wait until the peer accepts the request, not too long; raises TimeoutError or RequestFailed."""
         seconds = self._timeouts.peer_connect_seconds + self._timeouts.peer_accept_seconds
+        # Not by asyncio.timeout: it would cancel the wait, and the request would forget how far it had come.
         timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:
             _ = await self.reply.begun(pending)

@@ -69,7 +69,7 @@ class RecentErrors:
             case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
                 kind = reason
             case _ if type(error) is GatewayError:
-                kind = "internal"
+                kind = "internal"  # every foreseen condition has a class of its own
             case _:
                 return None
         if error in self._noted:

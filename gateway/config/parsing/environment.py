@@ -59,6 +59,7 @@ def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> 
             name.startswith(_PREFIX)
             and name != FILE_VARIABLE
             and not (
+                # Kubernetes writes `tcp://10.0.0.1:80` into GATEWAY_X_PORT; a bare number was meant as a setting.
                 _SERVICE_LINK.fullmatch(name) and (not name.endswith("_PORT") or "://" in value or "SERVICE" in name)
             )
         ):
