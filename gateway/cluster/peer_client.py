@@ -20,15 +20,6 @@ from gateway.telemetry import Metrics, PeerOutcome
 _TRIES: Final = 3
 """How often a member that refuses connections is looked up anew and asked again."""
 
-_SEEN: Final[dict[PeerOutcome, State]] = {
-    PeerOutcome.SERVED: "answered",
-    PeerOutcome.GONE: "answered",
-    PeerOutcome.DEAD: "dead",
-    PeerOutcome.SILENT: "silent",
-    PeerOutcome.STALLED: "stalled",
-    PeerOutcome.BROKE: "stalled",
-}
-
 
 class PeerClient:
     """Speaks to the other members by their ids."""
@@ -121,6 +112,7 @@ class PeerClient:
     ) -> Response:
         """Relay the reply to a request, and record its outcome."""
         outcome, is_local = PeerOutcome.SERVED, False
+        state: State = "answered"
         try:
             exchange = await self._connections.accepted(address, peer_request, fresh=fresh)
             try:
@@ -132,11 +124,12 @@ class PeerClient:
                 seconds = self._connections.timeouts.peer_accept_seconds
                 _ = asyncio.get_running_loop().call_later(seconds, exchange.reply.close)
         except BaseException as exc:
-            outcome, is_local = _outcome(exc), isinstance(exc, OwnerSilent) and exc.is_local
+            outcome, state = _outcome(exc)
+            is_local = isinstance(exc, OwnerSilent) and exc.is_local
             raise
         finally:
             self._metrics.peer_requests[outcome,].inc()
-            self._membership.note(peer_request.to, _SEEN[outcome], is_local=is_local)
+            self._membership.note(peer_request.to, state, is_local=is_local)
         return replied
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -186,19 +179,19 @@ class PeerClient:
         return "reached" if answer == messages.Identity(host) else "unknown"
 
 
-def _outcome(exc: BaseException) -> PeerOutcome:
-    """What became of a request that a peer did not serve."""
+def _outcome(exc: BaseException) -> tuple[PeerOutcome, State]:
+    """What became of a request that a peer did not serve, and what that says of the peer."""
     match exc:
         case PeerDead():
-            return PeerOutcome.DEAD
+            return PeerOutcome.DEAD, "dead"
         case PeerReplaced():
-            return PeerOutcome.GONE
+            return PeerOutcome.GONE, "answered"
         case OwnerSilent(is_connected=False):
-            return PeerOutcome.SILENT
+            return PeerOutcome.SILENT, "silent"
         case OwnerStalled():
-            return PeerOutcome.STALLED
+            return PeerOutcome.STALLED, "stalled"
         case _:
-            return PeerOutcome.BROKE
+            return PeerOutcome.BROKE, "stalled"
 
 
 def _bytes(text: str) -> bytes:
