@@ -46,10 +46,10 @@ async def test_calls_that_do_not_fit_are_refused_and_retries_always_fit(upstream
     assert (budget.limit, budget.used) == (550_000, weighed(stand))
     for client, asked in ((ada, of_ada), (bob, of_bob)):
         for each in asked:
-            assert json.loads((await client.answer(each, arguments=LARGE)).text) == ACCEPT, "a retry always fits"
+            assert json.loads((await client.answer(each)).text) == ACCEPT, "a retry always fits"
     assert (await eve.answer(small)).status == 200
     assert weighed(stand) == 0
-    assert (await eve.answer(await eve.call(arguments=LARGE), arguments=LARGE)).status == 200
+    assert (await eve.answer(await eve.call(arguments=LARGE))).status == 200
 
 
 @pytest.mark.parametrize("is_new", [False, True])
@@ -144,7 +144,7 @@ async def test_a_call_that_waits_keeps_one_copy_of_its_request(
         asked = await client.call(arguments=copies.LARGE)
         assert asked.questions
         assert 1 <= kept() < 1.1
-        retry = later(client.answer(asked, arguments=copies.LARGE))
+        retry = later(client.answer(asked))
         if is_sse:
             await eventually(lambda: stand.held == 0, "the retry was taken")
         else:

@@ -61,7 +61,7 @@ async def test_half_an_emoji_is_a_replacement_character_in_a_whole_call(upstream
     (question,) = asked.questions.values()
     assert question["params"]["message"] == WHOLE
     accepted = {"action": "accept", "content": {HALF: HALF}}
-    done = await client.answer(asked, accepted, arguments=arguments)
+    done = await client.answer(asked, accepted)
     assert done.text == WHOLE
     assert done.result["structuredContent"] == {WHOLE: {"action": "accept", "content": {WHOLE: WHOLE}}}
     assert upstream.of("tools/call")[0].body["params"]["arguments"] == {WHOLE: [WHOLE, "\ufffd"]}

@@ -162,16 +162,14 @@ async def test_a_parked_call_is_lost_with_its_child(client: Client) -> None:
     first = await client.call("pid")
     asked = await client.call("ask")
     os.kill(int(first.text), signal.SIGKILL)
-    error = (await client.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
+    error = (await client.answer(asked)).error
     assert error["data"]["reason"] == "call_lost"
     assert "SIGKILL" in error["message"]
 
 
 async def test_a_call_that_may_run_twice_is_run_again_in_another_child(client: Client, tmp_path: Path) -> None:
-    given = {"marker": str(tmp_path / "marker")}
-    asked = await client.call("ask_die", given)
-    answer = await client.call("ask_die", given, state=asked.state, answers={"Name": ACCEPT})
-    assert answer.text == "Ann"
+    asked = await client.call("ask_die", {"marker": str(tmp_path / "marker")})
+    assert (await client.answer(asked, ACCEPT)).text == "Ann"
 
 
 async def test_lines_on_stdout_that_are_not_messages_are_only_counted(client: Client, gw: Gateway) -> None:
@@ -248,7 +246,7 @@ async def test_there_are_never_more_children_than_allowed(client: Client, gw: Ga
     error = (await other.call("pid")).error
     assert error["data"]["reason"] == "busy"
     assert "upstream.max_children" in error["message"]
-    assert (await at.call("ask", state=first.state, answers={"Name": ACCEPT})).text == "Ann"
+    assert (await at.answer(first, ACCEPT)).text == "Ann"
     assert (await other.call("pid")).text
     assert await gw.metric(CHILDREN, route="/one") == 1
 
@@ -288,7 +286,7 @@ async def test_a_child_whose_reaper_is_killed_is_killed_with_all_of_its_group(cl
         asked = await at.call("ask")
         os.kill(reaper, signal.SIGKILL)
         await all_gone([reaper, shell, server])
-        error = (await at.call("ask", state=asked.state, answers={"Name": ACCEPT})).error
+        error = (await at.answer(asked)).error
         assert error["data"]["reason"] == "call_lost"
     finally:
         os.kill(orphan, signal.SIGKILL)  # the one case that nothing covers: see docs/decisions/0011

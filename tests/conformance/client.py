@@ -33,8 +33,7 @@ async def elicitation_defaults(client: Client) -> None:
     (key,) = asked.asks
     properties: dict[str, Any] = asked.result["inputRequests"][key]["params"]["requestedSchema"]["properties"]
     content = {name: schema["default"] for name, schema in properties.items()}
-    answers = {key: {"action": "accept", "content": content}}
-    assert (await client.call("test_client_elicitation_defaults", state=asked.state, answers=answers)).text
+    assert (await client.answer(asked, {"action": "accept", "content": content})).text
 
 
 async def sse_retry(client: Client) -> None:

@@ -221,13 +221,11 @@ class Traffic:
         answered = await self.client.call_tool("ask", {"question": "Who?"}, answers=[elicit(ACCEPT)])
         assert answered.text == NAMED
         asked = await self.one.call("ask", {"question": "Who?"})
-        (key,) = asked.asks
-        again = {"state": asked.state, "answers": {key: ACCEPT}}
-        assert (await self.other.call("ask", {"question": "Who?"}, **again)).text == NAMED  # forwarded
+        assert (await self.other.answer(asked, ACCEPT)).text == NAMED  # forwarded
         assert (await self.one.call("progress", {"steps": 2}, meta={"progressToken": "p"})).text == "done"
         assert (await self.one.post("tools/nonsense")).status == 404
         forged = asked.state[:-4] + ("AAAA" if asked.state[-4:] != "AAAA" else "BBBB")
-        refused = await self.one.call("ask", {"question": "Who?"}, state=forged, answers={key: ACCEPT})
+        refused = await self.one.call("ask", {"question": "Who?"}, state=forged)
         assert refused.refusal == (400, -32602)
         broken = self.one.on(self.gateways[0].base + "/broken")
         assert (await broken.call("echo", {"text": "x"})).error["data"]["reason"] == "upstream_unreachable"

@@ -8,7 +8,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
 import aiohttp
 import pytest
@@ -44,23 +43,17 @@ async def gateway(server: OldServer, **hold: float) -> AsyncIterator[Stand]:
             await stand.gateway.close()
 
 
-def tool(name: str) -> str:
-    return "trigger-elicitation-request" if name == "everything" else "ask"
-
-
 def client(stand: Stand) -> Client:
-    return stand.client(
-        capabilities={"elicitation": {"form": {}}}
-    )  # without roots, for which `everything` asks at once
+    """Without roots, for which `everything` asks at once."""
+    return stand.client(capabilities={"elicitation": {"form": {}}})
 
 
 async def ask(stand: Stand, name: str) -> Reply:
-    return await client(stand).call(tool(name))
+    return await client(stand).call("trigger-elicitation-request" if name == "everything" else "ask")
 
 
-async def answer(stand: Stand, name: str, asked: Reply, marker: str) -> str:
-    answers = {key: {"action": "accept", "content": {"name": marker}} for key in asked.questions}
-    reply = await client(stand).call(tool(name), state=asked.state, answers=answers)
+async def answer(stand: Stand, asked: Reply, marker: str) -> str:
+    reply = await client(stand).answer(asked, {"action": "accept", "content": {"name": marker}})
     return "\n".join(str(each["text"]) for each in reply.result["content"])
 
 
@@ -82,7 +75,7 @@ async def test_cold_calls_get_their_own_answers_and_their_own_results(name: str)
 
         async def one(number: int) -> str:
             async with gate:
-                return await answer(stand, name, asked[number], f"marker-{number}-")
+                return await answer(stand, asked[number], f"marker-{number}-")
 
         said = await asyncio.gather(*map(one, range(CALLS)))
         for number, text in enumerate(said):
@@ -102,6 +95,4 @@ async def test_a_question_that_the_server_withdraws_from_a_cold_call_is_heard_wh
         asked = await client(stand).call("give_up", {"seconds": 0.5})
         await all_cold(stand, 1)
         await server.wait_for("finished", "give_up")
-        answers: dict[str, Any] = {key: {"action": "accept", "content": {"name": "x"}} for key in asked.questions}
-        reply = await client(stand).call("give_up", {"seconds": 0.5}, state=asked.state, answers=answers)
-        assert reply.text == "gave up"
+        assert (await client(stand).answer(asked)).text == "gave up"

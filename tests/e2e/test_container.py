@@ -163,14 +163,12 @@ async def test_sigterm_lets_a_user_finish_and_exits_with_0(image: None, server: 
     config = addresses()
     async with container("drain", config, *STRICT, *given(config, server)) as box, wire(box.url) as client:
         asked = await client.call("ask", {"question": "Who?"})
-        (key,) = asked.asks
         podman("kill", "--signal", "TERM", box.name)  # `podman stop` would have podman refuse the health check
         await box.until_logged("server.draining")
         assert await box.ready() == 503
         assert box.is_healthy(), "a container that is killed for draining loses its calls"
         assert await box.metric(HELD) == 1
-        final = await client.call("ask", {"question": "Who?"}, state=asked.state, answers={key: ACCEPT})
-        assert final.text == NAMED
+        assert (await client.answer(asked, ACCEPT)).text == NAMED
         assert await box.exited(STOP_SECONDS) == 0
         assert inspected(box.name)["State"]["ExitCode"] == 0
 
@@ -246,9 +244,7 @@ async def test_compose_starts_one_gateway_with_its_key_in_a_file(
     options = compose.podman_options(compose.read("gateway", {"MRTR_UPSTREAM": server.url}), "gateway", folder)
     async with container("compose", config, *options, *given(config, server)) as box, wire(box.url) as client:
         asked = await client.call("ask", {"question": "Who?"})
-        (key,) = asked.asks
-        final = await client.call("ask", {"question": "Who?"}, state=asked.state, answers={key: ACCEPT})
-        assert final.text == NAMED
+        assert (await client.answer(asked, ACCEPT)).text == NAMED
         assert len(box.log("server.started")[0]["key_ids"]) == 1
         assert not [line for line in box.log("config.loaded") if "state.keys is empty" in line.get("note", "")]
         assert box.is_healthy()

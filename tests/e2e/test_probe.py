@@ -142,7 +142,7 @@ async def words(client: Client, name: str, tool: str) -> str:
     asked = await there.call(tool)
     if "error" in asked.final:
         return str(asked.error["data"]["reason"])
-    return (await there.call(tool, state=asked.state, answers={asked.asks[0]: ACCEPT})).text
+    return (await there.answer(asked, ACCEPT)).text
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -6,8 +6,6 @@ the processes. The upstream is a real legacy server (py130).
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest_asyncio
 
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.launch import OldServer, old_server
-from tests.support.gateway_process import STATE_KEY, Gateway, gateway, merged
+from tests.support.gateway_process import STATE_KEY, gateway, merged
 from tests.support.workbench import Client, Reply
 
 pytestmark = [
@@ -27,7 +25,6 @@ pytestmark = [
 NEW_KEY = "1e" * 32
 RELOADS = "mcp_gateway_config_reloads_total"
 LIMIT = "mcp_gateway_held_calls_limit"
-QUESTION = {"question": "Who?"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -36,30 +33,8 @@ async def server() -> AsyncIterator[OldServer]:
         yield running
 
 
-@dataclass
-class Setup:
-    """A gateway and a client of its first route."""
-
-    gw: Gateway
-    wire: Client
-
-    async def park(self, by: Client | None = None) -> Reply:
-        answer = await (by or self.wire).call("ask", QUESTION)
-        assert answer.asks, answer
-        return answer
-
-    async def answer(self, asked: Reply, by: Client | None = None) -> Reply:
-        answers = dict.fromkeys(asked.asks, ACCEPT)
-        return await (by or self.wire).call("ask", QUESTION, state=asked.state, answers=answers)
-
-    def config(self, **over: Any) -> dict[str, Any]:
-        return merged(self.gw.config, over)
-
-
-@asynccontextmanager
-async def setup(server: OldServer, **config: Any) -> AsyncIterator[Setup]:
-    async with gateway(server.url, **config) as gw, wire(gw.url) as client:
-        yield Setup(gw, client)
+async def park(client: Client) -> Reply:
+    return await client.call("ask", {"question": "Who?"})
 
 
 def applied(said: list[dict[str, Any]]) -> list[str]:
@@ -96,39 +71,39 @@ BAD_FILES: list[tuple[str, str | None, list[str]]] = [
 async def test_an_invalid_file_changes_nothing_and_is_logged(
     server: OldServer, text: str | None, words: list[str]
 ) -> None:
-    async with setup(server) as s:
-        s.gw.provoked = {"config.rejected"}
-        running = asyncio.get_running_loop().create_task(s.wire.call("sleep", {"seconds": 0.5}))
-        asked = await s.park()
-        path = s.gw.directory / "gateway.yaml"
+    async with gateway(server.url) as gw, wire(gw.url) as client:
+        gw.provoked = {"config.rejected"}
+        running = asyncio.get_running_loop().create_task(client.call("sleep", {"seconds": 0.5}))
+        asked = await park(client)
+        path = gw.directory / "gateway.yaml"
         if text is None:
             path.unlink()
         else:
             path.write_bytes(text.encode(errors="surrogateescape"))
-        said = await s.gw.reload()
+        said = await gw.reload()
         assert len(said) == 1
         assert all(word in rejected(said) for word in words)
-        assert "secret" not in s.gw.stderr
-        assert await s.gw.metric(RELOADS, outcome="rejected") == 1
-        assert await s.gw.metric(RELOADS, outcome="applied") == 0
-        assert (await s.answer(asked)).text == NAMED
+        assert "secret" not in gw.stderr
+        assert await gw.metric(RELOADS, outcome="rejected") == 1
+        assert await gw.metric(RELOADS, outcome="applied") == 0
+        assert (await client.answer(asked, ACCEPT)).text == NAMED
         assert (await running).text == "slept 0.5"
-        assert (await s.gw.reload(s.gw.config))[0]["note"] == "nothing changed"
-        assert await s.gw.metric(RELOADS, outcome="applied") == 1
+        assert (await gw.reload(gw.config))[0]["note"] == "nothing changed"
+        assert await gw.metric(RELOADS, outcome="applied") == 1
 
 
 async def test_a_reload_is_logged_without_the_values(server: OldServer) -> None:
-    async with setup(server) as s:
-        before = s.gw.log("server.started")[0]["configuration"]
-        new = s.config(state={"keys": [STATE_KEY, NEW_KEY]}, hold={"max_calls": 7}, limits={"body_bytes": 5_000})
-        said = await s.gw.reload(new)
+    async with gateway(server.url) as gw, wire(gw.url) as client:
+        before = gw.log("server.started")[0]["configuration"]
+        over = {"state": {"keys": [STATE_KEY, NEW_KEY]}, "hold": {"max_calls": 7}, "limits": {"body_bytes": 5_000}}
+        said = await gw.reload(merged(gw.config, over))
         assert applied(said) == ["state.keys", "hold.max_calls", "limits.body_bytes"]
         assert said[0]["configuration"] != before
-        assert NEW_KEY not in s.gw.stderr
-        assert await s.gw.metric(LIMIT) == 7
-        async with s.gw.http.post(s.gw.url, data=b"x" * 6_000) as response:
+        assert NEW_KEY not in gw.stderr
+        assert await gw.metric(LIMIT) == 7
+        async with gw.http.post(gw.url, data=b"x" * 6_000) as response:
             assert response.status == 413
-        assert (await s.wire.call("echo", {"text": "x" * 1_000})).text
+        assert (await client.call("echo", {"text": "x" * 1_000})).text
 
 
 # Keys.
@@ -137,11 +112,11 @@ async def test_a_reload_is_logged_without_the_values(server: OldServer) -> None:
 async def test_a_key_file_is_read_again(server: OldServer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(STATE_KEY)
-    async with setup(server, state={"keys": [], "keys_file": str(keys)}) as s:
-        asked = await s.park()
+    async with gateway(server.url, state={"keys": [], "keys_file": str(keys)}) as gw, wire(gw.url) as client:
+        asked = await park(client)
         keys.write_text(f"{NEW_KEY}\n{STATE_KEY}\n")
-        assert applied(await s.gw.reload()) == ["state.keys"]
-        assert (await s.answer(asked)).text == NAMED
-        newer = await s.park()
+        assert applied(await gw.reload()) == ["state.keys"]
+        assert (await client.answer(asked, ACCEPT)).text == NAMED
+        newer = await park(client)
         assert newer.state.split(".")[1] != asked.state.split(".")[1]
-        assert (await s.answer(newer)).text == NAMED
+        assert (await client.answer(newer, ACCEPT)).text == NAMED

@@ -68,8 +68,7 @@ async def test_the_task_of_server_everything_asks_clients_of_both_kinds() -> Non
         extended = TaskClient(client, capabilities={**forms, "extensions": {mcp.TASKS: {}}})
         task = await extended.task(tool, given)
         plain = await client.call(tool, given, capabilities=forms)
-        (key,) = plain.asks
-        done = await client.call(tool, given, capabilities=forms, state=plain.state, answers={key: answer})
+        done = await client.answer(plain, answer, capabilities=forms)
         assert "python (snake)" in done.text
         _ = await task.answer(await task.until("input_required"), answer)
         assert "python (snake)" in json.dumps(await task.until("completed"))

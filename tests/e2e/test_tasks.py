@@ -15,9 +15,15 @@ from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.task_client import EXTENSION, FIRST_FORM, TaskClient
-from tests.support.workbench import Client
+from tests.support.workbench import Client, Json
 
 CONFIRM: Final = {"action": "accept", "content": {"confirm": True}}
+
+
+def named(name: str) -> Json:
+    return {"action": "accept", "content": {"name": name}}
+
+
 FAMILIES = ("tasks-ts", "tasks-py", "tasks-fm3")
 ASKING_AT_ONCE = ("tasks-ts", "tasks-py")
 """A task of fastmcp 3 hangs after two questions at once."""
@@ -61,7 +67,7 @@ async def test_a_tool_that_requires_a_task_is_an_ordinary_call_with_rounds(stage
     assert asked.asks == ["Confirm"]
     (question,) = asked.result["inputRequests"].values()
     assert "_meta" not in question["params"]
-    done = await stage.wire.call("must_confirm", {"filename": "x"}, state=asked.state, answers={"Confirm": CONFIRM})
+    done = await stage.wire.answer(asked, CONFIRM)
     assert done.text == "deleted x"
     assert "related-task" not in done.data.decode()
     assert len(stage.server.ledger("run", "must_confirm")) == 1
@@ -77,11 +83,10 @@ async def test_the_error_of_a_driven_task_is_a_result_that_says_so(stage: Stage)
 @BOTH_SDKS
 async def test_two_questions_in_a_row_are_two_rounds_of_a_driven_task(stage: Stage) -> None:
     first = await stage.wire.call("ask_twice")
-    answers = {"First": {"action": "accept", "content": {"name": "Ann"}}}
-    second = await stage.wire.call("ask_twice", state=first.state, answers=answers)
+    assert first.asks == ["First"]
+    second = await stage.wire.answer(first, named("Ann"))
     assert second.asks == ["Second"]
-    answers = {"Second": {"action": "accept", "content": {"name": "Bob"}}}
-    assert (await stage.wire.call("ask_twice", state=second.state, answers=answers)).text == "Ann, Bob"
+    assert (await stage.wire.answer(second, named("Bob"))).text == "Ann, Bob"
 
 
 @PY
@@ -90,8 +95,7 @@ async def test_the_same_question_asked_many_times_is_answered_each_time(stage: S
     names = [f"n{number}" for number in range(60)]
     told = await stage.wire.call("ask_often", {"times": len(names)})
     for name in names:
-        answers = {key: {"action": "accept", "content": {"name": name}} for key in told.asks}
-        told = await stage.wire.call("ask_often", {"times": len(names)}, state=told.state, answers=answers)
+        told = await stage.wire.answer(told, named(name))
     assert told.text == ", ".join(names)
 
 
@@ -101,8 +105,7 @@ async def test_an_optional_tool_of_typescript_that_asks_works_if_it_is_driven(st
     """Called plainly, the TypeScript SDK makes a hidden task, and its question reaches no client."""
     asked = await stage.wire.call("confirm_delete", {"filename": "x"})
     assert asked.asks == ["Confirm"]
-    done = await stage.wire.call("confirm_delete", {"filename": "x"}, state=asked.state, answers={"Confirm": CONFIRM})
-    assert done.text == "deleted x"
+    assert (await stage.wire.answer(asked, CONFIRM)).text == "deleted x"
 
 
 @pytest.mark.configured(hold={"ttl_seconds": 0.5})
@@ -202,8 +205,7 @@ async def test_a_live_task_counts_as_the_call_in_flight(stage: Stage) -> None:
     _ = await task.answer(asked, CONFIRM)
     assert (await task.until("completed"))["result"]["content"][0]["text"] == "deleted x"
     driven = await stage.wire.call("confirm_later", {"filename": "y"})
-    done = await stage.wire.call("confirm_later", {"filename": "y"}, state=driven.state, answers={"Confirm": CONFIRM})
-    assert done.text == "deleted y"
+    assert (await stage.wire.answer(driven, CONFIRM)).text == "deleted y"
     assert await stage.gw.metric("mcp_gateway_nested_requests_total", outcome="refused_unsolicited") == 0
 
 
@@ -230,7 +232,7 @@ async def test_a_tool_may_ask_first_and_become_a_task_then(stage: Stage) -> None
     asked = await stage.client.call("test_tool_with_task")
     assert asked.result["resultType"] == "input_required"
     assert "taskId" not in asked.result
-    answers = {"user_name": {"action": "accept", "content": {"name": "Ann"}}}
+    answers = {"user_name": named("Ann")}
     task = await stage.client.task("test_tool_with_task", requestState=asked.state, inputResponses=answers)
     assert (await task.until("completed"))["result"]["content"][0]["text"] == "Hello, Ann!"
 
@@ -299,8 +301,7 @@ async def test_a_task_whose_server_was_restarted_is_failed(stage: Stage) -> None
     await stage.server.restart()
     failed = await task.until("failed")
     assert failed["error"]["code"] == -32603
-    answers = {"Confirm": CONFIRM}
-    lost = await stage.wire.call("must_confirm", {"filename": "x"}, state=asked.state, answers=answers)
+    lost = await stage.wire.answer(asked, CONFIRM)
     assert lost.error["data"]["reason"] in ("session_lost", "call_lost")
     assert len(stage.server.ledger("run", "must_confirm")) == 1
 
@@ -321,9 +322,8 @@ async def test_clients_of_the_old_tasks_get_their_questions_by_tasks_result(stag
     again = (await client.send("tasks/result", {"taskId": task_id})).result
     assert again["inputRequests"] == asked["inputRequests"]
     answers = dict.fromkeys(asked["inputRequests"], CONFIRM)
-    related = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": task_id}}}
+    # The paper names no place for the task; both are read.
     _ = await client.send("tasks/input_response", {"task": {"taskId": task_id}, "inputResponses": answers})
-    assert related  # the paper names no place for the task; both are read
     done = (await client.send("tasks/result", {"taskId": task_id})).result
     assert done["content"][0]["text"] == "deleted x"
 
@@ -376,10 +376,10 @@ async def test_the_task_of_a_killed_replica_is_answered_through_another(name: st
         await (await _owner(c)).kill()
         left, right = c.living
         assert (await task.get(url=left.url))["status"] == "working"
-        _ = await task.answer(asked, {"action": "accept", "content": {"name": "Ann"}}, url=right.url)
+        _ = await task.answer(asked, named("Ann"), url=right.url)
         second = await task.until("input_required", url=left.url)
         assert [each["params"]["message"] for each in second["inputRequests"].values()] == ["Second?"]
-        _ = await task.answer(second, {"action": "accept", "content": {"name": "Bob"}}, url=left.url)
+        _ = await task.answer(second, named("Bob"), url=left.url)
         for replica in (left, right):
             done = await task.until("completed", url=replica.url)
             assert done["result"]["content"][0]["text"] == "Ann, Bob"
@@ -392,10 +392,7 @@ async def test_the_driven_task_of_a_killed_replica_continues_at_another(name: st
     async with old_server(name) as server, cluster(server.url, check=False) as c, wire(c.replicas[0].url) as client:
         asked = await client.call("must_confirm", {"filename": "x"})
         await c.replicas[0].kill()
-        elsewhere = client.on(c.replicas[1].url)
-        answers = {"Confirm": CONFIRM}
-        done = await elsewhere.call("must_confirm", {"filename": "x"}, state=asked.state, answers=answers)
-        assert done.text == "deleted x"
+        assert (await client.on(c.replicas[1].url).answer(asked, CONFIRM)).text == "deleted x"
         assert len(server.ledger("run")) == 1
         assert await c.metric("mcp_gateway_continuations_total", step="resumed") == 1
 

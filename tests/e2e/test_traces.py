@@ -26,9 +26,7 @@ async def test_the_rounds_of_workers_arrive_linked_and_a_real_server_gets_the_co
             meta = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
             told = (await client.call("whoami", meta=meta)).text
             asked = await client.call("ask")
-            parameters = {"name": "ask", "requestState": asked.state}
-            answers = {key: {"action": "accept", "content": {"answer": "Ada"}} for key in asked.questions}
-            done = await client.post("tools/call", {**parameters, "arguments": {}, "inputResponses": answers})
+            done = await client.answer(asked)
             assert done.result["resultType"] == "complete"
             request_id = done.headers["X-Request-Id"]
         spans = receiver.spans

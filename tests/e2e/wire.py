@@ -2,8 +2,7 @@
 
 async with wire(gw.url) as client:
     asked = await client.call("ask", {"question": "Who?"})
-    answers = dict.fromkeys(asked.asks, ACCEPT)
-    assert (await client.call("ask", {"question": "Who?"}, state=asked.state, answers=answers)).text == NAMED
+    assert (await client.answer(asked, ACCEPT)).text == NAMED
 """
 
 from collections.abc import AsyncIterator

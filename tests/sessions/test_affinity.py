@@ -196,8 +196,8 @@ async def ask(client: Client, what: str = "ask") -> Reply:
     return asked
 
 
-async def answer(client: Client, asked: Reply, what: str = "ask") -> str:
-    return (await client.answer(asked, arguments={"do": what})).text
+async def answer(client: Client, asked: Reply) -> str:
+    return (await client.answer(asked)).text
 
 
 def sessions(upstream: FakeUpstream) -> list[str | None]:
@@ -281,7 +281,7 @@ async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(tool: To
     assert busy.outcome == BUSY
     assert "sessions.affinity: principal" in busy.error["message"]
     assert (await do(stand.client("Bearer bob"), "nothing")).text == "done"
-    assert await answer(client, asked, "ask aside") == "accept"
+    assert await answer(client, asked) == "accept"
     assert (await do(client, "nothing")).text == "done"
 
 
@@ -305,7 +305,7 @@ async def test_a_question_aside_belongs_to_the_only_call_that_there_is(
     tool.go.set()
     asked = await joiner
     assert asked.questions
-    assert await answer(ada, asked, "ask aside when told") == "accept"
+    assert await answer(ada, asked) == "accept"
     assert set(sessions(upstream)) == {"s1"}
 
 
@@ -318,7 +318,7 @@ async def test_a_call_goes_beside_one_whose_user_is_asked_and_whose_tool_has_end
     tool.go.set()
     await eventually(lambda: not tool.running, "the tool has ended")
     assert (await do(ada, "nothing")).text == "done"
-    assert await answer(ada, asked, asks) == "done"
+    assert await answer(ada, asked) == "done"
     assert set(sessions(upstream)) == {"s1"}
 
 
@@ -413,7 +413,7 @@ async def test_a_forged_token_does_not_end_the_session_of_the_one_it_names(
     real, forged = (jwt(iss="i", sub="ada", client_id="c", jti=jti) for jti in ("real", "forged"))
     upstream.on("tools/call", challenge(401, only=real, plain=tool.tool))
     ada = stand.client(real)
-    assert await answer(ada, await ask(ada, "ask aside"), "ask aside") == "accept"
+    assert await answer(ada, await ask(ada, "ask aside")) == "accept"
     assert (await do(stand.client(forged), "nothing")).status == 401
     assert (await do(stand.client(real), "nothing")).text == "done"
     assert set(sessions(upstream)) == {"s1"}
@@ -500,6 +500,6 @@ async def test_a_session_that_the_upstream_forgot_is_opened_anew_for_all(
     assert (await do(ada, "nothing")).text == "done"
     assert (await do(ada, "nothing")).text == "done"
     assert sessions(upstream) == ["s1", "s1", "s2", "s2"]
-    assert (await ada.answer(parked, arguments={"do": "ask"})).outcome == (200, -32603, "call_lost")
+    assert (await ada.answer(parked)).outcome == (200, -32603, "call_lost")
     assert (await do(ada, "nothing")).text == "done"
     assert len(upstream.of("initialize")) == 2

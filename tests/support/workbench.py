@@ -62,7 +62,14 @@ def jwt(**claims: Any) -> str:
 class Reply:
     """One HTTP reply, read to its end."""
 
-    def __init__(self, response: aiohttp.ClientResponse, data: bytes, method: str | None) -> None:
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        data: bytes,
+        method: str | None,
+        params: Mapping[str, Any] | None = None,
+        self.method, self.params = method, params or {}
+    ) -> None:
         """Check what is right in reply to this method; nothing is checked if it is None."""
         self.status = response.status
         self.headers = response.headers
@@ -200,7 +207,7 @@ class Client:
     async def post(self, method: str, params: Any = None, **options: Any) -> Reply:
         """Send one request and read its whole reply."""
         async with asyncio.timeout(self.seconds), self.open(method, params, **options) as response:
-            return Reply(response, await response.read(), method)
+            return Reply(response, await response.read(), method, params)
 
     async def raw(self, headers: Mapping[str, str], body: bytes) -> Reply:
         """POST these bytes and read the whole reply, which is not checked."""
@@ -225,9 +232,11 @@ class Client:
         return await self.post("tools/call", params, **options)
 
     async def answer(self, asked: Reply, answer: Any = None, **options: Any) -> Reply:
-        """Send the retry that gives every question the same answer."""
+        """Send the retry of the request that was asked, which gives every question the same answer."""
+        assert asked.method is not None
         answers = dict.fromkeys(asked.questions, ACCEPT if answer is None else answer)
-        return await self.call(state=asked.state, answers=answers, **options)
+        retry = {**asked.params, "requestState": asked.state, "inputResponses": answers}
+        return await self.post(asked.method, retry, **options)
 
 
 def _compact(value: Any) -> bytes:
