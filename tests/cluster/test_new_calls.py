@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, drop, in_time, sample
+from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, drop, in_time
 from tests.support.workbench import Stand, eventually, later
 
 
@@ -44,7 +44,7 @@ async def test_another_replica_serves_a_new_call_with_all_its_rounds(upstream: F
         asked = await client.call("tool")
         assert two.held == 1
         assert (await client.answer(asked)).text == "tool"
-        assert sample(one, "mcp_gateway_calls_sent_on_total") == 2
+        assert one.metric("mcp_gateway_calls_sent_on_total") == 2
         assert asked_peers(one) == {"served": 3}
     assert [turn.body["params"]["name"] for turn in upstream.of("tools/call")].count("plain") == 1
 
@@ -53,10 +53,10 @@ async def test_replicas_take_turns_with_the_new_calls_of_another_one(upstream: F
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
     upstream.tool(echo)
     async with draining(one):
-        before = [sample(each, "mcp_gateway_sessions_opened_total", route="/mcp") for each in (two, three)]
+        before = [each.metric("mcp_gateway_sessions_opened_total") for each in (two, three)]
         for _ in range(4):
             assert (await one.client().call("plain")).text == "plain"
-        after = [sample(each, "mcp_gateway_sessions_opened_total", route="/mcp") for each in (two, three)]
+        after = [each.metric("mcp_gateway_sessions_opened_total") for each in (two, three)]
     assert before == [0, 0]
     assert after == [1, 1]
 
@@ -176,7 +176,7 @@ async def test_a_draining_replica_answers_what_it_knows_of_the_server_and_sends_
         other = one.client(authorization="Bearer other")
         assert (await other.post(mcp.DISCOVER)).status == 200
         assert asked_peers(one) == {"served": 1}
-        assert sample(two, "mcp_gateway_sessions_opened_total", route="/mcp") == 1
+        assert two.metric("mcp_gateway_sessions_opened_total") == 1
 
 
 async def test_a_subscription_is_refused_rather_than_sent_on(upstream: FakeUpstream, cluster: Cluster) -> None:

@@ -18,7 +18,6 @@ from tests.support.replicas import (
     operations,
     orphan,
     retry_params,
-    sample,
     steps,
 )
 from tests.support.workbench import ACCEPT
@@ -49,7 +48,7 @@ async def test_the_owner_refuses_other_arguments_than_those_of_the_call(
     answers = dict.fromkeys(asked.questions, ACCEPT)
     other = await two.client().call(arguments={"count": 2}, state=asked.state, answers=answers)
     assert other.outcome == INVALID
-    refused = [sample(each, "mcp_gateway_state_rejected_total", reason="other_arguments") for each in (one, two)]
+    refused = [each.metric("mcp_gateway_state_rejected_total", reason="other_arguments") for each in (one, two)]
     assert refused == [1, 0]
     assert (asked_peers(two), steps(one)) == ({"served": 1}, {})
     assert not upstream.of("answer")
@@ -95,7 +94,7 @@ async def test_the_retry_of_another_caller_is_not_forwarded(
     upstream.tool(ask)
     asked = await one.client(headers=first).call()
     assert (await two.client(headers=second).answer(asked)).outcome == INVALID
-    assert sample(two, "mcp_gateway_state_rejected_total", reason=reason) == 1
+    assert two.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
     assert asked_peers(two) == {}
     for _ in range(2):  # the repeated one gets the kept result
         assert (await two.client(headers=first).answer(asked)).text

@@ -15,7 +15,6 @@ from gateway.runtime.budget import Budget
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.logs import Lines
 from tests.support.raw_connection import RawConnection, raw_connection, request_head
-from tests.support.replicas import sample
 from tests.support.stand import Start
 from tests.support.turns import work_gives_way
 from tests.support.workbench import Client, Stand, eventually, later
@@ -181,9 +180,9 @@ async def test_the_oldest_unfinished_body_gives_way(upstream: FakeUpstream, begi
     await eventually(lambda: not stand.gateway.routes.process.traffic.receiving.used, "nothing is counted any more")
     name = "limits.receiving_bytes"
     assert stand.gateway.metrics.render()
-    assert sample(stand, "mcp_gateway_budget_given_way_total", budget=name) == 1
-    assert sample(stand, "mcp_gateway_budget_limit_bytes", budget=name) == 20_000
-    assert sample(stand, "mcp_gateway_budget_bytes", budget=name) == 0
+    assert stand.metric("mcp_gateway_budget_given_way_total", budget=name) == 1
+    assert stand.metric("mcp_gateway_budget_limit_bytes", budget=name) == 20_000
+    assert stand.metric("mcp_gateway_budget_bytes", budget=name) == 0
 
 
 async def test_a_body_may_be_as_large_as_the_budget_for_all(stand: Stand, begin: Start) -> None:

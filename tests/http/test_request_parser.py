@@ -11,7 +11,6 @@ from gateway.telemetry import Malformation
 from tests.support.fake_upstream import FakeUpstream, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection, request_head
-from tests.support.replicas import sample
 from tests.support.turns import TINY_CHUNKS
 from tests.support.workbench import Client, Stand, eventually
 
@@ -67,7 +66,7 @@ async def test_a_malformed_request_gets_a_bare_400_and_one_line_that_quotes_noth
     assert (line["level"], line["reason"], line["remote"], line["suppressed"]) == ("warning", reason, "127.0.0.1", 0)
     assert "s3cret" not in log_lines.stream.getvalue()
     assert "Traceback" not in log_lines.stream.getvalue()
-    assert sample(stand, "mcp_gateway_malformed_requests_total", reason=reason) == 1
+    assert stand.metric("mcp_gateway_malformed_requests_total", reason=reason) == 1
 
 
 @pytest.mark.parametrize("sent", [each for each, _ in MALFORMED.values()], ids=MALFORMED)
@@ -101,7 +100,7 @@ async def test_many_malformed_requests_cost_one_line(
             await raw.send(b"GARBAGE\r\n\r\n")
             assert await raw.rest()
     assert len(log_lines("request.malformed")) == 1
-    assert sample(stand, "mcp_gateway_malformed_requests_total", reason="method") == 20
+    assert stand.metric("mcp_gateway_malformed_requests_total", reason="method") == 20
     monkeypatch.setattr("gateway.http.server.traffic._LOG_SECONDS", 0.0)
     async with raw_connection(stand) as raw:
         await raw.send(b"GARBAGE\r\n\r\n")
@@ -132,7 +131,7 @@ async def test_a_body_with_malformed_chunks_gets_one_reply(
     assert b"The body is damaged" in replies
     assert "s3cret" not in log_lines.stream.getvalue()
     assert "Traceback" not in log_lines.stream.getvalue()
-    assert sample(stand, "mcp_gateway_malformed_requests_total", reason="body") == 1
+    assert stand.metric("mcp_gateway_malformed_requests_total", reason="body") == 1
 
 
 class Requests:
@@ -268,7 +267,7 @@ async def test_the_connection_of_a_request_behind_a_chunked_bodys_end_serves_the
         replies = await raw.rest()
     assert re.findall(rb"HTTP/1\.\d (\d+) ", replies) == [b"200", b"400"]
     assert len(upstream.of("tools/call")) == 1
-    assert sample(stand, "mcp_gateway_malformed_requests_total", reason="pipelined") == 1
+    assert stand.metric("mcp_gateway_malformed_requests_total", reason="pipelined") == 1
 
 
 def test_an_error_of_the_parser_quotes_nothing() -> None:

@@ -553,7 +553,7 @@ async def test_fewer_calls_may_be_held_and_those_that_are_stay(upstream: FakeUps
     client = stand.client()
     asked = [await client.call() for _ in range(3)]
     stand.gateway.apply(reconfigured(upstream.url, hold={"max_calls": 2}))
-    assert stand.gateway.metrics.series.registry.get_sample_value("mcp_gateway_held_calls_limit") == 2
+    assert stand.metric("mcp_gateway_held_calls_limit") == 2
     assert (await client.call()).status == 503
     assert stand.held == 3
     for each in asked:

@@ -84,14 +84,10 @@ def frames_for(peer_request: PeerRequest) -> Frames:
     return Frames(Keyring((KEY,), "peer"), peer_request.nonce, 1 << 24)
 
 
-def sample(stand: Stand, name: str, **labels: str) -> float:
-    return stand.gateway.metrics.series.registry.get_sample_value(name, labels) or 0.0
-
-
 def asked_peers(stand: Stand) -> dict[str, int]:
     """The outcomes of requests to other replicas."""
     outcomes = ("served", "gone", "dead", "silent", "stalled", "broke")
-    found = {each: int(sample(stand, "mcp_gateway_peer_requests_total", outcome=each)) for each in outcomes}
+    found = {each: int(stand.metric("mcp_gateway_peer_requests_total", outcome=each)) for each in outcomes}
     return {outcome: count for outcome, count in found.items() if count}
 
 
@@ -103,15 +99,7 @@ def steps(stand: Stand) -> dict[str, int]:
 
 def operations(stand: Stand, outcome: str) -> int:
     """The requests that this replica counted for its own clients."""
-    families = stand.gateway.metrics.series.registry.collect()
-    return int(
-        sum(
-            each.value
-            for family in families
-            for each in family.samples
-            if each.name == "mcp_server_operation_duration_seconds_count" and each.labels["outcome"] == outcome
-        )
-    )
+    return int(stand.metric("mcp_server_operation_duration_seconds_count", outcome=outcome))
 
 
 async def crash(stand: Stand) -> None:
