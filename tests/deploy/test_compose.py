@@ -1,7 +1,6 @@
 """Checks deploy/compose as far as that is possible without Docker; tests/e2e/test_container.py runs it."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from gateway import __version__
 from gateway.config import Config, load, parse
 from tests.support.cluster import FILES, Balancer, Place, installed, replaced
 from tests.support.compose import FOLDERS, Unset, podman_options, read
+from tests.support.configurations import drain_seconds
+from tests.support.programs import output
 
 ENVIRONMENT = {"MRTR_UPSTREAM": "http://old-server:9000/mcp", "MRTR_STATE_KEY": "0f" * 32}
 
@@ -35,9 +36,8 @@ EVERY = [(folder, service) for folder in FOLDERS for service in services(folder)
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_compose_file_matches_the_schema(folder: str) -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*command, FOLDERS[folder] / "compose.yaml"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    schema = ("-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec")
+    _ = output(sys.executable, *schema, FOLDERS[folder] / "compose.yaml")
 
 
 @pytest.mark.parametrize(("folder", "service"), EVERY)
@@ -87,8 +87,7 @@ def test_a_missing_variable_is_an_error() -> None:
 
 @pytest.mark.parametrize(("folder", "secret"), [("gateway", "state_keys"), ("replicas", ".env")])
 def test_no_key_is_committed(folder: str, secret: str) -> None:
-    command = ["git", "check-ignore", "--quiet", str(FOLDERS[folder] / secret)]
-    assert subprocess.run(command, cwd=FOLDERS[folder], check=False).returncode == 0
+    _ = output("git", "check-ignore", FOLDERS[folder] / secret, cwd=FOLDERS[folder])
 
 
 def test_the_replicas_know_one_another(tmp_path: Path) -> None:
@@ -116,8 +115,7 @@ def test_nginx_accepts_the_file(tmp_path: Path) -> None:
     # Names are looked up when the file is read; here they do not resolve.
     text = re.sub(r"\bgw-(\d):8080", r"10.0.0.1\1:8080", (FOLDERS["replicas"] / "nginx.conf").read_text())
     balancer.configure([Place(name, f"127.0.0.1:{20000 + n}", "") for n, name in enumerate("ab")], text)
-    done = subprocess.run(balancer.command(check=True), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    _ = output(*balancer.command(check=True))
 
 
 def test_the_image_has_a_configuration() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 
 from gateway.config import parse
 from tests.support.cluster import CONFIGURATIONS, DEPLOY, FILES, Balancer, BalancerName, Place, installed, program
+from tests.support.programs import verdict
 
 PLACES = [Place(f"gw-{number}", f"127.0.0.1:{20000 + number}", f"127.0.0.1:{21000 + number}") for number in (1, 2)]
 DEFAULTS = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {})
@@ -30,16 +30,11 @@ def only(*names: BalancerName) -> list[Any]:
 # --- balancers ---
 
 
-def verdict(command: list[str]) -> tuple[int, str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("name", only("nginx", "haproxy"))
 def test_the_balancer_accepts_its_file(name: BalancerName, tmp_path: Path) -> None:
     balancer = Balancer(name, tmp_path, "127.0.0.1:20000")
     balancer.configure(PLACES)
-    code, said = verdict(balancer.command(check=True))
+    code, said = verdict(*balancer.command(check=True))
     assert code == 0, said
     assert "warn" not in said.lower(), said
 
@@ -49,7 +44,7 @@ def test_the_balancer_accepts_its_file(name: BalancerName, tmp_path: Path) -> No
 def test_haproxy_accepts_the_unchanged_file(name: BalancerName) -> None:
     found = program(name)
     assert found is not None
-    code, said = verdict([found, "-c", "-f", str(FILES[name])])
+    code, said = verdict(found, "-c", "-f", FILES[name])
     assert code == 0, said
 
 

@@ -7,7 +7,6 @@ import base64
 import copy
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,6 @@ from tests.support.kube import (
     KUBERNETES,
     POD_NAME,
     Objects,
-    Refused,
-    drain_seconds,
     gateway_of,
     helm,
     kustomize,
@@ -38,6 +35,7 @@ from tests.support.kube import (
 
 pytestmark = [
     pytest.mark.skipif(not KUBECTL.exists() or not HELM.exists(), reason="scripts/parts has not been run"),
+from tests.support.programs import ProgramError, output
 ]
 
 OLDEST = {"base": "1.25", "example": "1.25", "sidecar": "1.29", "chart": "1.25"}
@@ -114,15 +112,14 @@ def test_helm_lint_reports_nothing() -> None:
     ],
 )
 def test_the_chart_refuses_values_with_which_no_pod_could_start(values: str, complaint: str) -> None:
-    with pytest.raises(Refused, match=re.escape(complaint)):
+    with pytest.raises(ProgramError, match=re.escape(complaint)):
         helm(values=values)
 
 
 def test_the_schema_of_the_values_is_the_output_of_its_script() -> None:
-    script = REPOSITORY / "scripts" / "print_values_schema"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    printed = output(sys.executable, REPOSITORY / "scripts" / "print_values_schema")
     wanted = "run scripts/print_values_schema > deploy/helm/mrtr-gateway/values.schema.json"
-    assert (CHART / "values.schema.json").read_text() == done.stdout, wanted
+    assert (CHART / "values.schema.json").read_text() == printed, wanted
 
 
 def test_the_values_and_their_schema_have_the_same_keys() -> None:
@@ -250,7 +247,7 @@ def test_what_a_cluster_asks_of_a_pod_can_be_set() -> None:
 
 
 def test_an_ingress_without_names_is_refused() -> None:
-    with pytest.raises(Refused, match=r"ingress\.enabled needs the names of the clients in hosts"):
+    with pytest.raises(ProgramError, match=r"ingress\.enabled needs the names of the clients in hosts"):
         helm(values="{ingress: {enabled: true}}")
 
 

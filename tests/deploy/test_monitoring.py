@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.parts.clients.drive import ModernClient, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream
 from tests.support.cluster import memberships
 from tests.support.gateway_process import Gateway, gateway
+from tests.support.programs import verdict
 from tests.support.prometheus import DIRECTORY, Prometheus, installed, prometheus
 from tests.support.workbench import Client
 
@@ -58,8 +58,7 @@ needs_prometheus = pytest.mark.skipif(not installed(), reason="apt install prome
 
 
 def promtool(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, input=stdin)
-    return done.returncode, done.stdout + done.stderr
+    return verdict("promtool", *arguments, input=stdin)
 
 
 def panels() -> Iterator[dict[str, Any]]:

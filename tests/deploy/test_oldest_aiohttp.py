@@ -6,7 +6,6 @@ make another client or fake of the tests, at a cost of six minutes.
 """
 
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Final
 import pytest
 
 from tests.parts.launch import PARTS, REPOSITORY
+from tests.support.programs import output
 from tests.test_layers import FILES, imports_of, needed
 
 pytestmark = pytest.mark.real
@@ -31,8 +31,7 @@ def environment() -> dict[str, str]:
 
 
 def test_it_is_the_oldest_that_the_package_allows(environment: dict[str, str]) -> None:
-    command = [sys.executable, "-c", "import aiohttp; print(aiohttp.__version__)"]
-    version = subprocess.check_output(command, env=environment, text=True).strip()
+    version = output(sys.executable, "-c", "import aiohttp; print(aiohttp.__version__)", env=environment).strip()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     (requirement,) = (each for each in project["dependencies"] if each.startswith("aiohttp>"))
     assert version == requirement.removeprefix("aiohttp>=").partition(",")[0] + ".0"
@@ -53,6 +52,5 @@ def test_the_tests_that_depend_on_aiohttp_pass(environment: dict[str, str]) -> N
     reach = {file: reached(file) & users for file in sorted((REPOSITORY / "tests").rglob("test_*.py"))}
     assert set().union(*reach.values()) == users, "each has a test"
     files = [file for file, found in reach.items() if found]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not processes and not real", *files]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+    chosen = ("-m", "pytest", "-q", "-m", "not processes and not real", *files)
+    _ = output(sys.executable, *chosen, cwd=REPOSITORY, env=environment)

@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tomllib
@@ -16,6 +15,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from gateway.admin.documents import TITLES
 from tests.parts.launch import REPOSITORY
+from tests.support.programs import output, verdict
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,10 @@ def test_the_package_names_no_address_that_does_not_exist() -> None:
     assert not [url for url in project.get("urls", {}).values() if "OWNER" in url or "example" in url]
 
 
-def build(tree: Path, *, epoch: str | None = "1700000000") -> dict[str, str]:
+def build(tree: Path) -> dict[str, str]:
     """Run `scripts/release` in a folder; return the digests of what it built."""
-    environment = {**os.environ, **({"SOURCE_DATE_EPOCH": epoch} if epoch is not None else {})}
-    command = [sys.executable, str(tree / "scripts" / "release"), "--draft", "--without-image"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tree, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    _ = output(sys.executable, tree / "scripts" / "release", "--draft", "--without-image", cwd=tree, env=environment)
     sums = (tree / "dist" / "SHA256SUMS").read_text()
     found = {name: digest for digest, name in re.findall(r"^(\w{64})  (\S+)$", sums, re.MULTILINE)}
     for name, digest in found.items():
@@ -63,20 +61,14 @@ def build(tree: Path, *, epoch: str | None = "1700000000") -> dict[str, str]:
 
 def copied(folder: Path) -> Path:
     """Copy the tracked files, with other time stamps and under another path."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPOSITORY,
-    )
-    for name in filter(None, listed.stdout.split("\0")):
+    listed = output("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=REPOSITORY)
+    for name in filter(None, listed.split("\0")):
         source, target = REPOSITORY / name, folder / name
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             _ = shutil.copyfile(source, target)
             target.chmod(source.stat().st_mode)
-    _ = subprocess.run(["git", "init", "--quiet"], check=True, cwd=folder)
+    _ = output("git", "init", "--quiet", cwd=folder)
     return folder
 
 
@@ -89,11 +81,9 @@ def test_two_builds_of_a_release_are_byte_identical(tmp_path: Path) -> None:
 
 def test_a_release_needs_a_clean_folder(tmp_path: Path) -> None:
     tree = copied(tmp_path / "tree")
-    done = subprocess.run(
-        [sys.executable, str(tree / "scripts" / "release")], capture_output=True, text=True, check=False, cwd=tree
-    )
-    assert done.returncode == 1
-    assert "there are changes that are not committed" in done.stdout
+    code, said = verdict(sys.executable, tree / "scripts" / "release", cwd=tree)
+    assert code == 1
+    assert "there are changes that are not committed" in said
     assert not (tree / "dist").exists()
 
 

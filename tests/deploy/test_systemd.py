@@ -21,7 +21,7 @@ from gateway.config import Config, load
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.cluster import replaced
 from tests.support.gateway_process import STATE_KEY
-from tests.support.kube import drain_seconds
+from tests.support.programs import verdict
 
 SYSTEMD: Final = REPOSITORY / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "mrtr-gateway.service"
@@ -59,14 +59,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def analyze(*arguments: str | Path) -> tuple[int, str]:
-    done = subprocess.run(
-        ["systemd-analyze", "--no-pager", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-    )
-    return done.returncode, done.stdout + done.stderr
+    return verdict("systemd-analyze", "--no-pager", *arguments, env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"})
 
 
 @needs_systemd

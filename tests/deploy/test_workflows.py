@@ -1,6 +1,5 @@
 """The workflow files, which cannot run here: are they well-formed and safe, and do they run what a developer runs?"""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,15 +7,14 @@ import pytest
 import yaml
 
 from tests.parts.launch import REPOSITORY
+from tests.support.programs import verdict
 
 GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 
 
 def lint(program: str, *arguments: str | Path) -> tuple[int, str]:
-    command = [Path(sys.executable).parent / program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return verdict(Path(sys.executable).parent / program, *arguments)
 
 
 def commands(workflow: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from gateway.telemetry.metrics.labels import STATE_REASONS
 from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
 from tests.parts.launch import REPOSITORY
 from tests.support.authority import Authority
+from tests.support.configurations import drain_seconds
+from tests.support.programs import output
 from tests.support.signer import jwks, private, public_jwk
 from tests.test_layers import FILES, FLOORS, PACKAGE, folder
 
@@ -40,10 +41,7 @@ UNITS = {None: 1, "s": 1, "ms": 0.001, "KiB": 1024, "MiB": 1024**2}
 
 
 def printed(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / script], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    return output(sys.executable, REPOSITORY / "scripts" / script)
 
 
 def yaml_blocks() -> list[Block]:

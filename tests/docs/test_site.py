@@ -1,7 +1,6 @@
 """The documentation as a site."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,15 +8,14 @@ import pytest
 import yaml
 
 from tests.parts.launch import REPOSITORY
+from tests.support.programs import output
 
 SITE = REPOSITORY / "docs" / "site.yml"
 
 
 @pytest.mark.processes
 def test_the_site_is_built_without_a_dead_link_and_finds_what_the_pages_say(tmp_path: Path) -> None:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "site"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    _ = output(sys.executable, REPOSITORY / "scripts" / "site", tmp_path)
     found = json.loads((tmp_path / "site" / "search.json").read_text())
     pages = {item["location"].partition("#")[0] for item in found["items"] if "quiet_seconds" in item["text"]}
     assert {"docs/configuration/", "docs/faq/"} <= pages

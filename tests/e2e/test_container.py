@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,9 +33,9 @@ from tests.support.container import (
     limits,
     podman,
     podman_command,
-    run,
 )
 from tests.support.gateway_process import HELD
+from tests.support.programs import output, verdict
 from tests.support.prometheus import installed as prometheus_installed
 from tests.support.prometheus import prometheus
 
@@ -94,9 +93,7 @@ async def box(image: None, server: OldServer) -> AsyncIterator[Container]:
 
 def once(*options: str, command: Sequence[str] = ()) -> tuple[int, str]:
     """Run a container to its end; return its exit code and output."""
-    words = podman_command("run", "--rm", "--network=host", *limits(), *options, IMAGE, *command)
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return verdict(*podman_command("run", "--rm", "--network=host", *limits(), *options, IMAGE, *command))
 
 
 def status(box: Container) -> dict[str, str]:
@@ -205,7 +202,7 @@ async def test_the_image_has_labels(image: None) -> None:
     assert found["Config"]["Cmd"] == ["serve", "--config", "/etc/mrtr-gateway/config.yaml"]
     assert found["Config"]["StopSignal"] in {"SIGTERM", "15"}
     labels = found["Labels"]
-    assert labels["org.opencontainers.image.revision"] == run("git", "rev-parse", "HEAD").strip()
+    assert labels["org.opencontainers.image.revision"] == output("git", "rev-parse", "HEAD").strip()
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.created"].endswith("Z")
     history = podman("history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE)

@@ -1,7 +1,6 @@
 """`mrtr-gateway health` as a container's engine runs it, against a real gateway and against other programs."""
 
 import asyncio
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -10,11 +9,11 @@ import pytest
 
 from gateway import container_health
 from gateway.config import Config, parse
-from tests.parts.launch import free_port, ran
+from tests.parts.launch import REPOSITORY, free_port, ran
 from tests.support.fake_http import FakeHttp, Wire, says
 from tests.support.gateway_process import gateway
+from tests.support.programs import output, verdict
 
-ROOT = Path(__file__).parent.parent
 NOWHERE = "http://127.0.0.1:9/mcp"
 PROGRAM = [sys.executable, "-c", "import sys; from gateway.entry import main; sys.exit(main())"]
 """Run the installed script."""
@@ -152,9 +151,7 @@ async def test_bad_usage_has_its_own_exit_code(words: list[str]) -> None:
 
 
 def printed(script: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout.strip()
+    return output(sys.executable, "-c", textwrap.dedent(script), cwd=REPOSITORY).strip()
 
 
 def test_the_check_does_not_import_the_gateway() -> None:
@@ -179,8 +176,7 @@ def first_process(while_starting: str) -> int:
         sys.argv = ["mrtr-gateway", "serve"]
         sys.exit(entry.main())
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, cwd=ROOT)
-    return done.returncode
+    return verdict(sys.executable, "-c", textwrap.dedent(script), cwd=REPOSITORY)[0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.docs.shell import Reader
 from tests.parts.clients.drive import Kind, elicit, modern_client
 from tests.parts.launch import PARTS, REPOSITORY, old_server, output_of
 from tests.support.gateway_process import gateway
+from tests.support.programs import output
 
 ELSEWHERE: Final = {
     "tests/e2e/test_container.py": "test_a_modern_client_answers_a_question_of_a_legacy_server",
@@ -39,19 +40,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a command of the path, which must succeed, and return what it prints."""
     # The environment of a new user: nothing of this run's own virtual environment, and no settings.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "MRTR_", "VIRTUAL"))}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=kept | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command} ends with {done.returncode}:\n{done.stdout}"
-    return done.stdout
+    return output(*command, cwd=cwd, env=kept | environment, stdin=subprocess.DEVNULL, timeout=SECONDS)
 
 
 def followed(block: Block) -> bool:

@@ -28,6 +28,7 @@ import aiohttp
 from tests.parts.launch import PARTS, REPOSITORY, die_with_parent
 from tests.support.cluster import PATH
 from tests.support.gateway_process import START_SECONDS, Gateway
+from tests.support.programs import output
 
 PROGRAMS: Final = ("buildah", "podman", "runc", "mmdebstrap")
 STORE: Final = PARTS / "containers"
@@ -58,18 +59,6 @@ def installed() -> bool:
     return os.geteuid() == 0 and all(shutil.which(name, path=PATH) for name in PROGRAMS)
 
 
-class ContainerError(AssertionError):
-    """A builder failed; the message ends with its output."""
-
-
-def run(*command: str | Path, **options: Any) -> str:
-    """Run to the end; return its stdout."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    if done.returncode:
-        raise ContainerError(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"[-8000:])
-    return done.stdout
-
-
 def podman_command(*arguments: str) -> list[str]:
     return ["podman", *ENGINE, *arguments]
 
@@ -81,7 +70,7 @@ def limits() -> list[str]:
 
 
 def podman(*arguments: str) -> str:
-    return run(*podman_command(*arguments))
+    return output(*podman_command(*arguments))
 
 
 def inspected(what: str) -> dict[str, Any]:
@@ -106,7 +95,7 @@ def leave() -> None:
 
 def _sources() -> str:
     """A digest of everything that goes into the image, including its labels."""
-    digest = hashlib.sha256(run("git", "rev-parse", "HEAD", cwd=REPOSITORY).encode())
+    digest = hashlib.sha256(output("git", "rev-parse", "HEAD", cwd=REPOSITORY).encode())
     named = [REPOSITORY / line[1:] for line in IGNORE.read_text().splitlines() if line.startswith("!")]
     files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
     for file in sorted([*files, IGNORE, REPOSITORY / "Dockerfile"]):
@@ -130,7 +119,7 @@ def build() -> None:
     if not _has(BASE):
         with tempfile.TemporaryDirectory(dir=STORE) as folder:
             archive = Path(folder) / "base.tar"
-            run("mmdebstrap", "--quiet", "--variant=essential", *LEAN, f"--include={PACKAGES}", "bookworm", archive)
+            output("mmdebstrap", "--quiet", "--variant=essential", *LEAN, f"--include={PACKAGES}", "bookworm", archive)
             podman("import", str(archive), BASE)
     _build(IMAGE)
     stamp.write_text(sources)
@@ -142,9 +131,9 @@ def build_again() -> None:
 
 
 def _build(tag: str, *options: str) -> None:
-    epoch = run("git", "log", "-1", "--format=%ct", cwd=REPOSITORY).strip()
+    epoch = output("git", "log", "-1", "--format=%ct", cwd=REPOSITORY).strip()
     where = (*STORAGE, "--isolation", "chroot", "--pull-never", "--build-arg", f"BASE={BASE}", "--timestamp", epoch)
-    run(REPOSITORY / "scripts" / "image", "--with", "buildah", tag, "--", *where, *options)
+    output(REPOSITORY / "scripts" / "image", "--with", "buildah", tag, "--", *where, *options)
 
 
 @dataclass

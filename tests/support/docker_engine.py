@@ -23,6 +23,7 @@ from typing import Final
 from tests.parts.launch import PARTS, REPOSITORY, die_with_parent
 from tests.support.cluster import PATH
 from tests.support.container import LEAN, PACKAGES
+from tests.support.programs import ProgramError, output
 
 STORE: Final = PARTS / "docker"
 """Images stay here, so that a second run only checks them."""
@@ -51,10 +52,6 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-class DockerError(AssertionError):
-    """A command of the engine failed; the message ends with its output."""
-
-
 @dataclass
 class Docker:
     """One engine that runs."""
@@ -66,10 +63,7 @@ class Docker:
         """Run a docker command, or another program that speaks to the engine; return its stdout."""
         words = command if str(command[0]).startswith(("/", "docker-")) else (CLIENT, *command)
         environment = {**os.environ, "PATH": f"/usr/bin:{PATH}", "DOCKER_HOST": self.socket, **(env or {})}
-        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
-        if done.returncode:
-            raise DockerError(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"[-6000:])
-        return done.stdout
+        return output(*words, cwd=cwd, env=environment)
 
     def has(self, image: str) -> bool:
         return bool(self.run("images", "--quiet", image).strip())
@@ -118,9 +112,9 @@ def engine() -> Iterator[Docker]:
                 try:
                     docker.run("version")
                     break
-                except DockerError:
+                except ProgramError:
                     if daemon.poll() is not None or time.monotonic() > deadline:
-                        raise DockerError(docker.log.read_text(errors="replace")[-4000:]) from None
+                        raise ProgramError(docker.log.read_text(errors="replace")[-4000:]) from None
                     time.sleep(0.2)
             yield docker
         finally:
@@ -136,9 +130,9 @@ def engine() -> Iterator[Docker]:
 
 def _end(docker: Docker) -> None:
     """Remove every container: one that runs would outlive the daemon."""
-    with suppress(DockerError):
+    with suppress(ProgramError):
         docker.run("swarm", "leave", "--force")
     deadline = time.monotonic() + START_SECONDS
     while (left := docker.run("ps", "--all", "--quiet").split()) and time.monotonic() < deadline:
-        with suppress(DockerError):
+        with suppress(ProgramError):
             docker.run("rm", "--force", *left)

@@ -8,7 +8,6 @@ objects["Deployment", "mrtr-gateway"]["spec"]
 import atexit
 import os
 import re
-import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from gateway.config import Config, parse
 from tests.parts.launch import PARTS, REPOSITORY
+from tests.support.programs import output
 
 KUBERNETES: Final = REPOSITORY / "deploy" / "kubernetes"
 CHART: Final = REPOSITORY / "deploy" / "helm" / "mrtr-gateway"
@@ -31,20 +31,11 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 """Objects by kind and name; the digest of a generated name is cut off."""
 
 
-class Refused(AssertionError):
-    """A program refused its input; the message is its output."""
-
-
 def run(program: Path | str, *arguments: str, stdin: str | None = None, cwd: Path = REPOSITORY) -> str:
-    """Run it without a home and without a cluster; return its output. Raises Refused with both streams if it fails."""
+    """Run it without a home and without a cluster; return its output."""
     with tempfile.TemporaryDirectory(prefix="mrtr-home-") as home:
         environment = {"PATH": os.environ["PATH"], "HOME": home, "KUBECONFIG": "/dev/null"}
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, check=False, env=environment, input=stdin, cwd=cwd
-        )
-    if done.returncode:
-        raise Refused(f"{program} {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
+        return output(program, *arguments, env=environment, input=stdin, cwd=cwd)
 
 
 def read(text: str) -> Objects:
