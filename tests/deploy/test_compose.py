@@ -54,8 +54,7 @@ def test_a_container_has_time_to_drain_and_no_more_rights_than_it_needs(
     folder: str, service: str, tmp_path: Path
 ) -> None:
     config, given = configuration(folder, service, tmp_path), services(folder)[service]
-    needed = config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds
-    assert float(given["stop_grace_period"].removesuffix("s")) > needed
+    assert float(given["stop_grace_period"].removesuffix("s")) > drain_seconds(config)
     assert (given["read_only"], given["cap_drop"], given["security_opt"]) == (
         True,
         ["ALL"],

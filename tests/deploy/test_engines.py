@@ -13,6 +13,7 @@ import yaml
 
 from gateway.config import Config, parse
 from tests.parts.launch import REPOSITORY
+from tests.support.configurations import drain_seconds
 
 DEPLOY: Final = REPOSITORY / "deploy"
 IMAGE: Final = (DEPLOY / "container" / "config.yaml").read_text()
@@ -58,10 +59,6 @@ def of_image(variables: dict[str, str]) -> Config:
     return parse(IMAGE + f'state: {{keys: ["{"0f" * 32}"]}}\n', "image", with_keys(variables))
 
 
-def seconds_to_end(config: Config) -> float:
-    return config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds
-
-
 # --- ECS ---
 
 
@@ -100,7 +97,7 @@ def test_a_task_of_ecs_has_a_valid_configuration_and_time_to_drain(stack: dict[s
     assert f"printf '%s\\n' \"$STATE_KEY\" > {path};" in command
     upstream = {"MRTR_UPSTREAM": "http://old:9000/mcp"}
     config = of_image({**variables, **upstream, "GATEWAY_STATE__KEYS_FILE": path})
-    assert seconds_to_end(config) < container["StopTimeout"] <= 120
+    assert drain_seconds(config) < container["StopTimeout"] <= 120
     assert {each["ContainerPort"] for each in container["PortMappings"]} == {8080, 8081, 9464}
     group = stack["Resources"]["TargetGroup"]["Properties"]
     assert (config.listen, config.admin) == (f"0.0.0.0:{group['Port']}", f"0.0.0.0:{group['HealthCheckPort']}")
@@ -123,7 +120,7 @@ def test_the_service_of_ecs_waits_for_the_rule_that_uses_its_target_group(stack:
 def test_the_instance_of_cloud_run_ends_within_its_ten_seconds(service: dict[str, Any]) -> None:
     (container,) = service["spec"]["template"]["spec"]["containers"]
     config = of_image({each["name"]: each["value"] for each in container["env"]})
-    assert seconds_to_end(config) < 10
+    assert drain_seconds(config) < 10
     assert config.listen == f"0.0.0.0:{container['ports'][0]['containerPort']}"
     path = next(each["value"] for each in container["env"] if each["name"] == "GATEWAY_STATE__KEYS_FILE")
     (mount,), (volume,) = container["volumeMounts"], service["spec"]["template"]["spec"]["volumes"]
@@ -154,7 +151,7 @@ def test_the_template_of_nomad_renders_a_valid_configuration(job: str) -> None:
     (port,) = re.findall(r'port "peer" \{\s+static = (\d+)', job)
     assert config.replica.peers_dns == f"mrtr-gateway-peer.service.consul:{port}"
     (seconds,) = re.findall(r'kill_timeout += "(\d+)s"', job)
-    assert seconds_to_end(config) < int(seconds)
+    assert drain_seconds(config) < int(seconds)
 
 
 def test_the_job_of_nomad_is_balanced_in_its_braces(job: str) -> None:

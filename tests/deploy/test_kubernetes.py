@@ -20,6 +20,7 @@ from gateway import __version__
 from gateway.config.parsing.state_keys import decode_key, read_key_lines
 from tests.parts.launch import REPOSITORY
 from tests.support.kube import (
+from tests.support.configurations import drain_seconds
     CHART,
     HELM,
     KEYS_FILE,

@@ -20,6 +20,7 @@ import pytest
 from gateway.config import Config, load
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.cluster import replaced
+from tests.support.configurations import drain_seconds
 from tests.support.gateway_process import STATE_KEY
 from tests.support.programs import verdict
 

@@ -55,6 +55,11 @@ def route_problems(over: Any = (), folder: str = "", **route: Any) -> tuple[str,
     return caught.value.problems
 
 
+def drain_seconds(config: Config) -> float:
+    """The longest time after SIGTERM until the gateway has ended by itself."""
+    return config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds
+
+
 def missing(file: Path) -> str:
     """The problem of a key whose file does not exist."""
     why = "cannot be read (No such file or directory)"

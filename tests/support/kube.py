@@ -72,8 +72,3 @@ def gateway_of(objects: Objects, name: str = "mrtr-gateway", **environment: str)
     text = objects["ConfigMap", name]["data"]["gateway.yaml"]
     assert KEYS_FILE in text
     return parse(text.replace(KEYS_FILE, str(keys())), "gateway.yaml", {"POD_NAME": POD_NAME, **environment})
-
-
-def drain_seconds(config: Config) -> float:
-    """The longest time after SIGTERM until the gateway has ended by itself."""
-    return config.hold.drain_delay_seconds + config.hold.drain_seconds + config.timeouts.cancel_seconds
