@@ -6,6 +6,7 @@ What they mean together (ports, times, names) is compared with the configuration
 import base64
 import copy
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -19,8 +20,8 @@ from msgspec.structs import replace
 from gateway import __version__
 from gateway.config.parsing.state_keys import decode_key, read_key_lines
 from tests.parts.launch import REPOSITORY
-from tests.support.kube import (
 from tests.support.configurations import drain_seconds
+from tests.support.kube import (
     CHART,
     HELM,
     KEYS_FILE,
@@ -31,12 +32,13 @@ from tests.support.configurations import drain_seconds
     gateway_of,
     helm,
     kustomize,
+    read,
     run,
 )
+from tests.support.programs import ProgramError, output
 
 pytestmark = [
     pytest.mark.skipif(not KUBECTL.exists() or not HELM.exists(), reason="scripts/parts has not been run"),
-from tests.support.programs import ProgramError, output
 ]
 
 OLDEST = {"base": "1.25", "example": "1.25", "sidecar": "1.29", "chart": "1.25"}
@@ -57,29 +59,29 @@ def built(what: str) -> Objects:
     return helm(*MONITORED) if what == "chart" else kustomize(what)
 
 
-def pod_of(objects: Objects, name: str = "mrtr-gateway") -> dict[str, Any]:
-    spec: dict[str, Any] = objects["Deployment", name]["spec"]["template"]["spec"]
+def the(kind: str, objects: Objects) -> dict[str, Any]:
+    """The only object of that kind."""
+    (found,) = (each for (its_kind, _), each in objects.items() if its_kind == kind)
+    return found
+
+
+def pod_of(objects: Objects) -> dict[str, Any]:
+    spec: dict[str, Any] = the("Deployment", objects)["spec"]["template"]["spec"]
     return spec
 
 
-def labels_of(objects: Objects, name: str = "mrtr-gateway") -> dict[str, str]:
-    labels: dict[str, str] = objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+def labels_of(objects: Objects) -> dict[str, str]:
+    labels: dict[str, str] = the("Deployment", objects)["spec"]["template"]["metadata"]["labels"]
     return labels
 
 
 def container_of(objects: Objects) -> dict[str, Any]:
     """The gateway's container, wherever it is."""
-    for kind, name in objects:
-        if kind == "Deployment":
-            spec = pod_of(objects, name)
-            (found,) = (
-                each
-                for each in [*spec["containers"], *spec.get("initContainers", [])]
-                if "serve" in each.get("args", [])
-            )
-            assert isinstance(found, dict)
-            return found
-    raise AssertionError("no deployment")
+    pod = pod_of(objects)
+    containers = [*pod["containers"], *pod.get("initContainers", [])]
+    (found,) = (each for each in containers if "serve" in each.get("args", []))
+    assert isinstance(found, dict)
+    return found
 
 
 # --- what the programs say ---
@@ -174,7 +176,7 @@ def test_the_chart_and_the_manifests_create_the_same_objects() -> None:
 def test_two_releases_do_not_interfere() -> None:
     one, other = helm(release="mrtr-gateway"), helm(release="second")
     assert not one.keys() & other.keys()
-    assert labels_of(one) != labels_of(other, "second-mrtr-gateway")
+    assert labels_of(one) != labels_of(other)
     config = gateway_of(other, "second-mrtr-gateway")
     assert config.replica.peers_dns == "second-mrtr-gateway-peers:8081"
     assert config.security.allowed_hosts[0] == "second-mrtr-gateway"
@@ -253,7 +255,7 @@ def test_an_ingress_without_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["routes.yaml", "tls.yaml"])
-def test_the_files_that_an_example_names_can_be_mounted(name: str, tmp_path: Path) -> None:
+def test_the_files_that_an_example_names_can_be_mounted(name: str) -> None:
     """The pods load the example with the files of the mounted volume; nothing else of theirs names a file."""
     text = (REPOSITORY / "config" / name).read_text()
     files = re.findall(r"^ +\w+_file: ((?!null)\S+)", text, re.MULTILINE)
@@ -325,8 +327,7 @@ def test_every_pod_is_a_replica_with_its_own_name_and_the_shared_keys(folder: st
     container = container_of(objects)
     assert container["env"] == [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    (name,) = (name for (kind, name) in objects if kind == "Deployment")
-    volumes = {volume["name"]: volume for volume in pod_of(objects, name)["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod_of(objects)["volumes"]}
     (secret,) = (volume["name"] for volume in volumes.values() if "secret" in volume)
     assert f"{mounts[secret]}/state-keys" == KEYS_FILE
     assert volumes[secret]["secret"]["defaultMode"] == 0o440
@@ -339,15 +340,13 @@ def test_every_pod_is_a_replica_with_its_own_name_and_the_shared_keys(folder: st
 
 
 def test_no_secret_is_in_the_manifests() -> None:
-    everything = [built(what) for what in OLDEST]
-    assert not [key for objects in everything for key in objects if key[0] == "Secret"]
+    assert not [key for what in OLDEST for key in built(what) if key[0] == "Secret"]
 
 
 @pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
 def test_the_gateway_runs_with_the_fewest_privileges(folder: str) -> None:
     objects = kustomize(folder)
-    (name,) = (name for (kind, name) in objects if kind == "Deployment")
-    pod, container = pod_of(objects, name).get("securityContext", {}), container_of(objects)["securityContext"]
+    pod, container = pod_of(objects).get("securityContext", {}), container_of(objects)["securityContext"]
     assert {key: container[key] for key in STRICT} == STRICT
     together = {**pod, **container}
     assert together["runAsNonRoot"] is True
@@ -358,23 +357,21 @@ def test_the_gateway_runs_with_the_fewest_privileges(folder: str) -> None:
 @pytest.mark.parametrize("folder", ["base", "example", "sidecar"])
 def test_only_replicas_reach_the_peer_port(folder: str) -> None:
     objects = kustomize(folder)
-    ((_, policy),) = ((key, one) for key, one in objects.items() if key[0] == "NetworkPolicy")
+    policy = the("NetworkPolicy", objects)
     peer, admin = ("gateway-peer", "gateway-admin") if folder == "sidecar" else ("peer", "admin")
     allowed = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
     assert len(allowed) == 3
     assert allowed[peer] == [{"podSelector": policy["spec"]["podSelector"]}]
     assert allowed[admin] is not None
-    (name,) = (name for (kind, name) in objects if kind == "Deployment")
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels_of(objects, name).items()
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels_of(objects).items()
 
 
 @pytest.mark.parametrize("what", ["base", "example", "sidecar", "chart"])
 def test_nodes_are_drained_one_pod_at_a_time(what: str) -> None:
     objects = built(what)
-    ((_, budget),) = ((key, one) for key, one in objects.items() if key[0] == "PodDisruptionBudget")
-    (name,) = (name for (kind, name) in objects if kind == "Deployment")
+    budget = the("PodDisruptionBudget", objects)
     assert budget["spec"]["maxUnavailable"] == 1
-    assert budget["spec"]["selector"]["matchLabels"].items() <= labels_of(objects, name).items()
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels_of(objects).items()
 
 
 @pytest.mark.parametrize("folder", ["base", "example"])
@@ -418,12 +415,10 @@ def test_the_autoscaler_removes_one_pod_at_a_time_and_the_deployment_sets_no_rep
 
 
 def test_the_sidecar_is_native_and_the_server_is_unchanged() -> None:
-    shipped = {
-        one["kind"]: one for one in yaml.safe_load_all((KUBERNETES / "sidecar" / "old-server.yaml").read_text())
-    }
+    shipped = read((KUBERNETES / "sidecar" / "old-server.yaml").read_text())
     objects = kustomize("sidecar")
-    pod = pod_of(objects, "old-server")
-    (before,) = shipped["Deployment"]["spec"]["template"]["spec"]["containers"]
+    pod = pod_of(objects)
+    (before,) = pod_of(shipped)["containers"]
     (after,) = pod["containers"]
     assert {key: value for key, value in after.items() if key != "lifecycle"} == before
     (gateway,) = pod["initContainers"]
@@ -447,12 +442,12 @@ def test_the_gateways_of_the_pods_find_one_another() -> None:
     assert gateway_of(objects).replica.peers_dns == f"{peers['metadata']['name']}:{port['port']}"
     assert port["targetPort"] == "gateway-peer"
     assert (peers["spec"]["clusterIP"], peers["spec"]["publishNotReadyAddresses"]) == ("None", True)
-    assert peers["spec"]["selector"].items() <= labels_of(objects, "old-server").items()
+    assert peers["spec"]["selector"].items() <= labels_of(objects).items()
 
 
 def test_the_server_outlives_the_gateways_drain() -> None:
     """Kubernetes ends sidecars last, so without both hooks the server of held calls would end first."""
-    pod = pod_of(kustomize("sidecar"), "old-server")
+    pod = pod_of(kustomize("sidecar"))
     config = gateway_of(kustomize("sidecar"))
     (server,), (gateway,) = pod["containers"], pod["initContainers"]
     waits = server["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -478,7 +473,7 @@ def test_the_pod_monitor_selects_the_pods_and_sets_the_job_of_the_alerts() -> No
 def test_the_pod_monitor_of_the_sidecar_selects_it() -> None:
     monitor = yaml.safe_load((KUBERNETES / "sidecar" / "pod-monitor.yaml").read_text())
     objects = kustomize("sidecar")
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(objects, "old-server").items()
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels_of(objects).items()
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container_of(objects)["ports"]}
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "mrtr-gateway"}]
@@ -491,14 +486,10 @@ def test_the_chart_has_the_alerts_unchanged() -> None:
 
 
 def test_the_monitoring_component_can_be_added(tmp_path: Path) -> None:
-    kustomization = tmp_path / "kustomization.yaml"
-    relative = "../" * len(tmp_path.parts[1:])
-    kustomization.write_text(
-        f"resources: [{relative}{KUBERNETES}/base]\ncomponents: [{relative}{KUBERNETES}/monitoring]\n".replace(
-            "//", "/"
-        )
-    )
-    kinds = {one["kind"] for one in yaml.safe_load_all(run(KUBECTL, "kustomize", str(tmp_path)))}
+    parts = {"resources": ["base"], "components": ["monitoring"]}
+    paths = {key: [os.path.relpath(KUBERNETES / name, tmp_path) for name in names] for key, names in parts.items()}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(paths))
+    kinds = {kind for kind, _ in read(run(KUBECTL, "kustomize", str(tmp_path)))}
     assert kinds >= {"PodMonitor", "Deployment"}
 
 
