@@ -8,7 +8,7 @@ import io
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -18,6 +18,7 @@ from aiohttp import web
 from gateway.config import parse
 from tests.parts.launch import free_port
 from tests.support.cluster import FILES, Balancer, BalancerName, Place, installed
+from tests.support.served import Served
 
 LIMIT = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {}).limits.body_bytes
 WAIT_SECONDS = 10.0
@@ -26,43 +27,28 @@ CALLER = {"Authorization": "Bearer ann", "Cookie": "session=1"}
 
 pytestmark = pytest.mark.skipif(not all(map(installed, FILES)), reason="apt install nginx-light haproxy")
 
-Handler = Callable[["Replica", web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[["Replica", web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-@dataclass
-class Replica:
+class Replica(Served):
     """Takes the place of a gateway, for clients and for health checks."""
 
-    name: str
-    handler: Handler
-    seen: list[web.Request] = field(default_factory=list)
-    is_ready: bool = True
-    more: asyncio.Event = field(default_factory=asyncio.Event)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    port: int = field(default_factory=free_port)
+    def __init__(self, name: str, handler: Handler) -> None:
+        self.name, self.handler = name, handler
+        self.seen: list[web.BaseRequest] = []
+        self.is_ready = True
+        self.more, self.left = asyncio.Event(), asyncio.Event()
 
     @property
     def place(self) -> Place:
-        address = f"127.0.0.1:{self.port}"
+        address = self.origin.removeprefix("http://")
         return Place(self.name, address, address)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/readyz":
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        if http.path == "/readyz":
             return web.Response(status=200 if self.is_ready else 503)
-        self.seen.append(request)
-        return await self.handler(self, request)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["Replica"]:
-        app = web.Application(client_max_size=2 * LIMIT)
-        app.router.add_route("*", "/{path:.*}", self.handle)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", self.port).start()
-        try:
-            yield self
-        finally:
-            await runner.cleanup()
+        self.seen.append(http)
+        return await self.handler(self, http)
 
 
 @dataclass
@@ -93,7 +79,7 @@ async def row(name: BalancerName, handler: Handler, *, count: int = 2, dead: int
     nobody = [Place(f"gone-{number}", *[f"127.0.0.1:{free_port()}"] * 2) for number in range(1, dead + 1)]
     async with AsyncExitStack() as stack:
         for replica in replicas:
-            await stack.enter_async_context(replica.running())
+            await stack.enter_async_context(replica)
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         balancer = Balancer(name, Path(directory), f"127.0.0.1:{free_port()}")
         balancer.configure([*nobody, *(replica.place for replica in replicas)])
@@ -107,19 +93,19 @@ async def row(name: BalancerName, handler: Handler, *, count: int = 2, dead: int
             raise
 
 
-async def say_name(replica: Replica, request: web.Request) -> web.StreamResponse:
-    await request.read()
+async def say_name(replica: Replica, request: web.BaseRequest) -> web.StreamResponse:
+    await request.content.read()  # however large it is
     return web.Response(text=replica.name)
 
 
-async def die(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def die(replica: Replica, request: web.BaseRequest) -> web.StreamResponse:
     await request.read()
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
 
-async def stream_until_left(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def stream_until_left(replica: Replica, request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b"data: 1\n\n")
@@ -132,7 +118,7 @@ async def stream_until_left(replica: Replica, request: web.Request) -> web.Strea
     return response
 
 
-async def be_silent(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def be_silent(replica: Replica, request: web.BaseRequest) -> web.StreamResponse:
     try:
         await asyncio.Event().wait()
     finally:
