@@ -4,14 +4,12 @@ The balancers run from an image with Debian's nginx and HAProxy, since there is 
 """
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import aiohttp
 import pytest
 import yaml
 
@@ -19,8 +17,9 @@ from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, free_port, old_server
 from tests.support.cluster import DEPLOY, program, replaced
 from tests.support.docker_engine import BALANCERS, GATEWAY, Docker, engine, missing, own_address
-from tests.support.steady_load import Load
-from tests.support.workbench import Client, eventually
+from tests.support.programs import output
+from tests.support.steady_load import Load, serves
+from tests.support.workbench import eventually
 
 KEY = "0f" * 32
 
@@ -58,14 +57,6 @@ def published(path: Path, theirs: str, ours: str) -> str:
 def think(number: int) -> float:
     """People think for up to four seconds, so that each replica holds calls at any time."""
     return number % 5
-
-
-async def serves(client: Client) -> bool:
-    """Whether one request after another gets through."""
-    try:
-        return all([(await client.call("echo", {"text": "x"})).text == "x" for _ in range(6)])
-    except (aiohttp.ClientError, AssertionError, ValueError, KeyError):
-        return False
 
 
 # -- Compose --------------------------------------------------------------------------------------------------------
@@ -186,4 +177,4 @@ def test_haproxy_accepts_the_file_of_the_stack() -> None:
     found = program("haproxy")
     if found is None:
         pytest.skip("apt install haproxy")
-    assert os.spawnv(os.P_WAIT, found, [found, "-c", "-q", "-f", str(DEPLOY / "swarm" / "haproxy.cfg")]) == 0
+    _ = output(found, "-c", "-q", "-f", DEPLOY / "swarm" / "haproxy.cfg")

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import aiohttp
+
 from tests.chaos.stage import KEY, Call, accept
 from tests.parts.launch import OldServer
 from tests.support.workbench import Client, Json, Reply
@@ -30,6 +32,14 @@ async def followed(client: Client, tool: str, arguments: Json, **retry: Any) -> 
         if "error" in answer.final or answer.result["resultType"] == "complete" or answer.asks:
             return answer
         retry = {"state": answer.state}
+
+
+async def serves(client: Client) -> bool:
+    """Whether one request after another gets through."""
+    try:
+        return all([(await client.call("echo", {"text": "x"})).text == "x" for _ in range(6)])
+    except (aiohttp.ClientError, AssertionError, ValueError, KeyError):
+        return False
 
 
 class Load:
