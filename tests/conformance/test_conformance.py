@@ -21,32 +21,37 @@ SUITE_SECONDS = 240.0
 RUNNER = REPOSITORY / "tests" / "parts" / "conformance"
 
 
-async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
-    """The exit code of the suite's runner, and its lines."""
-    done = await ran(sys.executable, RUNNER, url, "--strict", *options, seconds=SUITE_SECONDS)
-    return done.code, done.out.splitlines()
-
-
-WARM = 8
-"""Start processes in advance: the suite waits half a second for an answer, and uses many sets of capabilities."""
 WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
-
-
-@pytest.mark.parametrize(
+ANY_FRONT = pytest.mark.parametrize(
     "front",
     [
         pytest.param(gateway, id="one gateway"),
         pytest.param(cluster, id="three replicas behind nginx", marks=WITHOUT_NGINX),
     ],
 )
+
+
+async def run_suite(url: str, *options: str) -> tuple[int, list[str]]:
+    """The exit code of the suite's runner, and its lines."""
+    done = await ran(sys.executable, RUNNER, url, "--strict", *options, seconds=SUITE_SECONDS)
+    return done.code, done.out.splitlines()
+
+
+async def passes(scenarios: int, url: str, *options: str) -> None:
+    code, lines = await run_suite(url, *options)
+    assert (code, lines[-1]) == (0, f"{scenarios} of {scenarios} scenarios passed"), "\n".join(lines)
+
+
+WARM = 8
+"""Start processes in advance: the suite waits half a second for an answer, and uses many sets of capabilities."""
+
+
+@ANY_FRONT
 async def test_a_legacy_server_behind_the_gateway_conforms_to_2026_07_28(
     front: Callable[[str], AbstractAsyncContextManager[Front]],
 ) -> None:
     async with old_server("conformance") as server, front(server.url) as gw:
-        code, lines = await run_suite(gw.url)
-    print("\n".join(lines))
-    assert lines[-1] == "40 of 40 scenarios passed"
-    assert code == 0
+        await passes(40, gw.url)
 
 
 async def test_the_scenarios_of_2025_11_25_pass_as_without_the_gateway() -> None:
@@ -62,20 +67,14 @@ async def test_the_scenarios_of_2025_11_25_pass_as_without_the_gateway() -> None
 async def test_the_scenarios_of_2025_11_25_pass_through_the_mirror_before_a_modern_server() -> None:
     """The server would serve legacy clients too, but it could not ask them."""
     async with old_server("conformance-modern") as server, gateway(server.url, route={"era": "mirror"}) as gw:
-        code, lines = await run_suite(gw.url, "--spec", "2025-11-25")
+        await passes(33, gw.url, "--spec", "2025-11-25")
         assert await gw.metric(PASSED, era="legacy") == await gw.metric(PASSED, outcome="mirrored") > 0
-    print("\n".join(lines))
-    assert lines[-1] == "33 of 33 scenarios passed"
-    assert code == 0
 
 
 async def test_a_legacy_server_over_stdio_conforms_too() -> None:
     async with gateway({**stdio_upstream("conformance"), "warm": WARM}) as gw:
         await gw.until_logged("child.stderr", WARM)
-        code, lines = await run_suite(gw.url)
-    print("\n".join(lines))
-    assert lines[-1] == "40 of 40 scenarios passed"
-    assert code == 0
+        await passes(40, gw.url)
 
 
 async def test_a_legacy_server_without_the_gateway_does_not_conform() -> None:
