@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cases import Drivers
 from tests.parts.clients.drive import HERE, Kind, ModernClient
-from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server, stdio_server
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server, running, stdio_server
 from tests.support.cluster import cluster, installed
 from tests.support.gateway_process import gateway
 
@@ -110,30 +110,21 @@ STREAMS: Final = "mcp_gateway_subscriptions"
 async def test_the_subscriptions_of_a_mirrored_client_outlive_the_replica_that_has_its_stream(name: str) -> None:
     """The client comes back by itself with the last event id; the next replica says that everything has changed."""
     async with old_server("conformance-modern") as server, cluster(server.url, **MIRRORED) as c:
-        client = await asyncio.create_subprocess_exec(
-            *SUBSCRIBERS[name],
-            *("--subscribe", WATCHED, "http", c.url),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES)},
-        )
-        assert client.stdin is not None
-        assert client.stdout is not None
-        try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                assert await client.stdout.readline() == b"subscribed\n"
-                homes = []
-                while not homes:
-                    homes = [replica for replica in c.replicas if await replica.metric(STREAMS)]
-                (home,) = homes
-                client.stdin.write(b"\n")
-                told = {await client.stdout.readline() for _ in range(2)}
-                assert told == {b"touched\n", f"{WATCHED}\n".encode()}, "nothing of it is on its way any more"
-                await home.kill()
-                assert await client.stdout.readline() == f"{WATCHED}\n".encode()
-                client.stdin.close()
-                assert await client.wait() == 0
-        finally:
-            if client.returncode is None:
-                client.kill()
-                _ = await client.wait()
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        environment = os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES)}
+        command = (*SUBSCRIBERS[name], "--subscribe", WATCHED, "http", c.url)
+        async with asyncio.timeout(DEADLINE_SECONDS), running(*command, **pipes, env=environment) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            assert await client.stdout.readline() == b"subscribed\n"
+            homes = []
+            while not homes:
+                homes = [replica for replica in c.replicas if await replica.metric(STREAMS)]
+            (home,) = homes
+            client.stdin.write(b"\n")
+            told = {await client.stdout.readline() for _ in range(2)}
+            assert told == {b"touched\n", f"{WATCHED}\n".encode()}, "nothing of it is on its way any more"
+            await home.kill()
+            assert await client.stdout.readline() == f"{WATCHED}\n".encode()
+            client.stdin.close()
+            assert await client.wait() == 0
