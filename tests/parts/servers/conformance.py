@@ -10,21 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-from conformance_words import (
-    CONTENTS,
-    ERROR,
-    FORMS,
-    LOGS,
-    PROMPTS,
-    RESOURCES,
-    SCHEMA_2020_12,
-    TEMPLATE,
-    TEXT,
-    completed,
-    contents,
-    prompt,
-    text,
-)
+import conformance_words as suite
 from mcp import types
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -86,24 +72,24 @@ async def ask_roots() -> list[str]:
 
 def says(name: str) -> Run:
     async def run() -> Result:
-        return CONTENTS[name]
+        return suite.CONTENTS[name]
 
     return run
 
 
-for each in CONTENTS:
+for each in suite.CONTENTS:
     tool("Says something.", name=each)(says(each))
 
 
 @tool("Fails.")
 async def test_error_handling() -> Result:
-    raise ValueError(ERROR)
+    raise ValueError(suite.ERROR)
 
 
 @tool("Logs three messages.")
 async def test_tool_with_logging() -> Result:
     context = server.request_context
-    for words in LOGS:
+    for words in suite.LOGS:
         await context.session.send_log_message("info", words, related_request_id=context.request_id)
         await anyio.sleep(0.05)
     return "Tool with logging executed successfully"
@@ -120,21 +106,21 @@ async def test_tool_with_progress() -> Result:
     return "Tool with progress executed successfully"
 
 
-@tool("Samples.", {"type": "object", "properties": {"prompt": TEXT}, "required": ["prompt"]})
+@tool("Samples.", {"type": "object", "properties": {"prompt": suite.TEXT}, "required": ["prompt"]})
 async def test_sampling(prompt: str) -> Result:
     # The suite's client does not wait for its GET stream before it calls, and the SDK drops what nobody reads yet.
     return f"LLM response: {await ask_model(prompt, related_to=server.request_context.request_id)}"
 
 
-@tool("Elicits.", {"type": "object", "properties": {"message": TEXT}, "required": ["message"]})
+@tool("Elicits.", {"type": "object", "properties": {"message": suite.TEXT}, "required": ["message"]})
 async def test_elicitation(message: str) -> Result:
-    result = await ask_form("user", message, FORMS["test_elicitation"])
+    result = await ask_form("user", message, suite.FORMS["test_elicitation"])
     return f"User response: action={result.action}, content={compact(result.content)}"
 
 
 def elicits(name: str) -> Run:
     async def run() -> Result:
-        result = await ask_form("form", "Please fill in", FORMS[name], required=False)
+        result = await ask_form("form", "Please fill in", suite.FORMS[name], required=False)
         return f"Elicitation completed: action={result.action}, content={compact(result.content)}"
 
     return run
@@ -153,12 +139,12 @@ async def test_reconnection() -> Result:
     return "Reconnection test completed"
 
 
-@tool("Tool with JSON Schema 2020-12 features", SCHEMA_2020_12)
+@tool("Tool with JSON Schema 2020-12 features", suite.SCHEMA_2020_12)
 async def json_schema_2020_12_tool(**given: Any) -> Result:
     return compact(given)
 
 
-REGION: JSON = {"region": {**TEXT, "x-mcp-header": "Region"}}
+REGION: JSON = {"region": {**suite.TEXT, "x-mcp-header": "Region"}}
 
 
 @tool(
@@ -203,7 +189,7 @@ async def test_trigger_prompt_change() -> Result:
 
 # --- multi round-trip requests (SEP-2322), asked as an old server asks ---
 
-NAME: JSON = {"name": TEXT}
+NAME: JSON = {"name": suite.TEXT}
 OK: JSON = {"ok": {"type": "boolean"}}
 
 
@@ -251,7 +237,7 @@ async def test_input_required_result_multiple_inputs() -> Result:
 @tool("Asks twice.")
 async def test_input_required_result_multi_round() -> Result:
     name = (await ask_form("step1", "Step 1: What is your name?", NAME)).content
-    color = (await ask_form("step2", "Step 2: What is your favorite color?", {"color": TEXT})).content
+    color = (await ask_form("step2", "Step 2: What is your favorite color?", {"color": suite.TEXT})).content
     return compact({"step1": name, "step2": color})
 
 
@@ -277,7 +263,9 @@ async def call_tool(name: str, given: JSON) -> types.CallToolResult:
         raise ValueError(f"Unknown tool: {name}")
     async with recorded(ledger, name, arguments=given):
         result = await tools[name][1](**given)
-    return types.CallToolResult.model_validate({"content": [text(result)] if isinstance(result, str) else result})
+    return types.CallToolResult.model_validate(
+        {"content": [suite.text(result)] if isinstance(result, str) else result}
+    )
 
 
 # --- prompts, completion, resources ---
@@ -287,15 +275,15 @@ ASKING_PROMPT: JSON = {"name": "test_input_required_result_prompt", "description
 
 @server.list_prompts()
 async def list_prompts() -> list[types.Prompt]:
-    return [types.Prompt.model_validate(each) for each in (*PROMPTS, ASKING_PROMPT)]
+    return [types.Prompt.model_validate(each) for each in (*suite.PROMPTS, ASKING_PROMPT)]
 
 
 @server.get_prompt()
 async def get_prompt(name: str, given: dict[str, str] | None) -> types.GetPromptResult:
-    result = prompt(name, given or {})
+    result = suite.prompt(name, given or {})
     if name == ASKING_PROMPT["name"]:
-        answer = await ask_form("user_context", "What context should the prompt use?", {"context": TEXT})
-        result = {"messages": [{"role": "user", "content": text(f"Context: {compact(answer.content)}")}]}
+        answer = await ask_form("user_context", "What context should the prompt use?", {"context": suite.TEXT})
+        result = {"messages": [{"role": "user", "content": suite.text(f"Context: {compact(answer.content)}")}]}
     if result is None:
         raise ValueError(f"Unknown prompt: {name}")
     return types.GetPromptResult.model_validate(result)
@@ -303,22 +291,22 @@ async def get_prompt(name: str, given: dict[str, str] | None) -> types.GetPrompt
 
 @server.completion()
 async def complete(_ref: Any, argument: types.CompletionArgument, _context: Any) -> types.Completion:
-    return types.Completion.model_validate(completed(argument.value))
+    return types.Completion.model_validate(suite.completed(argument.value))
 
 
 @server.list_resources()
 async def list_resources() -> list[types.Resource]:
-    return [types.Resource.model_validate(each) for each in RESOURCES]
+    return [types.Resource.model_validate(each) for each in suite.RESOURCES]
 
 
 @server.list_resource_templates()
 async def list_resource_templates() -> list[types.ResourceTemplate]:
-    return [types.ResourceTemplate.model_validate(TEMPLATE)]
+    return [types.ResourceTemplate.model_validate(suite.TEMPLATE)]
 
 
 @server.read_resource()
 async def read_resource(uri: AnyUrl) -> list[ReadResourceContents]:
-    found = contents(str(uri))
+    found = suite.contents(str(uri))
     if found is None:
         raise McpError(types.ErrorData(code=-32002, message="Resource not found", data={"uri": str(uri)}))
     words = found["text"] if "text" in found else base64.b64decode(found["blob"])

@@ -8,21 +8,8 @@ schemas are the suite's own, but for the tool `touch`, which tells of the watche
 
 import asyncio
 
+import conformance_words as suite
 import mcp_types as types
-from conformance_words import (
-    CONTENTS,
-    ERROR,
-    FORMS,
-    LOGS,
-    PROMPTS,
-    RESOURCES,
-    SCHEMA_2020_12,
-    TEMPLATE,
-    TEXT,
-    completed,
-    contents,
-    prompt,
-)
 from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
@@ -31,7 +18,7 @@ from serving import Ledger, arguments, compact, serve
 
 ARGUMENTS = {"test_sampling": "prompt", "test_elicitation": "message"}
 OTHERS = ("test_error_handling", "test_tool_with_logging", "test_tool_with_progress", "test_sampling")
-TOOLS = (*CONTENTS, "test_reconnection", *OTHERS, *FORMS, "json_schema_2020_12_tool", "touch")
+TOOLS = (*suite.CONTENTS, "test_reconnection", *OTHERS, *suite.FORMS, "json_schema_2020_12_tool", "touch")
 BUS = InMemorySubscriptionBus()
 Paginated = types.PaginatedRequestParams | None
 
@@ -40,9 +27,9 @@ def ask_form(name: str, params: types.CallToolRequestParams) -> ToolResult:
     given = responses(params, "form")
     if given is None:
         message = (params.arguments or {}).get("message", "Please answer")
-        schema = {"type": "object", "properties": FORMS[name]}
+        schema = {"type": "object", "properties": suite.FORMS[name]}
         if name == "test_elicitation":
-            schema["required"] = list(FORMS[name])
+            schema["required"] = list(suite.FORMS[name])
         form = types.ElicitRequestFormParams(message=message, requested_schema=schema)
         return input_required(form=types.ElicitRequest(params=form))
     answer = given["form"]
@@ -59,7 +46,7 @@ def ask_model(params: types.CallToolRequestParams) -> ToolResult:
 
 
 async def log(context: Context) -> ToolResult:
-    for words in LOGS:
+    for words in suite.LOGS:
         await context.session.send_log_message("info", words, "test", related_request_id=context.request_id)
         await asyncio.sleep(0.05)
     return text("Tool with logging executed successfully")
@@ -74,13 +61,13 @@ async def report(context: Context) -> ToolResult:
 
 async def call_tool(context: Context, params: types.CallToolRequestParams) -> ToolResult:
     name = params.name
-    if name in CONTENTS:
-        return types.CallToolResult.model_validate({"content": CONTENTS[name]})
-    if name in FORMS:
+    if name in suite.CONTENTS:
+        return types.CallToolResult.model_validate({"content": suite.CONTENTS[name]})
+    if name in suite.FORMS:
         return ask_form(name, params)
     match name:
         case "test_error_handling":
-            return text(ERROR).model_copy(update={"is_error": True})
+            return text(suite.ERROR).model_copy(update={"is_error": True})
         case "test_reconnection":
             return text("Reconnection test completed")
         case "test_tool_with_logging":
@@ -101,9 +88,9 @@ async def call_tool(context: Context, params: types.CallToolRequestParams) -> To
 def described(name: str) -> types.Tool:
     schema: Json = {"type": "object", "properties": {}}
     if name in ARGUMENTS:
-        schema = {"type": "object", "properties": {ARGUMENTS[name]: TEXT}, "required": [ARGUMENTS[name]]}
+        schema = {"type": "object", "properties": {ARGUMENTS[name]: suite.TEXT}, "required": [ARGUMENTS[name]]}
     if name == "json_schema_2020_12_tool":
-        schema = SCHEMA_2020_12
+        schema = suite.SCHEMA_2020_12
     return types.Tool(name=name, description=f"The {name} tool.", input_schema=schema)
 
 
@@ -115,30 +102,30 @@ async def list_tools(_context: Context, _params: types.PaginatedRequestParams | 
 
 
 async def list_prompts(_context: Context, _params: Paginated) -> types.ListPromptsResult:
-    return types.ListPromptsResult.model_validate({"prompts": PROMPTS})
+    return types.ListPromptsResult.model_validate({"prompts": suite.PROMPTS})
 
 
 async def get_prompt(_context: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-    result = prompt(params.name, params.arguments or {})
+    result = suite.prompt(params.name, params.arguments or {})
     if result is None:
         raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name}")
     return types.GetPromptResult.model_validate(result)
 
 
 async def complete(_context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
-    return types.CompleteResult.model_validate({"completion": completed(params.argument.value)})
+    return types.CompleteResult.model_validate({"completion": suite.completed(params.argument.value)})
 
 
 async def list_resources(_context: Context, _params: Paginated) -> types.ListResourcesResult:
-    return types.ListResourcesResult.model_validate({"resources": RESOURCES})
+    return types.ListResourcesResult.model_validate({"resources": suite.RESOURCES})
 
 
 async def list_templates(_context: Context, _params: Paginated) -> types.ListResourceTemplatesResult:
-    return types.ListResourceTemplatesResult.model_validate({"resourceTemplates": [TEMPLATE]})
+    return types.ListResourceTemplatesResult.model_validate({"resourceTemplates": [suite.TEMPLATE]})
 
 
 async def read_resource(_context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-    found = contents(str(params.uri))
+    found = suite.contents(str(params.uri))
     if found is None:
         raise MCPError(types.INVALID_PARAMS, "Resource not found", {"uri": str(params.uri)})
     return types.ReadResourceResult.model_validate({"contents": [found]})

@@ -28,7 +28,6 @@ def arguments(*switches: str) -> argparse.Namespace:
     parser.add_argument("--sse", action="store_true", help="HTTP+SSE of 2024-11-05 at /sse, and nothing else")
     parser.add_argument("--json", action="store_true", help="JSON bodies instead of SSE streams")
     parser.add_argument("--page-size", type=int, default=0, help="tools on one page of tools/list; 0 for all")
-    parser.add_argument("--nagle", action="store_true", help="small messages wait for acknowledgements")
     parser.add_argument("--tls", type=Path, help="serve TLS with the certificate and the key in FILE")
     parser.add_argument("--tls-clients", type=Path, help="only clients with a certificate of the authority in FILE")
     parser.add_argument("--stdio", action="store_true", help="speak on stdin and stdout instead of HTTP")
@@ -68,22 +67,14 @@ class AnnouncingServer(uvicorn.Server):
         print(f"READY {self.url}", flush=True)
 
 
-def listen(host: str, port: int, *, nagle: bool) -> socket.socket:
-    """Listen.
-
-    asyncio sets TCP_NODELAY only on sockets that say they are TCP. `uvicorn --workers` makes one that does not, and a
-    message that follows another on the same stream then waits 40 ms for the client's delayed acknowledgement.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0 if nagle else socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(128)
-    return listener
-
-
 def serve(application: Application, options: argparse.Namespace) -> None:
     """Serve until SIGTERM. Open streams would keep uvicorn waiting for ever, so it waits a second only."""
-    listener = listen(options.host, options.port, nagle=options.nagle)
+    # asyncio sets TCP_NODELAY only on sockets that say they are TCP. Without it, a message that follows another on the
+    # same stream waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((options.host, options.port))
+    listener.listen(128)
     config = uvicorn.Config(
         application,
         log_level="warning",
