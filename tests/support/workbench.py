@@ -66,9 +66,9 @@ class Reply:
         data: bytes,
         method: str | None,
         params: Mapping[str, Any] | None = None,
-        self.method, self.params = method, params or {}
     ) -> None:
         """Check what is right in reply to this method; nothing is checked if it is None."""
+        self.method, self.params = method, params or {}
         self.status = response.status
         self.headers = response.headers
         self.data = data
@@ -101,6 +101,11 @@ class Reply:
     def text(self) -> str:
         assert self.result["resultType"] == "complete", self.result
         return str(self.result["content"][0]["text"])
+
+    @property
+    def json(self) -> Any:
+        """What the text is, which is JSON."""
+        return json.loads(self.text)
 
     @property
     def state(self) -> str:
@@ -241,11 +246,6 @@ def _compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-class Stand:
-    """One running gateway, and access to its state."""
-
-    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession) -> None:
-        self.gateway = gateway
 def total(metrics: Metrics, name: str, **labels: str) -> float:
     """Add up the samples of that name that have these labels; 0 if there are none yet."""
     _ = metrics.render()  # some gauges are set when they are read
@@ -253,6 +253,11 @@ def total(metrics: Metrics, name: str, **labels: str) -> float:
     return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
 
+class Stand:
+    """One running gateway, and access to its state."""
+
+    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+        self.gateway = gateway
         self.http = http
         self.planted_bugs = 0
         """Exceptions that a test raised on purpose in place of a bug."""
