@@ -14,16 +14,23 @@ from gateway.telemetry import Metrics
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_name_service import FakeClock, FakeNameService
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.replicas import Cluster
 from tests.support.stand import at_rest, leaving_nothing
+
+
+@pytest.fixture
+def upstream(upstream: FakeUpstream) -> FakeUpstream:
+    """Its tool asks once, unless a test gives it another one."""
+    upstream.tool(ask)
+    return upstream
 
 
 @pytest.fixture
 async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
     """Starts replicas; afterwards the living ones must come to rest and leave nothing behind."""
     async with leaving_nothing(at_rest, upstream) as (http, stands):
-        found = Cluster(upstream, http)
+        found = Cluster(upstream.url, http)
         yield found
         stands.extend(found.stands.values())
         for server in found.servers:

@@ -1,7 +1,6 @@
 """A call that was restored from its state, and whose client is only asked again, keeps its way upstream."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from gateway.server.drain import drain
 from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
-from tests.support.fake_upstream import DEADLINE, READ_ONLY, FakeUpstream, ask, lacks_session
+from tests.support.fake_upstream import DEADLINE, READ_ONLY, FakeUpstream, lacks_session
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -65,7 +64,7 @@ async def test_a_call_survives_the_death_of_a_replica_that_only_asked_again(
     for _ in range(times - 1):
         again = await ask_again(third, again)
     await cluster.crash(holder)
-    assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
+    assert (await third.client().answer(again)).json == [ACCEPT]
     assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
     assert is_unharmed(upstream)
 
@@ -87,7 +86,7 @@ async def test_the_state_of_a_call_that_is_asked_again_has_all_that_the_older_on
     assert {name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)} <= changed
     assert (before.repeatable, before.record is not None, before.upstream is not None) == (True, True, True)
     assert again.result["_meta"] == asked.result["_meta"], "the server's description of itself, too"
-    assert json.loads((await two.client().answer(again)).text) == [ACCEPT] * 2
+    assert (await two.client().answer(again)).json == [ACCEPT] * 2
 
 
 async def test_a_cold_call_that_was_asked_again_survives_the_death_of_its_owner(
@@ -97,7 +96,7 @@ async def test_a_cold_call_that_was_asked_again_survives_the_death_of_its_owner(
     again = await ask_again(one, await cool(one, upstream))
     assert only(one).glance(0.0).state == State.RESTORED
     await cluster.crash(one)
-    assert json.loads((await two.client().answer(again)).text) == [ACCEPT]
+    assert (await two.client().answer(again)).json == [ACCEPT]
     assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
 
 
@@ -114,7 +113,7 @@ async def test_a_call_that_was_only_asked_again_goes_cold(
     record = holder.gateway.lot.cold.find(opened(again.state).exchange)
     assert record is not None
     assert record.is_taken_over
-    assert json.loads((await holder.client().answer(again)).text) == [ACCEPT]
+    assert (await holder.client().answer(again)).json == [ACCEPT]
     assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
     assert is_unharmed(upstream)
 
@@ -139,9 +138,9 @@ async def test_a_cold_call_that_finds_no_session_is_kept_as_long_as_its_newest_s
     assert record is not None
     assert record.due > 0
     store.hold.set()
-    assert json.loads((await working).text) == [ACCEPT]
+    assert (await working).json == [ACCEPT]
     await eventually(lambda: not one.sessions("busy"), "the session is free")
-    assert json.loads((await one.client().answer(again)).text) == [ACCEPT]
+    assert (await one.client().answer(again)).json == [ACCEPT]
 
 
 @pytest.mark.parametrize("is_asked_again", [False, True])
@@ -158,9 +157,9 @@ async def test_a_dead_owners_call_for_which_no_session_is_free_can_be_continued_
     await upstream.saw("answer")
     assert (await two.client().answer(asked)).status == 503
     store.hold.set()
-    assert json.loads((await in_time(working)).text) == [ACCEPT]
+    assert (await in_time(working)).json == [ACCEPT]
     await eventually(lambda: not two.sessions("busy"), "the session is free")
-    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert (await two.client().answer(asked)).json == [ACCEPT]
     assert mcp.CANCELLED not in upstream.words
 
 
@@ -173,16 +172,15 @@ async def test_a_drain_leaves_a_call_that_was_only_asked_again_to_others(
     await in_time(drain(holder.gateway, delay_seconds=0))
     if which == "older":
         again.messages[-1]["result"]["requestState"] = older
-    assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
+    assert (await third.client().answer(again)).json == [ACCEPT]
     assert (steps(holder), steps(third)["resumed"], store.resumed) == ({}, 1, 1)
     assert is_unharmed(upstream)
 
 
-async def test_a_drain_leaves_a_call_to_others_that_may_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
-    upstream.tool(ask)
+async def test_a_drain_leaves_a_call_to_others_that_may_run_twice(cluster: Cluster) -> None:
     again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK, **TWICE)
     await in_time(drain(holder.gateway, delay_seconds=0))
-    assert json.loads((await third.client().answer(again)).text) == ACCEPT
+    assert (await third.client().answer(again)).json == ACCEPT
     assert (steps(holder), steps(third)["replayed"]) == ({}, 1)
 
 
@@ -210,7 +208,7 @@ async def test_a_drain_gives_a_call_back_whose_stream_is_not_open_yet(
     assert reply.outcome == (503, -32603, "stopping")
     assert "the same requestState and inputResponses" in reply.error["message"]
     store.hold.set()
-    assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
+    assert (await third.client().answer(again)).json == [ACCEPT]
     assert mcp.CANCELLED not in upstream.words
     if at == "session":
         _ = await working
@@ -221,7 +219,6 @@ async def test_a_drain_gives_a_call_back_whose_stream_is_not_open_yet(
 async def test_a_drain_cancels_a_dead_owners_call_that_cannot_be_continued(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    upstream.tool(ask)
     again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK)
     await in_time(drain(holder.gateway, delay_seconds=0))
     _ = await upstream.saw(mcp.CANCELLED)
@@ -258,7 +255,7 @@ async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_th
     assert later_round.questions
     held.fire(Timer.TTL)
     await is_quiet(holder)
-    assert json.loads((await other.client().answer(later_round)).text) == [ACCEPT] * 2
+    assert (await other.client().answer(later_round)).json == [ACCEPT] * 2
     assert is_unharmed(upstream)
     assert not len(holder.gateway.lot)
 
@@ -286,7 +283,7 @@ async def test_a_call_that_a_silent_owner_may_hold_is_left_to_it_when_its_client
     assert (after.owner, after.epoch, after.expires) == (before.owner, before.epoch, before.expires)
     await is_quiet(two)
     assert (is_unharmed(upstream), len(two.gateway.lot)) == (True, 0)
-    assert json.loads((await two.client().answer(again)).text) == [ACCEPT]
+    assert (await two.client().answer(again)).json == [ACCEPT]
     await drop(one)
 
 
@@ -304,7 +301,6 @@ WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
 async def test_the_error_of_a_lost_call_says_why_it_is_lost(
     upstream: FakeUpstream, cluster: Cluster, why: str
 ) -> None:
-    upstream.tool(ask)
     sections = TWICE if why == "no record" else {}
     one, two = await cluster.begin("gw-1", "gw-2", **sections)
     asked = await one.client().call()

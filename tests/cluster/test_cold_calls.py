@@ -22,7 +22,7 @@ async def test_a_retry_at_another_replica_reaches_the_owner_of_a_cold_call(
     _ = FakeStore(upstream)
     one, two = await cluster.begin("gw-1", "gw-2", hold=SOON)
     asked = await cool(one, upstream)
-    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert (await two.client().answer(asked)).json == [ACCEPT]
     assert (steps(one), steps(two)) == ({"resumed": 1}, {"forwarded": 1})
     assert ended(one) == {"resumed": 1}
 
@@ -32,7 +32,7 @@ async def test_a_cold_call_survives_the_death_of_its_owner(upstream: FakeUpstrea
     one, two = await cluster.begin("gw-1", "gw-2", hold=SOON)
     asked = await cool(one, upstream)
     await cluster.crash(one)
-    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert (await two.client().answer(asked)).json == [ACCEPT]
     assert steps(two) == {"resumed": 1}
     assert (len(upstream.of("answer")), store.resumed) == (1, 1)
 
@@ -70,7 +70,7 @@ async def test_a_cold_call_that_another_replica_has_continued_is_not_cancelled(
     calls = {seen.body["params"]["requestId"] for seen in upstream.of(mcp.CANCELLED)}
     assert len(calls) == others
     assert upstream.of("tools/call")[-1].body["id"] not in calls
-    assert json.loads((await two.client().answer(again)).text) == [ACCEPT] * 2
+    assert (await two.client().answer(again)).json == [ACCEPT] * 2
 
 
 async def test_a_later_round_of_a_cold_call_goes_to_the_replica_that_has_continued_it(
@@ -79,7 +79,7 @@ async def test_a_later_round_of_a_cold_call_goes_to_the_replica_that_has_continu
     one, two = pair
     _, again = await continued_elsewhere(one, two, upstream)
     before = cold(one)
-    assert json.loads((await one.client().answer(again)).text) == [ACCEPT] * 2
+    assert (await one.client().answer(again)).json == [ACCEPT] * 2
     assert (cold(one), ended(one)) == (before - 1, {"continued": 1})
     assert len([seen for seen in upstream.of("answer") if "result" in seen.body]) == 2
 

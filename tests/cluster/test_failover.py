@@ -17,7 +17,7 @@ from tests.support.black_hole import black_hole
 from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FORM, READ_ONLY, FakeUpstream, Turn, ask, event, lacks_session, text
+from tests.support.fake_upstream import FORM, READ_ONLY, FakeUpstream, Turn, event, lacks_session, text
 from tests.support.replicas import (
     TOKEN,
     TWICE,
@@ -78,12 +78,11 @@ async def test_a_tool_that_was_known_to_be_repeatable_runs_again_even_if_its_ser
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tools = [READ_ONLY]
-    upstream.tool(ask)
     _ = await one.client().post("tools/list")
     asked = await one.client().call()
     await cluster.crash(one)
     upstream.on("tools/list", lambda turn: turn.for_ever())
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
     assert len(upstream.of("tools/call")) == 2
     assert steps(two) == {"replayed": 1}
 
@@ -172,7 +171,7 @@ async def test_the_next_round_of_a_call_taken_over_is_reached_through_other_repl
     owner = opened(asked.state).owner
     assert owner in ("gw-2", "gw-3")
     reply = await (three if owner == "gw-2" else two).client().answer(asked, {"action": "decline"})
-    assert json.loads(reply.text) == [ACCEPT, {"action": "decline"}]
+    assert reply.json == [ACCEPT, {"action": "decline"}]
     assert len(upstream.of("tools/call")) == 2
 
 
@@ -181,7 +180,7 @@ async def test_an_owner_that_restarted_no_longer_holds_its_calls(upstream: FakeU
     await cluster.crash(one)
     again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
     reply = await two.client().answer(asked)
-    assert json.loads(reply.text) == ACCEPT
+    assert reply.json == ACCEPT
     found = asked_peers(two)
     assert found.pop("gone") == 1
     assert found in ({}, {"served": 1}), "then the first candidate runs it again"
@@ -193,7 +192,7 @@ async def test_a_restarted_owner_that_gets_the_retry_itself_runs_the_call_again(
     asked, (one,) = await cluster.asked("gw-1", **TWICE)
     await cluster.crash(one)
     again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
-    assert json.loads((await again.client().answer(asked)).text) == ACCEPT
+    assert (await again.client().answer(asked)).json == ACCEPT
     assert asked_peers(again) == {}
 
 
@@ -234,7 +233,7 @@ async def test_a_stream_whose_owner_dies_ends_with_one_final_message(
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_stream_begun_on_this_replica_continues_with_the_candidates_reply(
-    upstream: FakeUpstream, cluster: Cluster, *, streams: bool
+    cluster: Cluster, *, streams: bool
 ) -> None:
     """The owner streamed; if the candidate sends one body, the client reads it as the last event."""
 
@@ -255,7 +254,6 @@ async def test_a_stream_begun_on_this_replica_continues_with_the_candidates_repl
 
     first, second = await cluster.fake(FakePeer(owner, mortal=True)), await cluster.fake(FakePeer(candidate))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": first.address, "gw-3": second.address})
-    upstream.tool(ask)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-3"))
     assert reply.is_stream
     assert [each["params"]["progress"] for each in reply.notifications] == ([1, 2] if streams else [1])
@@ -286,38 +284,32 @@ async def served_as_candidate(asked: Asked) -> None:
     assert peer_request.kind == "heir"
 
 
-async def test_a_dead_candidate_is_skipped_and_asked_again_by_the_next_retry(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_dead_candidate_is_skipped_and_asked_again_by_the_next_retry(cluster: Cluster) -> None:
     """It may be back, and may have taken the call over."""
     port = free_port()
     (one,) = await cluster.begin(
         "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
     )
-    upstream.tool(ask)
     first = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
     second = await orphan(one, "gw-2", "gw-3", "gw-1")
-    assert json.loads((await one.client().answer(first)).text) == ACCEPT
+    assert (await one.client().answer(first)).json == ACCEPT
     assert asked_peers(one) == {"dead": 3}
     await cluster.fake(FakePeer(served_as_candidate), port)
     assert (await one.client().answer(second)).error["message"] == "heir"
 
 
-async def test_a_silent_candidate_is_skipped_and_not_asked_by_the_next_retry(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_silent_candidate_is_skipped_and_not_asked_by_the_next_retry(cluster: Cluster) -> None:
     """Otherwise every retry would wait for it."""
     port = free_port()
     (one,) = await cluster.begin(
         "gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}", "gw-3": f"127.0.0.1:{port}"}, **TWICE
     )
-    upstream.tool(ask)
     first = await orphan(one, "gw-2", "gw-3", "gw-1")
     second = await orphan(one, "gw-2", "gw-3", "gw-2", "gw-1")
     with black_hole(f"127.0.0.1:{port}"):
-        assert json.loads((await one.client().answer(first)).text) == ACCEPT
+        assert (await one.client().answer(first)).json == ACCEPT
     peer = await cluster.fake(FakePeer(served_as_candidate), port)
-    assert json.loads((await one.client().answer(second)).text) == ACCEPT
+    assert (await one.client().answer(second)).json == ACCEPT
     assert not peer.asked
     assert asked_peers(one) == {"dead": 3, "silent": 2}
 
@@ -331,14 +323,13 @@ async def test_a_silent_candidate_is_skipped_and_not_asked_by_the_next_retry(
     ids=["stalls", "is killed by it"],
 )
 async def test_a_call_goes_to_the_next_candidate_if_one(
-    upstream: FakeUpstream, cluster: Cluster, candidate: Callable[[], FakeHttp], outcomes: dict[str, int]
+    cluster: Cluster, candidate: Callable[[], FakeHttp], outcomes: dict[str, int]
 ) -> None:
     peer = await cluster.fake(candidate())
     refusing = f"127.0.0.1:{free_port()}"
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": refusing, "gw-3": peer.address}, **TWICE)
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2", "gw-3", "gw-1")
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert (await one.client().answer(asked)).json == ACCEPT
     assert asked_peers(one) == outcomes
     if isinstance(peer, Silent):
         assert bytes(peer.received[0]).endswith(b"\r\n\r\n"), "it was given nothing"
@@ -360,7 +351,6 @@ async def test_a_candidate_that_took_the_request_and_fell_silent_is_not_skipped(
     peer = await cluster.fake(FakePeer(script))
     fakes = {"gw-2": f"127.0.0.1:{free_port()}", "gw-3": peer.address}
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"keepalive_seconds": 0.1}, **TWICE)
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2", "gw-3", "gw-1")
     while times:
         assert (await one.client().answer(asked)).outcome == (503, -32603, "owner_stalled")
@@ -378,7 +368,7 @@ async def test_a_takeover_with_wrong_answers_leaves_nothing_behind(upstream: Fak
         assert len(two.gateway.lot) == two.held == 0
         assert not list(two.gateway.lot)
     assert len(upstream.seen) == before, "nothing went upstream"
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
 
 
 async def test_a_replica_at_its_cap_takes_no_call_over(cluster: Cluster) -> None:
@@ -388,8 +378,8 @@ async def test_a_replica_at_its_cap_takes_no_call_over(cluster: Cluster) -> None
     full = await two.client().answer(asked)
     assert full.status == 503
     assert full.headers["Retry-After"]
-    assert json.loads((await two.client().answer(own)).text) == ACCEPT
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(own)).json == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
 
 
 async def test_a_take_over_that_its_client_leaves_before_it_has_a_session_gives_the_call_up(

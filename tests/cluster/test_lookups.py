@@ -1,7 +1,6 @@
 """Replicas behind one DNS name find each other, and lookups that fail lose none of them."""
 
 import asyncio
-import json
 import socket
 from typing import Any
 
@@ -16,14 +15,12 @@ from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.parts.launch import free_port
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import TWICE, Cluster, in_time
 from tests.support.workbench import ACCEPT, eventually, later
 
 
-async def test_peers_are_found_by_asking_each_address_for_its_id(
-    world: FakeNameService, dns: Membership, clock: FakeClock
-) -> None:
+async def test_peers_are_found_by_asking_each_address_for_its_id(world: FakeNameService, dns: Membership) -> None:
     world.has(gw_1="10.0.0.1:8081", gw_2="10.0.0.2:8081", gw_3="10.0.0.3:8081")
     assert await dns.address("gw-2") == "10.0.0.2:8081"
     assert await dns.address("gw-3#4") == "10.0.0.3:8081"
@@ -119,7 +116,7 @@ async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
     assert await dns.is_unlisted("gw-3")
 
 
-async def test_concurrent_callers_share_one_lookup(world: FakeNameService, dns: Membership, clock: FakeClock) -> None:
+async def test_concurrent_callers_share_one_lookup(world: FakeNameService, dns: Membership) -> None:
     world.has(gw_2="10.0.0.2:1")
     world.hold = asyncio.Event()
     looks = [later(dns.is_unlisted(f"gw-{2 + number % 2}")) for number in range(20)]
@@ -300,11 +297,10 @@ async def test_replicas_find_one_another_through_a_name_service(
         timeouts = {"peer_accept_seconds": 2}
         await cluster.start(f"gw-{number}", f"{host}:{port}", replica=section, timeouts=timeouts, **TWICE)
     one, two, three = cluster.stands.values()
-    upstream.tool(ask)
     asked = await one.client().call()
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
     asked = await one.client().call()
     await cluster.crash(one)
     reply = await three.client().answer(asked)
-    assert json.loads(reply.text) == ACCEPT
+    assert reply.json == ACCEPT
     assert len(upstream.of("tools/call")) == 3

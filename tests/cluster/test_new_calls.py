@@ -35,9 +35,13 @@ async def echo(turn: Turn) -> None:
     await turn.result(text(name))
 
 
+@pytest.fixture(autouse=True)
+def _echo(upstream: FakeUpstream) -> None:
+    upstream.tool(echo)
+
+
 async def test_another_replica_serves_a_new_call_with_all_its_rounds(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(echo)
     async with draining(one):
         client = one.client()
         assert (await client.call("plain")).text == "plain"
@@ -49,9 +53,8 @@ async def test_another_replica_serves_a_new_call_with_all_its_rounds(upstream: F
     assert [turn.body["params"]["name"] for turn in upstream.of("tools/call")].count("plain") == 1
 
 
-async def test_replicas_take_turns_with_the_new_calls_of_another_one(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_replicas_take_turns_with_the_new_calls_of_another_one(cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
-    upstream.tool(echo)
     async with draining(one):
         before = [each.metric("mcp_gateway_sessions_opened_total") for each in (two, three)]
         for _ in range(4):
@@ -65,7 +68,6 @@ async def test_a_new_call_is_refused_when_every_other_replica_is_gone_or_drains(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
-    upstream.tool(echo)
     await cluster.crash(three)
     async with draining(one), draining(two):
         refused = await one.client().call("plain")
@@ -75,15 +77,12 @@ async def test_a_new_call_is_refused_when_every_other_replica_is_gone_or_drains(
     assert not [turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "plain"]
 
 
-async def test_a_new_call_goes_past_a_replica_that_does_not_react_or_refuses_it(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_new_call_goes_past_a_replica_that_does_not_react_or_refuses_it(cluster: Cluster) -> None:
     async def refuses(asked: Asked) -> None:
         await asked.raw(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
 
     old = await cluster.fake(FakePeer(refuses))
     one, _ = await cluster.begin("gw-1", "gw-3", fakes={"gw-2": old.address})
-    upstream.tool(echo)
     async with draining(one):
         for _ in range(2):
             assert (await one.client().call("plain")).text == "plain"
@@ -93,7 +92,6 @@ async def test_a_new_call_goes_past_a_replica_that_does_not_react_or_refuses_it(
 async def test_a_new_call_that_was_taken_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:
     taken = await cluster.fake(FakePeer(dies_after_the_body))
     one, _ = await cluster.begin("gw-1", "gw-3", fakes={"gw-2": taken.address})
-    upstream.tool(echo)
     async with draining(one):
         outcomes = [(await one.client().call("plain")) for _ in range(2)]
         lost = next(reply for reply in outcomes if "error" in reply.final)
@@ -131,12 +129,9 @@ async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_rep
     assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "tool"]) == 1
 
 
-async def test_a_new_call_that_is_read_after_the_deadline_of_the_drain_is_sent_to_nobody(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_new_call_that_is_read_after_the_deadline_of_the_drain_is_sent_to_nobody(cluster: Cluster) -> None:
     """As in a process that stood still beyond it: the reply of another replica could not be waited for."""
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(echo)
     async with draining(one):
         one.gateway.draining.begin(world.monotonic())
         refused = await one.client().call("plain")
@@ -151,7 +146,6 @@ async def test_a_list_that_outlasts_the_drain_ends_its_request_with_an_error(
     upstream: FakeUpstream, cluster: Cluster, listed: str
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.5})
-    upstream.tool(echo)
     await one.client().call("tool")
     go = upstream.holding(f"{listed}/list", lambda turn: turn.result({listed: []}))
     ending = later(drain(one.gateway, delay_seconds=0))
@@ -166,10 +160,9 @@ async def test_a_list_that_outlasts_the_drain_ends_its_request_with_an_error(
 
 
 async def test_a_draining_replica_answers_what_it_knows_of_the_server_and_sends_on_what_it_would_have_to_ask(
-    upstream: FakeUpstream, cluster: Cluster
+    cluster: Cluster,
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(echo)
     async with draining(one):
         assert (await one.client().post(mcp.DISCOVER)).status == 200
         assert asked_peers(one) == {}
@@ -179,19 +172,15 @@ async def test_a_draining_replica_answers_what_it_knows_of_the_server_and_sends_
         assert two.metric("mcp_gateway_sessions_opened_total") == 1
 
 
-async def test_a_subscription_is_refused_rather_than_sent_on(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_subscription_is_refused_rather_than_sent_on(cluster: Cluster) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(echo)
     async with draining(one):
         refused = await one.client().post(mcp.LISTEN, {"notifications": {"toolsListChanged": True}})
         assert refused.outcome == (503, -32603, "stopping")
 
 
-async def test_connections_end_with_their_next_reply_while_a_replica_drains(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_connections_end_with_their_next_reply_while_a_replica_drains(cluster: Cluster) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(echo)
     assert "Connection" not in (await one.client().call("plain")).headers
     async with draining(one):
         assert (await one.client().call("plain")).headers["Connection"] == "close"

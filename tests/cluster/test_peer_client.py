@@ -2,14 +2,13 @@
 
 import asyncio
 import io
-import json
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.seal.peer_messages import Whole
 from tests.support.fake_peer import Asked, FakePeer, Silent
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
+from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.replicas import (
     TWICE,
     Cluster,
@@ -38,15 +37,12 @@ async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstre
     wrong = await two.client().answer(asked, {"action": "shrug"})
     assert (wrong.status, wrong.error["code"]) == (400, -32602)
     assert one.held == 1, "the call is unharmed"
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
     assert len(upstream.of("tools/call")) == 1
 
 
 @pytest.mark.usefixtures("patient")
-async def test_the_owner_looks_for_itself_whether_a_credential_came_once(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    upstream.tool(ask)
+async def test_the_owner_looks_for_itself_whether_a_credential_came_once(cluster: Cluster) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"]})
     client = one.client(headers={"X-Api-Key": "mine"})
     asked = await client.call()
@@ -93,16 +89,15 @@ async def test_a_body_up_to_the_limit_is_forwarded_and_a_larger_one_is_refused(c
     async with asyncio.timeout(DEADLINE):
         async with client.http.post(client.url, headers=headers, data=io.BytesIO(body.ljust(limit))) as response:
             reply = Reply(response, await response.read(), "tools/call")
-    assert json.loads(reply.text) == ACCEPT
+    assert reply.json == ACCEPT
     assert asked_peers(two) == {"served": 1}
 
 
-async def test_an_address_never_comes_from_a_state(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_an_address_never_comes_from_a_state(cluster: Cluster) -> None:
     """Threat 17: an owner that is not a member is not asked, whatever its id looks like; it may be a newer member."""
 
     canary = await cluster.fake(FakePeer(is_never_asked))
     (one,) = await cluster.begin("gw-1")
-    upstream.tool(ask)
     for owner in (canary.address, f"{canary.address}#0", f"http://{canary.address}", "unix:/tmp/x", "gw-9"):
         reply = await one.client().answer(await orphan(one, owner))
         assert reply.outcome == (503, -32603, "owner_stalled"), owner
@@ -116,7 +111,6 @@ async def test_an_address_never_comes_from_a_state(upstream: FakeUpstream, clust
 async def test_a_silent_owner_receives_nothing_and_keeps_its_calls(upstream: FakeUpstream, cluster: Cluster) -> None:
     silent = await cluster.fake(Silent())
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": silent.address}, **TWICE)
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2")
     for count in (1, 2):
         reply = await one.client().answer(asked)

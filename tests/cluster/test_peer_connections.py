@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_http import fake_wire
 from tests.support.fake_peer import Asked, Proxy
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -43,7 +42,7 @@ async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
 ) -> None:
     one, peer = await facing(cluster, script, mortal=True, **TWICE)
     asked = await orphan(one, "gw-2", "gw-1")
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert (await one.client().answer(asked)).json == ACCEPT
     assert asked_peers(one) == {"dead": 1}
     assert peer.kinds == []
 
@@ -69,32 +68,29 @@ async def test_a_stale_connection_is_replaced_and_the_request_runs_once(
     one = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
     through = {"peers": cluster.peers | {"gw-1": proxy.address}}
     two = await cluster.start("gw-2", cluster.peers["gw-2"], replica=through, **TWICE)
-    upstream.tool(ask)
-    assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    assert (await two.client().answer(await one.client().call())).json == ACCEPT
     asked = await one.client().call()
     proxy.break_kept()
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
     assert (proxy.connections, proxy.broken) == (2, 1)
     assert asked_peers(two) == {"served": 2}
     assert steps(one) == {"held": 2}
     assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 2
 
 
-async def test_a_name_whose_addresses_all_refuse_proves_death(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_name_whose_addresses_all_refuse_proves_death(cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"localhost:{free_port()}"})
-    upstream.tool(ask)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == (200, -32603, "owner_lost")
     assert asked_peers(one).keys() == {"dead"}
 
 
 async def test_a_port_that_resets_a_connection_and_then_refuses_proves_death(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel resets what it has accepted for a process that ends at this moment."""
     port = free_port()
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{port}"})
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2")
     loop, resets = asyncio.get_running_loop(), iter([ConnectionResetError(errno.ECONNRESET, "reset")])
     connect = loop.sock_connect
@@ -112,7 +108,7 @@ async def test_a_port_that_resets_a_connection_and_then_refuses_proves_death(
 
 @pytest.mark.parametrize("order", [1, -1])
 async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
+    cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     """The name service has an old address beside the new one, or both of two networks."""
     dead, silent = f"127.0.0.2:{hole.rpartition(':')[2]}", hole
@@ -134,7 +130,6 @@ async def test_a_name_with_an_address_that_does_not_refuse_proves_nothing(
     port = hole.rpartition(":")[2]
     times = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"gw-2.test:{port}"}, timeouts=times)
-    upstream.tool(ask)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == STALLED
     assert asked_peers(one) == {"silent": 1}
@@ -183,15 +178,14 @@ async def test_a_name_that_does_not_resolve_in_time_proves_nothing(monkeypatch: 
 
 
 async def test_peers_are_reached_without_the_proxy_of_the_environment(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    assert (await two.client().answer(await one.client().call())).json == ACCEPT
     assert steps(two)["forwarded"] == 1
 
 

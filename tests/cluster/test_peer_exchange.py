@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.known_calls import reply, request
 from tests.support.raw_connection import raw_connection
 from tests.support.replicas import (
@@ -52,14 +52,13 @@ async def test_the_owner_refuses_other_arguments_than_those_of_the_call(
     assert refused == [1, 0]
     assert (asked_peers(two), steps(one)) == ({"served": 1}, {})
     assert not upstream.of("answer")
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
 
 
 async def test_a_dead_owners_call_is_not_taken_over_with_other_arguments(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}"}, **TWICE)
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2", "gw-1")
     calls = len(upstream.of("tools/call"))
     answers = dict.fromkeys(asked.questions, ACCEPT)
@@ -91,7 +90,6 @@ async def test_the_retry_of_another_caller_is_not_forwarded(
     reason: str,
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", route=route)
-    upstream.tool(ask)
     asked = await one.client(headers=first).call()
     assert (await two.client(headers=second).answer(asked)).outcome == INVALID
     assert two.metric("mcp_gateway_state_rejected_total", reason=reason) == 1

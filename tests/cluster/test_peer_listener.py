@@ -23,7 +23,7 @@ from gateway.seal.peer_messages import End, Frame, Frames, Gone, Head, Identity,
 from gateway.server import peer_listener
 from gateway.server.peer_listener import PeerListener, PeerReply
 from tests.support.fake_peer import KEY, FakePeer
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -155,9 +155,8 @@ async def test_a_request_for_a_third_replica_is_not_forwarded(
     assert (reply.status, reply.outcome) == (200, "complete")
 
 
-async def test_a_request_for_a_missing_worker_does_not_loop(cluster: Cluster, upstream: FakeUpstream) -> None:
+async def test_a_request_for_a_missing_worker_does_not_loop(cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2#1")
     assert await frames_of(cluster, "gw-2", peer_request_for("gw-2#1", "owner", asked, one.client())) == [Gone("gw-2")]
     assert asked_peers(two) == {"dead": 1}
@@ -214,9 +213,8 @@ async def streamed(raw: RawConnection, frames: Frames) -> list[Frame]:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
-    upstream.tool(ask)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         for _ in range(3):
             asked = await one.client().call()

@@ -3,13 +3,19 @@
 from pathlib import Path
 
 import aiohttp
+import pytest
 from msgspec.structs import replace
 
 from gateway.seal.peer_messages import End, Gone, PeerRequest
 from tests.cluster.test_worker import workers
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream, ask, text
 from tests.support.replicas import Cluster, frames_of, frames_of_worker, peer_request_for, seal
 from tests.support.workbench import Stand
+
+
+@pytest.fixture(autouse=True)
+def _plain(upstream: FakeUpstream) -> None:
+    upstream.tool(lambda turn: turn.result(text("done")))
 
 
 def new_call(to: str, stand: Stand) -> PeerRequest:
@@ -82,8 +88,8 @@ async def test_a_process_that_started_after_it_does_not_serve_it(upstream: FakeU
 async def test_a_retry_that_was_meant_for_the_process_before_says_that_this_has_ended(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)
+    one, two = await cluster.begin("gw-1", "gw-2")
     asked = await two.client().call()
     message = peer_request_for("gw-2", "owner", asked, one.client())
     await cluster.crash(two)

@@ -14,7 +14,7 @@ from gateway.admin.snapshot import known_peers
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
+from tests.support.fake_upstream import FakeUpstream, Turn, asks, text
 from tests.support.replicas import Cluster, Gate, asked_peers, in_time, is_never_asked, opened, operations, steps
 from tests.support.workbench import ACCEPT, Client, eventually, jwt, later
 
@@ -25,7 +25,7 @@ async def test_a_retry_that_reaches_another_replica_is_served_by_the_owner(
     asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     direct = await one.client().call()
     reply = await two.client().answer(asked)
-    assert json.loads(reply.text) == ACCEPT
+    assert reply.json == ACCEPT
     same = await one.client().answer(direct)
     assert (reply.status, reply.is_stream) == (same.status, same.is_stream) == (200, False)
     hide = ("Date", "X-Request-Id")
@@ -39,9 +39,8 @@ async def test_a_retry_that_reaches_another_replica_is_served_by_the_owner(
     assert operations(one, "complete") == 1, "only the replica that the client spoke to counts a request"
 
 
-async def test_the_status_shows_the_result_of_the_last_contact(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_the_status_shows_the_result_of_the_last_contact(cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
 
     def told() -> list[tuple[str, str]]:
         return [(peer.id, peer.state) for peer in known_peers(two.gateway.members)]
@@ -140,13 +139,10 @@ async def test_the_same_retry_through_two_replicas_gets_one_result(upstream: Fak
     assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 1
 
 
-async def test_the_owner_trusts_a_proxys_header_by_the_proxys_address(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_the_owner_trusts_a_proxys_header_by_the_proxys_address(cluster: Cluster) -> None:
     """Clients come from 127.0.0.2, which is trusted; replicas speak to each other from 127.0.0.1, which is not."""
     section = {"source": "header", "header": "x-user", "trusted_proxies": ["127.0.0.2/32"]}
     one, two = await cluster.begin("gw-1", "gw-2", principal=section)
-    upstream.tool(ask)
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(connector=connector) as proxy:
         ada: dict[str, Any] = {"headers": {"X-User": "ada"}}
@@ -157,7 +153,7 @@ async def test_the_owner_trusts_a_proxys_header_by_the_proxys_address(
         assert stranger.outcome == (400, -32602, "invalid_request_state"), (
             "only the trusted proxy may name the principal"
         )
-        assert json.loads((await Client(proxy, two.url).answer(asked, **ada)).text) == ACCEPT
+        assert (await Client(proxy, two.url).answer(asked, **ada)).json == ACCEPT
     assert steps(two) == {"forwarded": 1}
 
 
@@ -165,13 +161,12 @@ async def test_credentials_and_forwarded_headers_are_forwarded_byte_for_byte(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["X-Tenant", "X-Empty"]})
-    upstream.tool(ask)
     claims = {"iss": "https://as", "sub": "ada"}
     tenant = 'Grüße, Ωmega \U0001f600; a="b\\"'
     sent = {"X-Tenant": tenant, "X-Empty": ""}
     asked = await one.client(jwt(**claims, exp=1)).call(headers=sent)
     fresh = jwt(**claims, exp=2)
-    assert json.loads((await two.client(fresh).answer(asked, headers=sent)).text) == ACCEPT
+    assert (await two.client(fresh).answer(asked, headers=sent)).json == ACCEPT
     (answer,) = upstream.of("answer")
     assert answer.headers.getall("Authorization") == [fresh]
     assert answer.headers.getall("X-Tenant") == [tenant]
@@ -218,7 +213,7 @@ async def test_a_copy_of_an_earlier_retry_that_still_runs_does_not_keep_its_clie
     copy = asyncio.create_task(one.client().answer(asked))
     await in_time(hangs.wait())
     reply = await one.client().answer(next_round)
-    assert json.loads(reply.text) == [ACCEPT, ACCEPT]
+    assert reply.json == [ACCEPT, ACCEPT]
     late = await in_time(copy)
     assert (late.status, late.result["resultType"], late.questions) == (200, "input_required", {})
     assert one.held == 0

@@ -66,7 +66,7 @@ async def test_a_task_that_was_made_after_its_owner_died_is_followed_to_its_resu
     _ = AskingFirst(upstream)
     two, asked = await _orphaned(cluster)
     reply = await in_time(two.client().answer(asked))
-    assert json.loads(reply.text) == ["t1", ACCEPT]
+    assert reply.json == ["t1", ACCEPT]
     assert len(upstream.of("tools/call")) == len(upstream.of("answer")) == 1
     assert steps(two) == {"resumed": 1}
 
@@ -103,7 +103,7 @@ async def test_a_tool_that_made_no_task_in_the_end_gives_its_result(upstream: Fa
     store = AskingFirst(upstream)
     store.outcome = lambda answers: text(json.dumps(answers))  # type: ignore[method-assign]
     two, asked = await _orphaned(cluster)
-    assert json.loads((await in_time(two.client().answer(asked))).text) == [ACCEPT]
+    assert (await in_time(two.client().answer(asked))).json == [ACCEPT]
     assert mcp.TASKS_GET not in upstream.words
 
 
@@ -246,7 +246,7 @@ async def test_a_task_that_is_made_while_its_owner_is_silent_is_followed_beside_
     _ = await one.client().post("tools/list")
     asked = await one.client().call()
     reply = await in_time(two.client().answer(asked))
-    assert json.loads(reply.text) == ["t1", ACCEPT]
+    assert reply.json == ["t1", ACCEPT]
     assert len(upstream.of("answer")) == len(upstream.of(mcp.TOOLS_CALL)) == 1
     assert steps(two).get("resumed", 0) + steps(three).get("resumed", 0) == 1
     assert len(upstream.of(mcp.TASKS_GET)) == 2, "tasks/result would take the questions from the owner"
@@ -256,7 +256,7 @@ async def test_a_task_that_is_made_while_its_owner_is_silent_is_followed_beside_
     ended = [seen.session for seen in upstream.of("DELETE")]
     assert upstream.of(mcp.TOOLS_CALL)[0].session not in ended, "another replica may still read the result"
     assert not {mcp.CANCELLED, mcp.TASKS_CANCEL}.intersection(upstream.words)
-    assert json.loads((await one.client().answer(asked)).text) == ["t1", ACCEPT]
+    assert (await one.client().answer(asked)).json == ["t1", ACCEPT]
 
 
 async def test_a_silent_owners_task_is_not_cancelled_when_the_client_of_a_take_over_leaves(
@@ -276,7 +276,7 @@ async def test_a_silent_owners_task_is_not_cancelled_when_the_client_of_a_take_o
     await eventually(lambda: len(two.gateway.lot) == 0)
     await is_quiet(two)
     assert not {mcp.CANCELLED, mcp.TASKS_CANCEL, "answer", "DELETE"}.intersection(upstream.words)
-    assert json.loads((await one.client().answer(asked)).text) == ["t1", ACCEPT]
+    assert (await one.client().answer(asked)).json == ["t1", ACCEPT]
 
 
 async def test_a_call_that_becomes_a_task_while_others_are_asked_about_it_has_not_expired(

@@ -5,7 +5,7 @@ event store, as real servers have that can resume.
 """
 
 import asyncio
-import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from gateway.seal.peer_messages import Gone, PeerRequest, Told
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, tells
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, ask, text
+from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -41,24 +41,18 @@ TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
 """Nobody but a hole in the network lets a connection wait; all others answer, however busy the machine is."""
 
 
-class Store(FakeStore):
-    """Its tool is done with the last answer."""
-
-    def outcome(self, answers: list[Any]) -> Any:
-        return text("done")
-
-    @property
-    def answers(self) -> list[Any]:
-        return [answer for call in self.calls.values() for answer in call.answers]
+async def looking(cluster: Cluster, at: Mapping[str, Address | None], **sections: Any) -> list[Stand]:
+    """Start replicas, each with the address at which it looks for gw-1; None is the right one."""
+    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in at}
+    for name, door in cluster.peers.items():
+        peers = {**cluster.peers, "gw-1": at[name] or cluster.peers["gw-1"]}
+        await cluster.start(name, door, replica={"peers": peers}, **{"timeouts": TIMES, **sections})
+    return list(cluster.stands.values())
 
 
 async def cut_off(cluster: Cluster, hole: Address, names: tuple[str, ...], **sections: Any) -> list[Stand]:
     """Start replicas that cannot reach gw-1, while gw-1 reaches all of them."""
-    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in names}
-    for name, door in cluster.peers.items():
-        peers = {**cluster.peers, "gw-1": door if name == "gw-1" else hole}
-        await cluster.start(name, door, replica={"peers": peers}, timeouts=TIMES, **sections)
-    return list(cluster.stands.values())
+    return await looking(cluster, {name: None if name == "gw-1" else hole for name in names}, **sections)
 
 
 def only(stand: Stand) -> Any:
@@ -89,11 +83,9 @@ async def test_a_silent_owners_call_is_resumed_if_a_witness_confirms_the_silence
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    store = Store(upstream)
+    _ = FakeStore(upstream)
     asked = await one.client().call()
-    reply = await two.client().answer(asked)
-    assert reply.text == "done"
-    assert store.answers == [ACCEPT]
+    assert (await two.client().answer(asked)).json == [ACCEPT]
     assert is_unharmed(upstream)
     resumed = steps(two).get("resumed", 0) + steps(three).get("resumed", 0)
     assert resumed == 1
@@ -101,7 +93,7 @@ async def test_a_silent_owners_call_is_resumed_if_a_witness_confirms_the_silence
     await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
     ended = [seen.session for seen in upstream.of("DELETE")]
     assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
-    assert (await one.client().answer(asked)).text == "done"
+    assert (await one.client().answer(asked)).json == [ACCEPT]
 
 
 async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_stream_another_replica_may_have_taken(
@@ -127,27 +119,25 @@ async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_strea
     await eventually(lambda: only(one).is_finished)
     await is_quiet(one)
     assert "DELETE" not in upstream.words, "another replica may still read the result"
-    assert json.loads((await one.client().answer(asked)).text) == [ACCEPT]
+    assert (await one.client().answer(asked)).json == [ACCEPT]
 
 
 async def test_a_silent_owners_ephemeral_call_runs_again_and_the_first_run_is_left_alone(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"), **TWICE)
-    upstream.tool(ask)
     asked = await one.client().call()
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (await two.client().answer(asked)).json == ACCEPT
     assert len(upstream.of("tools/call")) == 2
     assert mcp.CANCELLED not in upstream.words
     assert one.held == 1
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert (await one.client().answer(asked)).json == ACCEPT
 
 
 async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    upstream.tool(ask)
     asked = await one.client().call()
     for stand in (two, three, two):
         reply = await stand.client().answer(asked)
@@ -159,7 +149,7 @@ async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner
     assert [len(list(stand.gateway.lot)) for stand in (one, two, three)] == [1, 0, 0], "nor is the error kept"
     for stand in (two, three):
         stand.gateway.config.replica.peers["gw-1"] = cluster.peers["gw-1"]
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT, "the network is whole again"
+    assert (await two.client().answer(asked)).json == ACCEPT, "the network is whole again"
     assert len(upstream.of("tools/call")) == 1
 
 
@@ -169,15 +159,15 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
 ) -> None:
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
 
-    store = Store(upstream)
+    _ = FakeStore(upstream)
     upstream.on("resume", lambda turn: turn.reply(status))
     asked = await one.client().call()
     for _ in range(2):
         reply = await two.client().answer(asked)
         assert reply.outcome == ((401, -32603, "upstream_refused") if status == 401 else STALLED)
     assert is_unharmed(upstream)
-    assert store.answers == [], "an answer without an open stream would lose the result"
-    assert (await one.client().answer(asked)).text == "done"
+    assert "answer" not in upstream.words, "an answer without an open stream would lose the result"
+    assert (await one.client().answer(asked)).json == [ACCEPT]
 
 
 async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
@@ -186,7 +176,7 @@ async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
     """The owner is proven dead, but the first candidate may have taken the call over before it fell silent."""
     one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": hole}, timeouts=TIMES)
 
-    store = Store(upstream)
+    _ = FakeStore(upstream)
     upstream.on("resume", lambda turn: turn.reply(400))
     asked = await one.client().call()
     exchange = await exchange_failing_over_to(two, "gw-3", "gw-2")
@@ -195,7 +185,7 @@ async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
     reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
     assert reply.outcome == STALLED
     assert is_unharmed(upstream)
-    assert store.answers == []
+    assert "answer" not in upstream.words
 
 
 async def test_a_candidate_that_reaches_a_silent_owner_leaves_the_call_to_it(
@@ -213,7 +203,7 @@ async def test_a_candidate_tries_to_reach_a_silent_owner_unless_it_has_just_trie
     upstream: FakeUpstream, cluster: Cluster, hole: Address, tries: dict[str, int]
 ) -> None:
     one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **TWICE)
-    _ = Store(upstream)
+    _ = FakeStore(upstream)
     asked = await one.client().call()
     if not tries:
         reach = replaced(peer_request_for("gw-2", "reach"), "gw-1")
@@ -221,7 +211,7 @@ async def test_a_candidate_tries_to_reach_a_silent_owner_unless_it_has_just_trie
     _ = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
     assert steps(two) == {"resumed": 1}
     assert asked_peers(two) == tries
-    assert (await one.client().answer(asked)).text == "done"
+    assert (await one.client().answer(asked)).json == [ACCEPT]
 
 
 # -- without one ------------------------------------------------------------------------------------------------------
@@ -232,7 +222,7 @@ async def test_silence_proves_nothing_with_two_replicas(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, sections: dict[str, Any]
 ) -> None:
     one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **sections)
-    _ = Store(upstream)
+    _ = FakeStore(upstream)
     asked = await one.client().call()
     reply = await two.client().answer(asked)
     assert reply.outcome == STALLED
@@ -240,23 +230,18 @@ async def test_silence_proves_nothing_with_two_replicas(
     assert asked_peers(two) == {"silent": 1}
     assert is_unharmed(upstream)
     assert "resume" not in upstream.words
-    assert (await one.client().answer(asked)).text == "done"
+    assert (await one.client().answer(asked)).json == [ACCEPT]
 
 
 async def test_a_replica_that_reaches_the_owner_keeps_its_call_from_being_run_again(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
-    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3", "gw-4")}
-    for name, door in cluster.peers.items():
-        reaches = name in ("gw-1", "gw-3")
-        peers = {**cluster.peers, "gw-1": cluster.peers["gw-1"] if reaches else hole}
-        await cluster.start(name, door, replica={"peers": peers}, timeouts=TIMES, **TWICE)
-    one, two, three, _ = cluster.stands.values()
-    upstream.tool(ask)
+    at = {"gw-1": None, "gw-2": hole, "gw-3": None, "gw-4": hole}
+    one, two, three, _ = await looking(cluster, at, **TWICE)
     asked = await one.client().call()
     assert (await two.client().answer(asked)).outcome == STALLED, "gw-4 does not reach it, gw-3 does"
     assert is_unharmed(upstream)
-    assert json.loads((await three.client().answer(asked)).text) == ACCEPT
+    assert (await three.client().answer(asked)).json == ACCEPT
 
 
 @pytest.mark.parametrize("address", ["gw-1.invalid:8081", "[::1]:8081"], ids=["name", "local address"])
@@ -265,15 +250,8 @@ async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, address: Address, sections: dict[str, Any]
 ) -> None:
     """A name does not resolve, or connections from 127.0.0.1 cannot reach ::1. No witness is asked."""
-    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
-    at = {"gw-1": cluster.peers["gw-1"], "gw-2": address, "gw-3": hole}
-    for name, door in cluster.peers.items():
-        peers = {**cluster.peers, "gw-1": at[name]}
-        # A name service may take its time to know nothing.
-        times = {"peer_connect_seconds": 10, "peer_accept_seconds": 5}
-        await cluster.start(name, door, replica={"peers": peers}, timeouts=times, **sections)
-    one, two, _ = cluster.stands.values()
-    upstream.tool(ask)
+    times = {"peer_connect_seconds": 10, "peer_accept_seconds": 5}  # a name service may take its time to know nothing
+    one, two, _ = await looking(cluster, {"gw-1": None, "gw-2": address, "gw-3": hole}, timeouts=times, **sections)
     asked = await one.client().call()
     for _ in range(2):
         reply = await two.client().answer(asked)
@@ -282,7 +260,7 @@ async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
     assert asked_peers(two) == {"silent": 2}
     assert is_unharmed(upstream)
     assert "answer" not in upstream.words
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert (await one.client().answer(asked)).json == ACCEPT
 
 
 async def test_another_replica_at_the_owners_address_proves_nothing(cluster: Cluster) -> None:
@@ -294,9 +272,7 @@ async def test_another_replica_at_the_owners_address_proves_nothing(cluster: Clu
 
 
 @pytest.mark.parametrize("word", ["refuses", "unknown", "silence"])
-async def test_a_replica_that_cannot_tell_does_not_testify(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address, word: str
-) -> None:
+async def test_a_replica_that_cannot_tell_does_not_testify(cluster: Cluster, hole: Address, word: str) -> None:
     """A replica of an older version refuses the question."""
 
     async def script(asked: Asked) -> None:
@@ -312,16 +288,13 @@ async def test_a_replica_that_cannot_tell_does_not_testify(
     peer = await cluster.fake(FakePeer(script))
     fakes = {"gw-2": hole, "gw-3": peer.address}
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"peer_connect_seconds": 0.1}, **TWICE)
-    upstream.tool(ask)
     reply = await in_time(one.client().answer(await orphan(one, "gw-2")))
     assert reply.outcome == STALLED
     assert steps(one) == {}
     assert len(peer.asked) == 1
 
 
-async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address
-) -> None:
+async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(cluster: Cluster, hole: Address) -> None:
     """It does not know that it must not harm the call."""
 
     async def script(asked: Asked) -> None:
@@ -336,7 +309,6 @@ async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
     peer = await cluster.fake(FakePeer(script))
     fakes = {"gw-2": hole, "gw-3": peer.address}
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"peer_connect_seconds": 0.1}, **TWICE)
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2", "gw-3", "gw-1")
     reply = await one.client().answer(asked)
     assert kinds == ["reach", "resume", "resume"]
@@ -344,7 +316,7 @@ async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
 
 
 async def test_many_retries_cost_one_round_of_questions(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(witness, "_GOOD_SECONDS", 600)  # on a busy machine, eleven retries may take more than 2 s
 
@@ -358,7 +330,6 @@ async def test_many_retries_cost_one_round_of_questions(
     fakes = {"gw-2": hole, "gw-3": peer.address}
     times = {"peer_connect_seconds": 0.1, "peer_accept_seconds": 5}
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts=times, **TWICE)
-    upstream.tool(ask)
     asked = await orphan(one, "gw-2")
     loop = asyncio.get_running_loop()
     retries = [loop.create_task(one.client().answer(asked)) for _ in range(10)]
@@ -411,7 +382,7 @@ async def test_a_replica_tells_whether_it_continued_an_exchange(cluster: Cluster
     assert await told(exchange, b"1") == [Told("no")], "it is in that round itself, as the asking replica is"
     assert await told("other", b"0") == [Told("no")]
     assert [await told(exchange, odd) for odd in (b"no number", b"1" * 5000)] == [[Told("unknown")]] * 2
-    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert (await one.client().answer(asked)).json == ACCEPT
 
 
 # -- the owner comes back ---------------------------------------------------------------------------------------------
@@ -421,7 +392,7 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    store = Store(upstream, rounds=3)
+    _ = FakeStore(upstream, rounds=3)
     asked = await two.client().answer(await one.client().call())
     assert list(asked.questions) == ["q1"]
     await eventually(lambda: only(one).glance(0.0).asked, "the owner heard the question too")
@@ -429,8 +400,7 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
     assert (len(one.gateway.lot), one.held) == (0, 0)
     asked = await three.client().answer(asked)
     assert list(asked.questions) == ["q2"], "the owner has answered no question either"
-    assert (await two.client().answer(asked)).text == "done"
-    assert store.answers == [ACCEPT] * 3
+    assert (await two.client().answer(asked)).json == [ACCEPT] * 3
     assert is_unharmed(upstream)
     assert len(upstream.of("answer")) == 3
 
@@ -469,11 +439,11 @@ async def test_an_owner_that_cannot_ask_does_not_cancel(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    _ = Store(upstream, rounds=2)
+    _ = FakeStore(upstream, rounds=2)
     asked = await two.client().answer(await one.client().call())
     one.gateway.config.replica.peers.update({"gw-2": hole, "gw-3": hole})
     await expire(one)
-    assert (await two.client().answer(asked)).text == "done"
+    assert (await two.client().answer(asked)).json == [ACCEPT] * 2
     assert is_unharmed(upstream)
 
 
@@ -484,7 +454,7 @@ async def test_an_owner_that_is_unsure_of_the_members_does_not_cancel(
     section = {"peers": {}, "peers_dns": "peers.invalid:8081"}
     one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section)
     await eventually(lambda: one.gateway.members.is_unsure)
-    _ = Store(upstream)
+    _ = FakeStore(upstream)
     _ = await one.client().call()
     await expire(one)
     assert len(one.gateway.lot) == 0
@@ -520,7 +490,7 @@ async def test_an_owner_that_could_not_ask_asks_again(
 ) -> None:
     peer = await cluster.fake(telling(*words))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    _ = Store(upstream, rounds=2)
+    _ = FakeStore(upstream, rounds=2)
     _ = await one.client().call()
     await expire(one)
     if is_cancelled:
@@ -536,11 +506,11 @@ async def test_a_client_that_comes_while_its_owner_waits_to_ask_again_finds_its_
     monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (60.0,))
     peer = await cluster.fake(telling("unknown"))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    _ = Store(upstream)
+    _ = FakeStore(upstream)
     asked = await one.client().call()
     only(one).fire(Timer.TTL)
     await eventually(lambda: peer.kinds == ["holds"])
-    assert (await one.client().answer(asked)).text == "done"
+    assert (await one.client().answer(asked)).json == [ACCEPT]
     assert is_unharmed(upstream)
     for task in asyncio.all_tasks():
         if task.get_name() == "ask about an expired call":
@@ -551,7 +521,7 @@ async def test_an_owner_cancels_an_expired_call_that_no_other_replica_has(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     (one, two) = await cluster.begin("gw-1", "gw-2")
-    _ = Store(upstream)
+    _ = FakeStore(upstream)
     _ = await one.client().call()
     await cluster.crash(two)
     await expire(one)
@@ -573,12 +543,12 @@ async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
     peer = await cluster.fake(FakePeer(script))
     times = {"peer_accept_seconds": DEADLINE}
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times)
-    _ = Store(upstream, rounds=2)
+    _ = FakeStore(upstream, rounds=2)
     asked = await one.client().call()
     only(one).fire(Timer.TTL)
     await in_time(arrived.wait())
     asked = await one.client().answer(asked)
     go.set()
     await eventually(lambda: "ask about an expired call" not in one.tasks())
-    assert (await one.client().answer(asked)).text == "done"
+    assert (await one.client().answer(asked)).json == [ACCEPT] * 2
     assert is_unharmed(upstream)

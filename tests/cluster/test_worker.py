@@ -1,14 +1,13 @@
 """The workers of one host reach each other, and other hosts reach them."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 from gateway.cluster.worker import Worker
 from gateway.seal.peer_messages import End, Gone
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import (
     TWICE,
     Cluster,
@@ -41,24 +40,20 @@ async def test_workers_are_reached_by_siblings_and_by_other_hosts(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
     *own, other = await workers(cluster, tmp_path, 3)
-    upstream.tool(ask)
     for owner in own:
         for asker in (*own, other):
             reply = await asker.client().answer(await owner.client().call())
-            assert json.loads(reply.text) == ACCEPT
+            assert reply.json == ACCEPT
     for asker in own:
-        assert json.loads((await asker.client().answer(await other.client().call())).text) == ACCEPT
+        assert (await asker.client().answer(await other.client().call())).json == ACCEPT
     assert [steps(each) for each in own] == [{"held": 4, "forwarded": 3}] * 3
     assert steps(other) == {"held": 3, "forwarded": 3}
     assert len(upstream.of("tools/call")) == len(upstream.of("answer")) == 15
     assert not any({"gone", "dead", "stalled", "broke"} & asked_peers(each).keys() for each in (*own, other))
 
 
-async def test_a_worker_forwards_requests_of_other_hosts_but_not_of_its_own(
-    upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_a_worker_forwards_requests_of_other_hosts_but_not_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     *own, other = await workers(cluster, tmp_path, 2)
-    upstream.tool(ask)
     asked = await orphan(other, "gw-2#0")
     peer_request = peer_request_for("gw-2#0", "owner", asked, other.client())
     found = await frames_of_worker(tmp_path / "peer-1.sock", peer_request)
@@ -70,7 +65,6 @@ async def test_the_workers_of_a_candidate_host_agree_on_one_worker(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
     first, second, other = await workers(cluster, tmp_path, 2, **TWICE)
-    upstream.tool(ask)
     exchange = await exchange_failing_over_to(first, "gw-2#1", "gw-2#0", "gw-1")
     assert (await order(other, exchange))[0] == "gw-2"
     asked = await orphan(other, "gw-9", exchange=exchange)
@@ -102,9 +96,8 @@ async def test_a_dead_workers_call_goes_to_a_sibling_or_another_host(
     upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
 ) -> None:
     first, second, other = await workers(cluster, tmp_path, 2, **TWICE)
-    upstream.tool(ask)
     askeds = [await first.client().call() for _ in range(6)]
     await cluster.crash(first)
     for number, asked in enumerate(askeds):
-        assert json.loads((await (second, other)[number % 2].client().answer(asked)).text) == ACCEPT
+        assert (await (second, other)[number % 2].client().answer(asked)).json == ACCEPT
     assert len(upstream.of("tools/call")) == 12, "each once more, and no more"

@@ -36,7 +36,7 @@ def ask(call: Call) -> Json:
 async def cluster(server: FakeModern) -> AsyncIterator[Cluster]:
     """Starts replicas; afterwards the living ones hold no call and have counted no bug."""
     async with leaving_nothing(_at_rest, server) as (http, stands):
-        found = Cluster(server, http)  # type: ignore[arg-type]  (it uses the URL alone)
+        found = Cluster(server.url, http)
         yield found
         stands.extend(found.stands.values())
 

@@ -98,7 +98,7 @@ async def tools(request: pytest.FixtureRequest) -> AsyncIterator[Tools]:
 async def cluster(tools: Tools) -> AsyncIterator[Cluster]:
     """Starts replicas; afterwards the living ones must come to rest and leave nothing behind."""
     async with leaving_nothing(_at_rest, tools.server) as (http, stands):
-        found = Cluster(tools.server, http)  # type: ignore[arg-type]  (it uses the URL alone)
+        found = Cluster(tools.server.url, http)
         yield found
         stands.extend(found.stands.values())
 

@@ -22,7 +22,7 @@ from tests.parts.launch import free_port
 from tests.support import workbench
 from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import KEY, Asked, FakePeer
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, text
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.workbench import ACCEPT, Client, Reply, Stand
 
 SECONDS = {"peer_connect_seconds": 1, "peer_accept_seconds": 0.2, "cancel_seconds": 1}
@@ -126,8 +126,9 @@ async def crash(stand: Stand) -> None:
 class Cluster:
     """The replicas of one service: gw-1, gw-2, ..."""
 
-    def __init__(self, upstream: FakeUpstream, http: aiohttp.ClientSession) -> None:
-        self.upstream = upstream
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        """`url` is the upstream's."""
+        self.url = url
         self.http = http
         self.peers: dict[str, Address] = {}
         self.stands: dict[str, Stand] = {}
@@ -141,15 +142,14 @@ class Cluster:
         return [await self.start(name, ports[name], **sections) for name in names]
 
     async def asked(self, *names: str, **options: Any) -> tuple[Reply, list[Stand]]:
-        """Start replicas before a tool that asks once; a call of the first one waits for its client."""
-        self.upstream.tool(ask)
+        """Start replicas; a call of the first one waits for its client."""
         stands = await self.begin(*names, **options)
         return await stands[0].client().call(), stands
 
     async def start(self, name: str, door: Address, worker: Worker | None = None, **sections: Any) -> Stand:
         replica = {"id": name, "listen": door, "peers": self.peers, **sections.pop("replica", {})}
         sections = {**sections, "timeouts": {**SECONDS, **sections.get("timeouts", {})}, "replica": replica}
-        stand = await workbench.start(self.upstream.url, self.http, worker=worker, **sections)
+        stand = await workbench.start(self.url, self.http, worker=worker, **sections)
         self.stands[name if worker is None else f"{name}#{worker.number}"] = stand
         return stand
 
@@ -196,10 +196,9 @@ async def orphan(stand: Stand, owner: str, *candidates: str, **changes: Any) -> 
 async def facing(
     cluster: "Cluster", script: Callable[[Asked], Any], *, mortal: bool = False, **sections: Any
 ) -> tuple[Stand, FakePeer]:
-    """A replica whose only peer is a FAKE one that serves requests as `script` does; the tool asks one question."""
+    """A replica whose only peer is a FAKE one that serves requests as `script` does."""
     peer = await cluster.fake(FakePeer(script, mortal=mortal))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **sections)
-    cluster.upstream.tool(ask)
     return one, peer
 
 
