@@ -1,38 +1,29 @@
 """A stdio server as a child: whatever it does, the call ends, the gateway goes on, and no process is left behind."""
 
 import asyncio
-import gc
 import json
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import Mock
 
 import aiohttp
 import pytest
 import pytest_asyncio
-import uvloop
 
 from gateway.__main__ import main
-from gateway.children.child import Child, given_secrets
+from gateway.children.child import given_secrets
 from gateway.config import Upstream
-from gateway.runtime.pieces import PIECE_BYTES
-from gateway.runtime.tasks import Tasks
-from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY, free_port, is_alive, running
-from tests.support.fake_child import fake_client
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
-from tests.support.turns import Turns
-from tests.support.workbench import Client, eventually, later
+from tests.support.workbench import Client, eventually
 
-FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
+FAKE: Final = fake("fake_stdio.py")
 FLOOD_LINES: Final = 32_000
 """Of two bytes each: less than a pipe holds."""
 SECRET: Final = "sesame-opens"
@@ -152,7 +143,7 @@ async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client:
 @pytest.mark.parametrize("then", ["die", "end unfinished"])
 async def test_what_a_child_says_before_it_ends_still_counts(client: Client, gw: Gateway, then: str) -> None:
     before = await gw.metric(ENDED, route="/mcp")
-    assert json.loads((await client.call("echo", {"then": then})).text) == {"then": then}
+    assert (await client.call("echo", {"then": then})).json == {"then": then}
     # Until then, the next call might go to the one that is ending.
     await gw.until_metric(ENDED, lambda ended: ended > before, route="/mcp")
     assert (await client.call("pid")).text
@@ -204,11 +195,11 @@ async def test_a_child_that_closes_its_input_is_ended(client: Client) -> None:
 async def test_a_message_is_one_line_whatever_its_client_wrote(client: Client) -> None:
     headers, body = client.build("tools/call", {"name": "echo", "arguments": {"a": ["b\n\r", 1]}})
     answer = await client.raw(headers, json.dumps(json.loads(body), indent=1).replace("\n", "\r\n").encode())
-    assert json.loads(answer.text) == {"a": ["b\n\r", 1]}
+    assert answer.json == {"a": ["b\n\r", 1]}
 
 
 async def test_a_child_has_the_environment_it_was_given_and_little_else(client: Client) -> None:
-    found = json.loads((await client.call("environment")).text)
+    found = (await client.call("environment")).json
     assert found["API_KEY"] == SECRET
     assert "PYTHONUNBUFFERED" not in found, "the gateway has it"
     assert found["PATH"]
@@ -255,7 +246,7 @@ async def test_a_killed_gateway_leaves_no_process() -> None:
     async with gateway(wrapped("--stubborn"), check=False, workers=2) as gw, wire(gw.url) as client:
         families = [client.on(Authorization=f"Bearer {number}") for number in range(3)]
         started = await asyncio.gather(*(one.call("family") for one in families))
-        orphans = [json.loads(answer.text)[-1] for answer in started]
+        orphans = [answer.json[-1] for answer in started]
         _ = await asyncio.gather(*(one.call("ask") for one in families))
         assert gw.process is not None
         # Workers, reapers, shells, servers; and what left their sessions, and would be nobody's without a reaper.
@@ -280,7 +271,7 @@ async def test_a_gateway_that_ends_in_peace_leaves_no_process_either() -> None:
 
 async def test_a_child_whose_reaper_is_killed_is_killed_with_all_of_its_group(client: Client, gw: Gateway) -> None:
     at = client.on(gw.base + "/wrapped")
-    shell, server, orphan = json.loads((await at.call("family")).text)
+    shell, server, orphan = (await at.call("family")).json
     reaper = parent(shell)
     try:
         asked = await at.call("ask")
@@ -308,7 +299,7 @@ async def test_a_changed_command_retires_the_children_of_the_old_one(command: di
         assert (await client.call("echo", {"x": 1})).status == 200
 
 
-async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> None:
+async def test_the_command_line_is_all_that_a_sidecar_needs() -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     own = ("serve", "--stdio", "--listen", addresses[0], "--admin", addresses[1], "--env", "API_KEY")
     async with (
@@ -321,7 +312,7 @@ async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> N
         wire(f"http://{addresses[0]}/mcp") as client,
     ):
         await eventually(lambda: ready(client, addresses[1]), "it is ready", 60)
-        assert json.loads((await client.call("environment")).text)["API_KEY"] == SECRET
+        assert (await client.call("environment")).json["API_KEY"] == SECRET
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
 
@@ -379,141 +370,3 @@ async def test_an_idle_child_is_ended() -> None:
         pid = int((await client.call("pid")).text)
         await all_gone([pid])
         await gw.until_metric(ENDED, lambda ended: ended == 1, why="asked")
-
-
-async def test_a_child_that_closes_its_input_and_ends_is_gone_on_any_event_loop() -> None:
-    for factory in (asyncio.SelectorEventLoop, uvloop.new_event_loop):
-        assert await asyncio.to_thread(run_child_without_input, factory) == "ended (exit code 0)"
-
-
-def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) -> str:
-    """Run a child to its end; return why it ended."""
-
-    async def run() -> str:
-        tasks = Tasks(Metrics("test"))
-        command = ("sh", "-c", "exec <&-; read -r _ < fifo")
-        with tempfile.TemporaryDirectory() as folder:
-            os.mkfifo(fifo := f"{folder}/fifo")
-            child = Child(Upstream(command=command, cwd=folder), "/mcp", fake_client(), tasks, Mock())
-            await child.start()
-            await eventually(lambda: child.pipe not in child._transports, seconds=20)
-            async with asyncio.timeout(20):
-                await asyncio.to_thread(Path(fifo).write_text, "end\n")
-                await child.gone
-        return child.over.result()
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(run())
-
-
-@pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
-async def test_a_start_that_is_cancelled_at_any_turn_ends_as_cancelled_and_leaves_nothing(
-    factory: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    """A file that is closed twice would be another's by then, and its error would replace the cancellation."""
-    outcomes, left = await asyncio.to_thread(run_cancelled_starts, factory)
-    assert set(outcomes[:-1]) == {"cancelled"}
-    assert outcomes[-1] == "started"
-    assert len(outcomes) > 3, "a start takes several turns"
-    assert left == []
-
-
-def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tuple[list[str], list[str]]:
-    """Cancel the start of a child after 0, 1, 2 turns and so on; return how each ended, and the files left open."""
-    outcomes = []
-
-    async def start(turns: int) -> str:
-        child = Child(Upstream(command=("cat",)), "/mcp", fake_client(), tasks := Tasks(Metrics("test")), Mock())
-        starting = later(child.start())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        _ = starting.cancel()
-        _ = await asyncio.wait((starting,))
-        if not starting.cancelled() and starting.exception() is None:
-            child.kill()
-        async with asyncio.timeout(20):
-            if turns:  # else it was not even begun
-                await child.gone
-        assert tasks.failures == 0
-        return "cancelled" if starting.cancelled() else str(starting.exception() or "started")
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        before = open_files()
-        while not outcomes or (outcomes[-1] == "cancelled" and len(outcomes) < 100):
-            outcomes.append(runner.run(start(len(outcomes))))
-        _ = gc.collect()
-        return outcomes, [file for file in open_files() if file not in before]
-
-
-@pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
-async def test_a_child_may_end_at_any_turn_of_its_start(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    ends = await asyncio.to_thread(run_short_lives, factory)
-    assert len(ends) > 3, "a start takes several turns"
-    assert set(ends) == {"ended (exit code 1)"}
-
-
-def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[str]:
-    """Start children that end after 1, 2 turns of the event loop and so on; return why each ended."""
-    ends: list[str] = []
-
-    async def start(turns: int) -> bool:
-        child = Child(Upstream(command=("false",)), "/mcp", fake_client(), tasks := Tasks(Metrics("test")), Mock())
-        starting = later(child.start())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        was_started = starting.done()
-        _ = child._process.wait(20)  # meanwhile the event loop stands still
-        await starting
-        async with asyncio.timeout(20):
-            await child.gone
-        assert tasks.failures == 0
-        ends.append(child.over.result())
-        return was_started
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        while not runner.run(start(len(ends) + 1)):
-            pass
-    return ends
-
-
-def open_files() -> list[str]:
-    """The pipes and sockets that this process has open."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            found.append(f"{link.name} {link.readlink()}")
-    return [file for file in found if "pipe:" in file or "socket:" in file]
-
-
-@pytest.mark.usefixtures("busy_clock")
-async def test_a_child_that_floods_lets_others_run_and_is_heard_to_its_end_on_any_event_loop() -> None:
-    for factory in (asyncio.SelectorEventLoop, uvloop.new_event_loop):
-        turns, lines, why = await asyncio.to_thread(run_flooding_child, factory)
-        assert (lines, why) == (FLOOD_LINES, "ended (exit code 3)")
-        assert turns > FLOOD_LINES * 2 // PIECE_BYTES // 2
-
-
-def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tuple[int, int, str]:
-    """Run a child that floods and ends; return in how many turns it was heard, the lines, and why it ended."""
-
-    async def run() -> tuple[int, int, str]:
-        program = f"import os; os.write(1, b'x\\n' * {FLOOD_LINES}); os._exit(3)"
-        command = (sys.executable, "-S", "-c", program)
-        tasks = Tasks(Metrics("test"))
-        heard = []
-        with Turns() as turns:
-
-            def malformed() -> None:
-                heard.append(None)
-                turns.note()
-
-            child = Child(Upstream(command=command), "/mcp", fake_client(), tasks, Mock(malformed=malformed))
-            child.hear_with(Mock())
-            await child.start()
-            async with asyncio.timeout(20):
-                why = await child.over
-                await child.gone
-        return len(turns.noted), len(heard), why
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(run())

@@ -2,13 +2,11 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Self
 from unittest.mock import Mock
 
 import pytest
-import uvloop
 
 from gateway.children.child import Child
 from gateway.config import Upstream
@@ -21,7 +19,6 @@ from tests.support.workbench import eventually
 pytestmark = pytest.mark.processes
 
 LINE_BYTES: Final = 2 << 20
-LOOPS: Final = pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
 BEGIN: Final = '{"jsonrpc":"2.0","method":"'
 END: Final = '"}'
 UNFINISHED: Final = f"""
@@ -95,21 +92,9 @@ until = partial(eventually, seconds=60)
 """Starting ten children may take seconds."""
 
 
-def run(factory: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], Awaitable[None]]) -> None:
-    """Run it on an event loop of its own, within a generous time."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(120):
-            await work()
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(bounded())
-
-
-@LOOPS
 @pytest.mark.parametrize("count", [1, 10])
 def test_children_keep_no_more_of_unfinished_lines_than_the_limit_and_one_line(
-    factory: Callable[[], asyncio.AbstractEventLoop], count: int
+    runner: asyncio.Runner, count: int
 ) -> None:
     async def work() -> None:
         limit = 1 << 20
@@ -135,13 +120,10 @@ def test_children_keep_no_more_of_unfinished_lines_than_the_limit_and_one_line(
             assert all(lines == [line(LINE_BYTES, "x")] for lines in family.lines.values())
             assert family.arriving.used == 0
 
-    run(factory, work)
+    runner.run(work())
 
 
-@LOOPS
-def test_the_last_line_of_a_child_that_exits_waits_for_no_other(
-    factory: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
+def test_the_last_line_of_a_child_that_exits_waits_for_no_other(runner: asyncio.Runner) -> None:
     async def work() -> None:
         async with Family(1) as family:
             staying = await family.start(UNFINISHED)
@@ -152,13 +134,10 @@ def test_the_last_line_of_a_child_that_exits_waits_for_no_other(
             assert await exiting.over == "ended (exit code 0)"
             assert family.lines[exiting] == [line(SMALL_BYTES + 54_000, "y")]
 
-    run(factory, work)
+    runner.run(work())
 
 
-@LOOPS
-def test_a_child_that_waits_for_another_ends_when_it_is_asked_to(
-    factory: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
+def test_a_child_that_waits_for_another_ends_when_it_is_asked_to(runner: asyncio.Runner) -> None:
     async def work() -> None:
         async with Family(1) as family:
             for _ in range(2):
@@ -169,4 +148,4 @@ def test_a_child_that_waits_for_another_ends_when_it_is_asked_to(
                 await child.close()
                 assert family.kept(child) == 0
 
-    run(factory, work)
+    runner.run(work())
