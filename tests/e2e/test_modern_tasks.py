@@ -12,7 +12,7 @@ from tests.e2e.test_task_clients import FASTMCP
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server, output_of
 from tests.support.gateway_process import gateway
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import Address, LegacyClient
 from tests.support.task_client import TaskClient
 
 pytestmark = [
@@ -46,8 +46,7 @@ async def test_legacy_clients_call_tools_that_need_a_task(server: OldServer) -> 
 
 async def test_a_legacy_client_that_cancels_its_call_cancels_the_task(server: OldServer) -> None:
     async with gateway(server.url, route={"era": "mirror"}) as gw, wire(gw.url) as client:
-        legacy = LegacyClient(client.http, gw.url)
-        _ = await legacy.initialize()
+        legacy = await LegacyClient(Address(client.http, gw.url)).initialize()
         async with legacy.request("tools/call", {"name": "hang", "arguments": {}}, id_="c1"):
             await server.wait_for("run", "hang")
             assert await legacy.notify("notifications/cancelled", {"requestId": "c1"}) == 202

@@ -12,7 +12,7 @@ from gateway.seal.keyring import Keys
 from tests.support import workbench
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.fake_peer import KEY
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.replicas import Cluster
 from tests.support.stand import leaving_nothing
 from tests.support.workbench import Stand, eventually
@@ -75,4 +75,4 @@ def sealed() -> Tokens:
 @pytest.fixture
 async def client(begin: Begin) -> LegacyClient:
     """A legacy client with a session, before one gateway."""
-    return await LegacyClient.begun(await begin())
+    return await LegacyClient(await begin()).initialize()

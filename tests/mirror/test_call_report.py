@@ -8,14 +8,14 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support.fake_modern import FakeModern
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.telemetry.test_tracing import OTHER, PARENT, TRACE, Spans, ids, links, parent, spans, traceparent
 
 __all__ = ["spans"]
 
 
 async def traced(begin: Begin, spans: Spans, headers: dict[str, str], **sections: Any) -> LegacyClient:
-    return await LegacyClient.begun(await begin(traces=spans.traces(), **sections), headers=headers)
+    return await LegacyClient(await begin(traces=spans.traces(), **sections), headers=headers).initialize()
 
 
 async def test_a_call_is_a_servers_span_with_a_clients_span_for_each_round_below_it(

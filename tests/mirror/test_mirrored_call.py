@@ -9,7 +9,7 @@ from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.workbench import eventually
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ada"}}
@@ -29,7 +29,7 @@ async def test_a_bug_ends_a_call_with_one_error_and_nothing_is_left_of_it(
     begin: Begin, server: FakeModern, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     stand = await begin()
-    client = await LegacyClient.begun(stand)
+    client = await LegacyClient(stand).initialize()
     server.tools["ask"] = ask
     planted: list[object] = []
     obey = MirroredCall.OBEY[command]

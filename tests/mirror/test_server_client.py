@@ -18,7 +18,7 @@ from gateway.upstream.channel import Hearer
 from tests.mirror.conftest import Begin
 from tests.support.fake_carrier import FakeCarrier
 from tests.support.fake_modern import Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.turns import Turns
 from tests.support.workbench import eventually, later
 
@@ -107,8 +107,8 @@ async def test_a_server_that_is_silent_for_too_long_loses_the_call_and_no_subscr
         raise AssertionError
 
     server.tools["t"] = tool
-    client = await LegacyClient.begun(stand)
-    async with client.get() as changes:
+    client = await LegacyClient(stand).initialize()
+    async with client.listen() as changes:
         async with client.call("t") as stream:
             assert (await stream.message())["method"] == mcp.LOG
             assert "was silent for timeouts.idle_seconds" in (await stream.message())["error"]["message"]
@@ -142,7 +142,7 @@ async def test_unfinished_replies_of_many_calls_wait_for_each_other(
         raise AssertionError
 
     server.tools["t"] = tool
-    client = await LegacyClient.begun(stand)
+    client = await LegacyClient(stand).initialize()
     _ = await client.ask(mcp.TOOLS_LIST)
     arriving = stand.gateway.routes.live["/mcp"].upstream.client.arriving
     async with asyncio.TaskGroup() as group:

@@ -8,7 +8,7 @@ import pytest
 from gateway.protocol import mcp
 from tests.sep_1442.conftest import LOG, ROUTE, Tools, client_of
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.mirrored_client import Json
+from tests.support.legacy_client import Json
 from tests.support.paper_client import VERSION, PaperClient
 from tests.support.replicas import Cluster, operations
 from tests.support.workbench import Stand, eventually, jwt

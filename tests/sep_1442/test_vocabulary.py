@@ -16,7 +16,7 @@ from gateway.sep_1442.vocabulary import (
     declared,
     is_declared,
 )
-from tests.support.mirrored_client import Json
+from tests.support.legacy_client import Json
 
 
 def read(meta: Any, *versions: str, **params: Any) -> Declared:

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Generator, Mapping
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import aiohttp
 
@@ -13,6 +14,7 @@ from tests.support.fake_upstream import DEADLINE
 
 Json = dict[str, Any]
 ANSWER = {"action": "accept", "content": {"name": "Ada"}}
+CAPABILITIES: Final[Json] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {"listChanged": True}}
 
 
 class Served(Protocol):
@@ -32,7 +34,7 @@ class Address(NamedTuple):
 
 
 class Stream:
-    """One event stream, read event by event."""
+    """One reply, read event by event; it may be one JSON body."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -59,13 +61,15 @@ class Stream:
         return event
 
     async def message(self) -> Json:
-        """The next message."""
-        while True:
-            event = await self.event()
-            assert event is not None, "the stream has ended"
+        """The next message; raises EOFError at the end."""
+        if self.response.content_type == "application/json":
+            body: Json = await self.response.json()
+            return body
+        while (event := await self.event()) is not None:
             if event.data:
                 message: Json = json.loads(event.data)
                 return message
+        raise EOFError
 
     async def rest(self) -> list[Json]:
         """All messages until the end."""
@@ -75,13 +79,43 @@ class Stream:
                 messages.append(json.loads(event.data))
         return messages
 
+    async def place(self, count: int = 1) -> str:
+        """The last event id after `count` events without a message have come."""
+        for _ in range(count):
+            event = await self.event()
+            assert event is not None
+            assert not event.data, event
+        assert self.last
+        return self.last
+
     def close(self) -> None:
         """Break the connection."""
         self.response.close()
 
 
+class Opening:
+    """A reply that comes: awaited, it is read by the test; entered, it is closed at the end of the block."""
+
+    def __init__(self, reply: Awaitable[aiohttp.ClientResponse]) -> None:
+        self._reply = reply
+
+    async def _opened(self) -> Stream:
+        async with asyncio.timeout(DEADLINE):
+            self._stream = Stream(await self._reply)
+        return self._stream
+
+    def __await__(self) -> Generator[Any, None, Stream]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Stream:
+        return await self._opened()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stream.close()
+
+
 class LegacyClient:
-    """One session over streamable HTTP."""
+    """One session over streamable HTTP; `url` may change from request to request."""
 
     def __init__(
         self,
@@ -89,24 +123,26 @@ class LegacyClient:
         version: str = mcp.LEGACY,
         authorization: str | None = None,
         url: str | None = None,
+        capabilities: Json = CAPABILITIES,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.http = stand.http
         self.url = url or stand.url
-        self.version = version
+        self.version, self.capabilities = version, capabilities
         self.headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
         if authorization is not None:
             self.headers["Authorization"] = authorization
-        self.capabilities: Json = {"elicitation": {}}
+        self.headers.update(headers or {})
         self.ids = itertools.count(1)
 
-    async def initialize(self) -> "LegacyClient":
+    async def initialize(self) -> Self:
         """Begin the session."""
         status, headers, (answer,) = await self.post(self.begin_message())
         assert status == 200, answer
         assert answer["result"]["protocolVersion"], answer
         self.headers[mcp.SESSION_ID] = headers[mcp.SESSION_ID]
         self.headers[mcp.PROTOCOL_VERSION] = self.version
-        assert (await self.post({"method": mcp.INITIALIZED}))[0] == 202
+        assert await self.notify(mcp.INITIALIZED) == 202
         return self
 
     def begin_message(self) -> Json:
@@ -114,13 +150,12 @@ class LegacyClient:
         params = {"protocolVersion": self.version, "capabilities": self.capabilities, "clientInfo": info}
         return {"id": 0, "method": mcp.INITIALIZE, "params": params}
 
-    async def open(self, message: Json | bytes, url: str = "") -> Stream:
-        """POST a message; the reply is read by the test."""
+    def open(self, message: Json | bytes, url: str | None = None) -> Opening:
+        """POST a message."""
         body = message if isinstance(message, bytes) else json.dumps({"jsonrpc": "2.0", **message}).encode()
-        async with asyncio.timeout(DEADLINE):
-            return Stream(await self.http.post(url or self.url, data=body, headers=self.headers))
+        return Opening(self.http.post(url or self.url, data=body, headers=self.headers))
 
-    async def post(self, message: Json | bytes, url: str = "") -> tuple[int, Any, list[Json]]:
+    async def post(self, message: Json | bytes, url: str | None = None) -> tuple[int, Any, list[Json]]:
         """POST a message and read the whole reply: its status, headers and messages."""
         stream = await self.open(message, url)
         response = stream.response
@@ -129,9 +164,17 @@ class LegacyClient:
         body = await response.read()
         return response.status, response.headers, [json.loads(body)] if body else []
 
-    async def call(self, name: str = "tool", **arguments: Any) -> Stream:
-        """Call a tool; the reply is read by the test."""
-        return await self.open(self.call_message(name, arguments))
+    def request(self, method: str, params: Json | None = None, url: str | None = None, id_: Any = None) -> Opening:
+        id_ = next(self.ids) if id_ is None else id_
+        return self.open({"id": id_, "method": method, "params": params or {}}, url)
+
+    async def ask(self, method: str, params: Json | None = None) -> Json:
+        """One request with one message in reply."""
+        async with self.request(method, params) as stream:
+            return await stream.message()
+
+    def call(self, name: str = "tool", arguments: Json | None = None, url: str | None = None) -> Opening:
+        return self.open(self.call_message(name, arguments), url)
 
     def call_message(self, name: str = "tool", arguments: Any = None, **meta: Any) -> Json:
         params: Json = {"name": name, "arguments": arguments or {}}
@@ -139,15 +182,18 @@ class LegacyClient:
             params["_meta"] = meta
         return {"id": next(self.ids), "method": mcp.TOOLS_CALL, "params": params}
 
-    async def answer(self, asked: Json, result: Any = None) -> int:
+    async def answer(self, asked: Json, result: Any = None, url: str | None = None) -> int:
         """Answer a nested request; return the status."""
-        return (await self.post({"id": asked["id"], "result": ANSWER if result is None else result}))[0]
+        return (await self.post({"id": asked["id"], "result": ANSWER if result is None else result}, url))[0]
 
-    async def listen(self, last: str | None = None) -> Stream:
+    async def notify(self, method: str, params: Json | None = None, url: str | None = None) -> int:
+        """Send a notification; return the status."""
+        return (await self.post({"method": method, "params": params or {}}, url))[0]
+
+    def listen(self, last: str | None = None, url: str | None = None) -> Opening:
         """GET a stream: the standalone one, or the one that an event id names."""
         headers = self.headers | ({} if last is None else {mcp.LAST_EVENT_ID: last})
-        async with asyncio.timeout(DEADLINE):
-            return Stream(await self.http.get(self.url, headers=headers))
+        return Opening(self.http.get(url or self.url, headers=headers))
 
     async def end(self) -> int:
         """DELETE the session."""
@@ -160,7 +206,7 @@ class SseClient(LegacyClient):
 
     stream: Stream
 
-    async def connect(self) -> "SseClient":
+    async def connect(self) -> Self:
         """Open the stream, and learn the address for messages."""
         async with asyncio.timeout(DEADLINE):
             self.stream = Stream(
@@ -173,10 +219,10 @@ class SseClient(LegacyClient):
         self.url = f"http://{self.url.split('/')[2]}{event.data.decode()}"
         return self
 
-    async def initialize(self) -> "SseClient":
+    async def initialize(self) -> Self:
         """Begin the session."""
         await self.connect()
         assert (await self.post(self.begin_message()))[0] == 202
         assert (await self.stream.message())["id"] == 0
-        assert (await self.post({"method": mcp.INITIALIZED}))[0] == 202
+        assert await self.notify(mcp.INITIALIZED) == 202
         return self

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.support.mirrored_client import Json, Stream
+from tests.support.legacy_client import Json, Stream
 
 VERSION: Final = "modelcontextprotocol.io/mcpProtocolVersion"
 CAPABILITIES: Final = "modelcontextprotocol.io/clientCapabilities"

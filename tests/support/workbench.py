@@ -4,7 +4,7 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -133,9 +133,9 @@ class Reply:
         return self.outcome[:2]
 
 
-def later(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+def later(work: Awaitable[T]) -> "asyncio.Future[T]":
     """Do something beside the test, which awaits it afterwards."""
-    return asyncio.get_running_loop().create_task(work)
+    return asyncio.ensure_future(work)
 
 
 async def leave(task: "asyncio.Task[Reply]") -> None:

@@ -7,7 +7,7 @@ from tests.mirror.conftest import Begin
 from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support import copies
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.workbench import eventually
 
 LARGE = {"text": "x" * 100_000}
@@ -16,7 +16,7 @@ LARGE = {"text": "x" * 100_000}
 async def test_calls_that_do_not_fit_are_refused_and_answers_always_fit(begin: Begin, server: FakeModern) -> None:
     # A call takes 200 KB while it is upstream, and 100 KB while its client is asked.
     stand = await begin(limits={"calls_bytes": 550_000, "calls_bytes_per_principal": 250_000})
-    client, calls = await LegacyClient.begun(stand), stand.gateway.calls
+    client, calls = await LegacyClient(stand).initialize(), stand.gateway.calls
     async with client.call("ask", LARGE) as stream:
         question = await stream.message()
         assert 100_000 < calls.used < 110_000
@@ -35,7 +35,7 @@ async def test_calls_that_do_not_fit_are_refused_and_answers_always_fit(begin: B
 
 async def test_a_kept_response_counts_with_its_request(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"results_bytes": 250_000})
-    client = await LegacyClient.begun(stand)
+    client = await LegacyClient(stand).initialize()
     server.tools["echo"] = lambda call: call.text("done")
     for _ in range(3):
         async with client.call("echo", LARGE) as stream:
@@ -44,7 +44,7 @@ async def test_a_kept_response_counts_with_its_request(begin: Begin, server: Fak
 
 
 async def test_a_mirrored_call_keeps_one_copy_of_its_request(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin())
+    client = await LegacyClient(await begin()).initialize()
     began, accept, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def wait(call: Call) -> Json:

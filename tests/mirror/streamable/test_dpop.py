@@ -8,7 +8,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.support.fake_dpop import CHALLENGE, FakeDpopModern, proven
 from tests.support.fake_modern import FORM
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 
 ACCEPT = {"action": "accept", "content": {"name": "Ann"}}
 
@@ -26,11 +26,11 @@ async def test_each_round_has_the_proof_of_the_request_that_caused_it(
 ) -> None:
     stand = await begin(route=route)
     server.public_url = stand.url
-    client = await LegacyClient.begun(stand, headers=proven(stand.url, "initialize"))
-    client.headers = proven(stand.url, "call")
+    client = await LegacyClient(stand, headers=proven(stand.url, "initialize")).initialize()
+    client.headers.update(proven(stand.url, "call"))
     async with client.call("ask") as stream:
         question = await stream.message()
-        client.headers = proven(stand.url, "answer")
+        client.headers.update(proven(stand.url, "answer"))
         assert await client.answer(question, ACCEPT) == 202
         assert "Ann" in (await stream.message())["result"]["content"][0]["text"]
     assert server.legs(mcp.DISCOVER) == ["initialize"]
@@ -40,11 +40,11 @@ async def test_each_round_has_the_proof_of_the_request_that_caused_it(
 async def test_a_legacy_client_learns_the_nonce_that_its_proof_must_have(begin: Begin, server: FakeDpopModern) -> None:
     stand = await begin()
     server.public_url, server.nonce = stand.url, "n1"
-    client = LegacyClient(stand.http, stand.url, headers=proven(stand.url, "1"))
+    client = LegacyClient(stand, headers=proven(stand.url, "1"))
     async with client.request("initialize", {"protocolVersion": mcp.LEGACY, "capabilities": {}}) as stream:
         assert (stream.response.status, stream.response.headers["DPoP-Nonce"]) == (401, "n1")
         assert stream.response.headers["WWW-Authenticate"] == CHALLENGE
-    client.headers = proven(stand.url, "2", "n1")
+    client.headers.update(proven(stand.url, "2", "n1"))
     _ = await client.initialize()
     server.nonce = "n2"
     async with client.call("ask") as stream:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.workbench import KEY, jwt
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
@@ -30,7 +30,7 @@ async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -
 
 
 async def test_an_older_client_gets_no_event_ids(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin(), version="2025-06-18")
+    client = await LegacyClient(await begin(), version="2025-06-18").initialize()
     async with client.call("ask") as stream:
         event = await stream.event()
         assert event.id is None
@@ -61,18 +61,13 @@ async def test_two_open_calls_of_a_session_cannot_have_the_same_id(
                 message = await refused.message()
                 assert (refused.response.status, message["id"]) == (200, taken)
                 assert message["error"]["code"] == mcp.INVALID_REQUEST
-        async with client.http.post(
-            client.url,
-            data=json.dumps({"jsonrpc": "2.0", "id": taken, "method": "tools/call", "params": echo}).replace(
-                '"a"', '"\\u0061"'
-            ),
-            headers=client.sent(),
-        ) as response:
-            assert (await response.json())["error"]["code"] == mcp.INVALID_REQUEST
+        again = json.dumps({"jsonrpc": "2.0", "id": taken, "method": "tools/call", "params": echo})
+        _, _, (message,) = await client.post(again.replace('"a"', '"\\u0061"').encode())
+        assert message["error"]["code"] == mcp.INVALID_REQUEST
         for other in ("1" if taken == 1 else "A", 2):
             async with client.request("tools/call", echo, id_=other) as served:
                 assert text(await served.message()) == "x"
-        stranger = await LegacyClient.begun(client)
+        stranger = await LegacyClient(client).initialize()
         async with stranger.request("tools/call", echo, id_=taken) as served:
             assert text(await served.message()) == "x"
         opened.set()
@@ -122,7 +117,7 @@ async def test_modern_methods_are_unknown_to_a_legacy_client(client: LegacyClien
 async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server: FakeModern) -> None:
     """SEP-2260: modern servers send none, and legacy clients hear only of what belongs to their calls."""
     stand = await begin()
-    client = await LegacyClient.begun(stand)
+    client = await LegacyClient(stand).initialize()
     odd = {"jsonrpc": "2.0", "id": "odd", **FORM}
 
     async def ask_oddly(call: Call) -> Json:
@@ -130,7 +125,7 @@ async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server:
         return call.text("done")
 
     server.tools["odd"] = ask_oddly
-    async with client.get() as standalone:
+    async with client.listen() as standalone:
         await server.listeners[0](odd)
         await server.listeners[0]({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
         assert (await standalone.message())["method"] == mcp.TOOLS_CHANGED
@@ -141,8 +136,7 @@ async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server:
 
 async def test_a_challenge_that_clients_could_not_receive_is_left_out(begin: Begin, server: FakeModern) -> None:
     stand = await begin()
-    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer good"})
-    _ = await client.initialize()
+    client = await LegacyClient(stand, headers={"Authorization": "Bearer good"}).initialize()
     server.credential, server.challenge = "Bearer other", 'Bearer scope="' + "x" * 8190 + '"'
     async with client.call("ask") as stream:
         assert (stream.response.status, "WWW-Authenticate" in stream.response.headers) == (401, False)
@@ -151,33 +145,34 @@ async def test_a_challenge_that_clients_could_not_receive_is_left_out(begin: Beg
 @pytest.mark.parametrize("made_up", ["made-up", "mrtr1.00000000.AAAA"])
 async def test_auto_knows_no_session_that_no_gateway_sealed(begin: Begin, server: FakeModern, made_up: str) -> None:
     stand = await begin(route={"era": "auto"})
-    client = await LegacyClient.begun(stand)
-    sealed, client.session = client.session, made_up
+    client = await LegacyClient(stand).initialize()
+    sealed, client.headers[mcp.SESSION_ID] = client.headers[mcp.SESSION_ID], made_up
     async with client.call("echo") as stream:
         assert stream.response.status == 404
         message = await stream.message()
-        assert (message["id"], message["error"]["data"]["reason"]) == (2, "no_session")
-    async with client.get() as stream:
+        assert (message["id"], message["error"]["data"]["reason"]) == (1, "no_session")
+    async with client.listen() as stream:
         assert stream.response.status == 404
     async with stand.http.delete(stand.url, headers={mcp.SESSION_ID: made_up}) as response:
         assert response.status == 404
-    client.session = sealed
+    client.headers[mcp.SESSION_ID] = sealed
     assert (await client.ask("ping"))["result"] == {}
 
 
 async def test_auto_finds_out_that_a_session_cannot_be_the_servers(begin: Begin, server: FakeModern) -> None:
     """A client whose session id outlived the keys may be the first one that a new process meets."""
     stand = await begin(route={"era": "auto"})
-    client = LegacyClient(stand.http, stand.url)
-    client.session = "mrtr1.00000000.AAAA"
-    async with client.get() as stream:
+    client = LegacyClient(stand)
+    client.headers[mcp.SESSION_ID] = "mrtr1.00000000.AAAA"
+    async with client.listen() as stream:
         assert stream.response.status == 405, "the server may have sessions, and no standalone stream"
     async with client.call("echo") as stream:
         assert stream.response.status == 404
-    async with client.get() as stream:
+    async with client.listen() as stream:
         assert stream.response.status == 404
-    client.session = None
-    assert (await client.initialize())["result"]["serverInfo"]["name"] == "fake-modern"
+    del client.headers[mcp.SESSION_ID]
+    greeting = await LegacyClient(stand).ask(mcp.INITIALIZE, client.begin_message()["params"])
+    assert greeting["result"]["serverInfo"]["name"] == "fake-modern"
 
 
 async def test_a_client_comes_back_for_its_question_and_its_result(client: LegacyClient, server: FakeModern) -> None:
@@ -197,25 +192,25 @@ async def test_a_client_comes_back_for_its_question_and_its_result(client: Legac
         question = json.loads(primed.data)
         assert primed.id is not None
         place = primed.id
-    async with client.get(place) as stream:
+    async with client.listen(place) as stream:
         assert not (await stream.event()).data, "the question is not asked twice"
         _ = await client.answer(question, ACCEPT)
         go.set()
         assert text(await stream.message()) == {"name": ACCEPT}
         place = str(stream.last)
-    async with client.get(place) as stream:
+    async with client.listen(place) as stream:
         assert stream.response.status == 405, "everything has arrived"
     assert len(server.of("tools/call")) == 2
 
 
 async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin(state={"keys": [KEY], "session_ttl_seconds": 60}))
+    client = await LegacyClient(await begin(state={"keys": [KEY], "session_ttl_seconds": 60})).initialize()
     tokens = sealed()
-    session = tokens.sessions.open(client.session or "")
-    client.session = tokens.sessions.seal(replace(session, issued=session.issued - 61))
+    session = tokens.sessions.open(client.headers[mcp.SESSION_ID])
+    client.headers[mcp.SESSION_ID] = tokens.sessions.seal(replace(session, issued=session.issued - 61))
     async with client.request("ping") as stream:
         assert stream.response.status == 404
-    client.session = tokens.sessions.seal(replace(session, issued=session.issued - 50))
+    client.headers[mcp.SESSION_ID] = tokens.sessions.seal(replace(session, issued=session.issued - 50))
     assert (await client.ask("ping"))["result"] == {}
 
 
@@ -223,7 +218,7 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
 async def test_a_forged_answer_reaches_no_call(client: LegacyClient, server: FakeModern, forged: object) -> None:
     async with client.call("ask") as stream:
         question = await stream.message()
-        async with client.post({"jsonrpc": "2.0", "id": forged, "result": {"action": "decline"}}) as refused:
+        async with client.open({"id": forged, "result": {"action": "decline"}}) as refused:
             assert refused.response.status == 200, "the session goes on"
             assert (await refused.message())["error"]["code"] == mcp.INVALID_REQUEST
         assert await client.answer(question, ACCEPT) == 202
@@ -232,14 +227,13 @@ async def test_a_forged_answer_reaches_no_call(client: LegacyClient, server: Fak
 
 async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, server: FakeModern) -> None:
     stand = await begin()
-    mine, other = LegacyClient(stand.http, stand.url), LegacyClient(stand.http, stand.url)
-    _ = await mine.initialize(), await other.initialize()
+    mine, other = await LegacyClient(stand).initialize(), await LegacyClient(stand).initialize()
     async with mine.call("ask") as stream:
         question = await stream.message()
         place = str(stream.last)
-        async with other.post({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}}) as refused:
+        async with other.open({"id": question["id"], "result": {"action": "decline"}}) as refused:
             assert (await refused.message())["error"]["code"] == mcp.INVALID_REQUEST
-        async with other.get(place) as stolen:
+        async with other.listen(place) as stolen:
             assert stolen.response.status == 400
         assert await mine.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
@@ -248,15 +242,15 @@ async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, serv
 async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
     begin: Begin, server: FakeModern
 ) -> None:
-    client = await LegacyClient.begun(await begin(), headers={"Authorization": jwt(iss="i", sub="ada")})
+    client = await LegacyClient(await begin(), headers={"Authorization": jwt(iss="i", sub="ada")}).initialize()
     async with client.call("ask") as stream:
         _ = await stream.message()
         place = str(stream.last)
     server.credential = "another"
-    client.headers = {"Authorization": jwt(iss="i", sub="ada", iat=1)}
-    async with client.get(place) as stream:
+    client.headers["Authorization"] = jwt(iss="i", sub="ada", iat=1)
+    async with client.listen(place) as stream:
         assert stream.response.status == 401
-    async with client.post({"jsonrpc": "2.0", "method": mcp.CANCELLED, "params": {"requestId": 2}}) as stream:
+    async with client.open({"method": mcp.CANCELLED, "params": {"requestId": 1}}) as stream:
         assert stream.response.status == 202
 
 
@@ -268,13 +262,13 @@ async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
     ],
 )
 async def test_a_body_that_is_no_message_is_refused(client: LegacyClient, body: str) -> None:
-    async with client.http.post(client.url, data=body, headers=client.sent()) as response:
-        assert response.status == 200, "the session goes on"
-        assert (await response.json())["error"]["code"] in (-32700, -32600)
-    for session in (None, "made-up"):
-        client.session = session
-        async with client.http.post(client.url, data=body, headers=client.sent()) as response:
-            assert response.status in (400, 404)
+    status, _, (refused,) = await client.post(body.encode())
+    assert status == 200, "the session goes on"
+    assert refused["error"]["code"] in (-32700, -32600)
+    client.headers[mcp.SESSION_ID] = "made-up"
+    assert (await client.post(body.encode()))[0] in (400, 404)
+    del client.headers[mcp.SESSION_ID]
+    assert (await client.post(body.encode()))[0] in (400, 404)
 
 
 async def test_params_of_modern_rounds_are_not_a_clients_to_give(client: LegacyClient, server: FakeModern) -> None:
@@ -287,10 +281,8 @@ async def test_params_of_modern_rounds_are_not_a_clients_to_give(client: LegacyC
 async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: FakeModern) -> None:
     async with client.call("ask") as stream:
         _ = await stream.message()
-        async with client.http.delete(client.url, headers=client.sent()) as response:
-            assert response.status == 200
-        with pytest.raises(EOFError):
-            _ = await stream.event()
+        assert await client.end() == 200
+        assert await stream.event() is None
     async with client.request("ping") as stream:
         assert stream.response.status == 404
 
@@ -312,7 +304,7 @@ async def test_a_question_that_was_answered_is_not_asked_again(client: LegacyCli
         assert (await stream.message())["method"] == mcp.LOG
         assert await client.answer(await stream.message(), ACCEPT) == 202
         await answered.wait()
-    async with client.get(before) as stream:
+    async with client.listen(before) as stream:
         _ = await stream.place()
         go.set()
         assert text(await stream.message()) == {"name": ACCEPT}
@@ -341,19 +333,18 @@ async def test_each_token_that_is_not_accepted_counts_once(begin: Begin) -> None
     def rejected(reason: str) -> float:
         return stand.metric("mcp_gateway_state_rejected_total", reason=reason)
 
-    client = await LegacyClient.begun(stand, headers={"Authorization": "Bearer ada"})
+    client = await LegacyClient(stand, headers={"Authorization": "Bearer ada"}).initialize()
     assert await client.answer({"id": "mrtr1.00000000." + "A" * 80}, {}) == 200
     assert rejected("unknown_key") == 1
-    async with client.get("not a place") as stream:
+    async with client.listen("not a place") as stream:
         assert stream.response.status == 400
     assert rejected("malformed") == 1
-    client.headers = {"Authorization": "Bearer eve"}
+    client.headers["Authorization"] = "Bearer eve"
     async with client.request("ping") as stream:
         assert stream.response.status == 404
     assert rejected("other_principal") == 1
-    client.headers = {"Authorization": "Bearer ada"}
-    async with client.http.delete(client.url, headers=client.sent()) as response:
-        assert response.status == 200
+    client.headers["Authorization"] = "Bearer ada"
+    assert await client.end() == 200
     async with client.request("ping") as stream:
         assert stream.response.status == 404
     assert rejected("ended") == 1

@@ -14,8 +14,8 @@ from gateway.server.drain import drain
 from tests.mirror.conftest import mirror_of, sealed
 from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
+from tests.support.legacy_client import DEADLINE, LegacyClient, Stream
 from tests.support.logs import Lines
-from tests.support.mirrored_client import DEADLINE, LegacyClient, Stream
 from tests.support.replicas import Cluster
 from tests.support.workbench import Stand, eventually, later
 
@@ -33,7 +33,7 @@ async def asked(stream: Stream) -> tuple[Json, str]:
 async def pair(server: FakeModern, cluster: Cluster, **sections: Any) -> tuple[Stand, Stand, LegacyClient]:
     """Two replicas before a server whose tool asks, and a client of the first one."""
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR | sections)
-    return one, two, await LegacyClient.begun(one)
+    return one, two, await LegacyClient(one).initialize()
 
 
 async def asked_by_a_replica_that_dies(
@@ -48,7 +48,7 @@ async def asked_by_a_replica_that_dies(
 
 async def answered_at(url: str, client: LegacyClient, question: Json, place: str) -> None:
     """Come back to a replica for a call, and answer its question there."""
-    async with client.get(place, url=url) as stream:
+    async with client.listen(place, url=url) as stream:
         _ = await stream.place()
         assert await client.answer(question, ACCEPT, url=url) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
@@ -89,7 +89,7 @@ async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeMod
         assert await stream.place() != before
         place = str(stream.last)
         await cluster.crash(one)
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         again = await stream.message()
         assert again["id"] != first["id"]
         assert await client.answer(again, ACCEPT, url=two.url) == 202
@@ -105,7 +105,7 @@ async def test_a_call_that_ran_is_lost_with_its_replica(server: FakeModern, clus
         await gate.answered_by(client, stream)
         place = await stream.place()
         await cluster.crash(one)
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         error = (await stream.message())["error"]
     assert (error["code"], error["data"]["reason"]) == (-32603, "owner_lost")
     assert len(server.of("tools/call")) == 2
@@ -119,7 +119,7 @@ async def test_an_ephemeral_call_that_ran_is_run_again(server: FakeModern, clust
         place = await stream.place()
         await cluster.crash(one)
     gate.go.set()
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         question, _ = await asked(stream)
         assert await client.answer(question, DECLINE, url=two.url) == 202
         assert text(await stream.message()) == {"name": DECLINE}
@@ -135,7 +135,7 @@ async def test_what_no_id_can_carry_is_lost_with_its_replica(server: FakeModern,
         assert text(await stream.message()) == {"name": ACCEPT}
     question, place = await asked_by_a_replica_that_dies(cluster, one, client, {"text": "x" * 5_000})
     assert await client.answer(question, ACCEPT, url=two.url) == 202
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
     assert len(server.of("tools/call")) == 3
 
@@ -144,7 +144,7 @@ async def test_an_older_client_cannot_come_back_so_its_answer_runs_nothing(
     server: FakeModern, cluster: Cluster
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    client = await LegacyClient.begun(one, version="2025-06-18")
+    client = await LegacyClient(one, version="2025-06-18").initialize()
     async with client.call("ask") as stream:
         question = await stream.message()
         await cluster.crash(one)
@@ -178,8 +178,8 @@ async def test_changes_reach_the_standalone_stream_at_whichever_replica_it_is(
     server: FakeModern, cluster: Cluster, at: int
 ) -> None:
     stands = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    client = await LegacyClient.begun(stands[0])
-    async with client.get(url=stands[at].url) as stream:
+    client = await LegacyClient(stands[0]).initialize()
+    async with client.listen(url=stands[at].url) as stream:
         assert stream.response.status == 200
         async with client.request("resources/subscribe", {"uri": "a://b"}, stands[1 - at].url) as subscribed:
             assert (await subscribed.message())["result"] == {}
@@ -198,8 +198,8 @@ def home_of(*stands: Stand) -> Stand:
 @pytest.mark.parametrize("at", [0, 1, 2])
 async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModern, cluster: Cluster, at: int) -> None:
     stands = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
-    client = await LegacyClient.begun(stands[at])
-    async with client.get() as stream:
+    client = await LegacyClient(stands[at]).initialize()
+    async with client.listen() as stream:
         before = await stream.place()
         for method, uri in (("subscribe", "a://b"), ("subscribe", "a://c"), ("unsubscribe", "a://b")):
             async with client.request(f"resources/{method}", {"uri": uri}) as answered:
@@ -210,9 +210,9 @@ async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModer
         await cluster.crash(home)
         if home is not stands[at]:
             with pytest.raises((EOFError, aiohttp.ClientError)):
-                _ = await stream.event()
+                _ = await stream.message()
     left = [stand for stand in stands if stand is not home]
-    async with client.get(place, url=left[0].url) as stream:
+    async with client.listen(place, url=left[0].url) as stream:
         _ = await stream.place()
         told = [(await stream.message())["method"] for _ in range(4)]
         assert {mcp.TOOLS_CHANGED, mcp.RESOURCE_UPDATED} < {*told}, "they may have changed"
@@ -224,8 +224,8 @@ async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModer
 
 async def test_an_older_client_gets_no_ids_on_its_standalone_stream(server: FakeModern, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", **MIRROR)
-    client = await LegacyClient.begun(one, version="2025-06-18")
-    async with client.get() as stream:
+    client = await LegacyClient(one, version="2025-06-18").initialize()
+    async with client.listen() as stream:
         async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
             assert (await answered.message())["result"] == {}
         updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
@@ -242,11 +242,11 @@ async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
     one, two, client = await pair(server, cluster)
     async with client.call("ask") as stream:
         question, place = await asked(stream)
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         place = await stream.place()
         await cluster.crash(one)
         with pytest.raises((EOFError, aiohttp.ClientError)):
-            _ = await stream.event()
+            _ = await stream.message()
     await answered_at(two.url, client, question, place)
     assert len(server.of("tools/call")) == 2
 
@@ -255,7 +255,7 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
     one, two, client = await pair(server, cluster)
     question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     tokens = sealed()
-    known = tokens.sessions.open(client.session or "")
+    known = tokens.sessions.open(client.headers[mcp.SESSION_ID])
     old_question, old_event = [
         tokens.of_place(kind, replace(found, issued=found.issued - 601))
         for kind, token in ((NESTED, question["id"]), (EVENT, place))
@@ -263,7 +263,7 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
     ]
     question["id"] = old_question
     assert await client.answer(question, ACCEPT, url=two.url) == 202
-    async with client.get(old_event, url=two.url) as stream:
+    async with client.listen(old_event, url=two.url) as stream:
         assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
     assert len(server.of("tools/call")) == 1
 
@@ -280,14 +280,14 @@ async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ende
     await eventually(lambda: len(server.of("tools/call")) == 2)
     await eventually(lambda: not list(mirror_of(two).lot), "the response is forgotten")
     assert await client.answer(question, ACCEPT, url=two.url) == 202
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
     assert len(server.of("tools/call")) == 2
 
 
 async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeModern, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", **MIRROR)
-    client = await LegacyClient.begun(one)
+    client = await LegacyClient(one).initialize()
     async with client.call("ask") as stream:
         question, _ = await asked(stream)
         ending = later(drain(one.gateway, delay_seconds=0))
@@ -311,8 +311,8 @@ async def test_a_question_outlives_a_drain_that_ends_before_its_answer(server: F
             await drain(one.gateway, delay_seconds=0)
             await cluster.crash(one)
         with pytest.raises((EOFError, aiohttp.ClientError)):
-            _ = await stream.event()
-    async with client.get(place, url=two.url) as stream:
+            _ = await stream.message()
+    async with client.listen(place, url=two.url) as stream:
         _ = await stream.place()
         assert await client.answer(question, ACCEPT, url=two.url) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
@@ -323,7 +323,7 @@ async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
     server: FakeModern, cluster: Cluster
 ) -> None:
     one, two, client = await pair(server, cluster)
-    async with client.get() as stream:
+    async with client.listen() as stream:
         _ = await stream.place()
         async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
             assert (await answered.message())["result"] == {}
@@ -333,9 +333,9 @@ async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
         async with asyncio.timeout(DEADLINE):
             ending = later(drain(home.gateway, delay_seconds=0))
             with pytest.raises((EOFError, aiohttp.ClientError)):
-                _ = await stream.event()
+                _ = await stream.message()
             await ending
-    async with client.get(place, url=left.url) as stream:
+    async with client.listen(place, url=left.url) as stream:
         assert stream.response.status == 200
         _ = await stream.place()
         assert mcp.RESOURCE_UPDATED in [(await stream.message())["method"] for _ in range(4)]

@@ -2,7 +2,6 @@
 
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -14,7 +13,7 @@ from gateway.seal.keyring import Keyring
 from gateway.seal.sep_1655_items import PURPOSE, Item
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FakeModern, Json
-from tests.support.mirrored_client import CAPABILITIES, LegacyClient
+from tests.support.legacy_client import CAPABILITIES, LegacyClient, Served
 from tests.support.replicas import Cluster
 from tests.support.state_keeper import CAPABILITY, SESSION, StateKeeper
 from tests.support.workbench import KEY, jwt
@@ -26,8 +25,8 @@ DECLARED: Final = {**CAPABILITIES, **CAPABILITY}
 class PaperClient(LegacyClient):
     """A client that keeps state, and sends it with every request to any replica."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, **options: Any) -> None:
-        super().__init__(http, url, **{"capabilities": DECLARED, **options})
+    def __init__(self, stand: Served, **options: Any) -> None:
+        super().__init__(stand, **{"capabilities": DECLARED, **options})
         self.state = StateKeeper()
 
     async def ask(self, method: str, params: Json | None = None) -> Json:
@@ -68,7 +67,7 @@ async def test_a_replica_that_starts_later_learns_the_log_level_from_the_state(
 ) -> None:
     names = [f"gw-{number}" for number in range(count)]
     stands = await cluster.begin(*names, route=ROUTE)
-    client = await PaperClient.begun(stands[0])
+    client = await PaperClient(stands[0]).initialize()
     for level in ("error", "debug"):
         assert (await client.set_level(level))["_meta"] == {SESSION: {NAME: client.item}}
     for stand in stands:
@@ -81,7 +80,7 @@ async def test_a_replica_that_starts_later_learns_the_log_level_from_the_state(
 
 
 async def test_the_newest_level_counts(begin: Begin, server: FakeModern) -> None:
-    client = await PaperClient.begun(await begin(route=ROUTE))
+    client = await PaperClient(await begin(route=ROUTE)).initialize()
     _ = await client.set_level("debug")
     before = client.item
     _ = await client.set_level("error")
@@ -95,7 +94,7 @@ async def test_the_newest_level_counts(begin: Begin, server: FakeModern) -> None
 async def test_state_is_for_those_who_speak_of_it(
     begin: Begin, server: FakeModern, route: Json, declared: Json
 ) -> None:
-    client = await PaperClient.begun(await begin(route=route), capabilities=declared)
+    client = await PaperClient(await begin(route=route), capabilities=declared).initialize()
     client.state.kept[SESSION][NAME] = "own"
     assert await client.set_level("debug") == {}
     _ = await client.call_tool()
@@ -106,7 +105,7 @@ async def test_state_is_for_those_who_speak_of_it(
 async def test_the_state_of_another_session_is_ignored(begin: Begin, server: FakeModern) -> None:
     stand = await begin(route=ROUTE)
     ada, same, eve = [
-        await PaperClient.begun(stand, headers={"Authorization": jwt(iss="i", sub=sub)})
+        await PaperClient(stand, headers={"Authorization": jwt(iss="i", sub=sub)}).initialize()
         for sub in ("ada", "ada", "eve")
     ]
     _ = await ada.set_level("debug")
@@ -124,7 +123,7 @@ async def test_the_state_of_another_session_is_ignored(begin: Begin, server: Fak
 
 @pytest.mark.parametrize("meta", ["x", [1], {SESSION: "x"}, {SESSION: [1]}])
 async def test_a_malformed_state_is_the_servers_to_judge(begin: Begin, server: FakeModern, meta: Any) -> None:
-    client = await PaperClient.begun(await begin(route=ROUTE))
+    client = await PaperClient(await begin(route=ROUTE)).initialize()
     asked = {"name": "tool", "arguments": {}, "_meta": meta}
     message = await LegacyClient.ask(client, mcp.TOOLS_CALL, asked)
     if isinstance(meta, dict):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-import aiohttp
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +14,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.support.fake_modern import FORM, SAMPLE, FakeModern, Json
-from tests.support.mirrored_client import CAPABILITIES, LegacyClient
+from tests.support.legacy_client import CAPABILITIES, LegacyClient, Served
 from tests.support.replicas import Cluster
 from tests.support.workbench import eventually, jwt
 
@@ -39,15 +38,15 @@ def echo(question: Json, result: Json) -> Json:
 class PaperClient(LegacyClient):
     """A client that declares the scope and echoes each state."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, **options: Any) -> None:
-        super().__init__(http, url, **{"capabilities": DECLARED, **options})
+    def __init__(self, stand: Served, **options: Any) -> None:
+        super().__init__(stand, **{"capabilities": DECLARED, **options})
 
     async def echo(self, question: Json, result: Json, url: str | None = None) -> int:
         return await self.answer(question, echo(question, result), url)
 
     async def refusal(self, question: Json, result: Json, url: str | None = None) -> tuple[int, int]:
         """The status and the error code of an answer."""
-        async with self.post({"jsonrpc": "2.0", "id": question["id"], "result": result}, url) as stream:
+        async with self.open({"id": question["id"], "result": result}, url) as stream:
             message = await stream.message()
             assert message["id"] == question["id"]
             return stream.response.status, message["error"]["code"]
@@ -58,7 +57,7 @@ REFUSED: Final = (200, -32010)
 
 @pytest.fixture
 async def client(begin: Begin) -> PaperClient:
-    return await PaperClient.begun(await begin(route=ROUTE))
+    return await PaperClient(await begin(route=ROUTE)).initialize()
 
 
 async def test_a_client_that_declares_the_scope_gets_a_state(client: PaperClient, server: FakeModern) -> None:
@@ -77,7 +76,7 @@ async def test_a_client_that_declares_the_scope_gets_a_state(client: PaperClient
 async def test_a_client_without_the_scope_gets_no_state_and_may_set_none(
     begin: Begin, server: FakeModern, declared: Json
 ) -> None:
-    client = await PaperClient.begun(await begin(route=ROUTE), capabilities={**CAPABILITIES, **declared})
+    client = await PaperClient(await begin(route=ROUTE), capabilities={**CAPABILITIES, **declared}).initialize()
     async with client.call("ask") as stream:
         question = await stream.message()
         assert "_meta" not in question["params"]
@@ -87,7 +86,7 @@ async def test_a_client_without_the_scope_gets_no_state_and_may_set_none(
 
 
 async def test_a_route_without_the_dialect_sets_no_state(begin: Begin, server: FakeModern) -> None:
-    client = await PaperClient.begun(await begin())
+    client = await PaperClient(await begin()).initialize()
     async with client.call("ask") as stream:
         question = await stream.message()
         assert "_meta" not in question["params"]
@@ -149,7 +148,7 @@ async def test_the_state_of_another_request_is_refused(begin: Begin, server: Fak
     server.tools["both"] = lambda call: call.text(call.answers) if call.answers else call.ask(a=FORM, b=FORM)
     stand = await begin(route=ROUTE)
     ada, other, eve = [
-        await PaperClient.begun(stand, headers={"Authorization": jwt(iss="i", sub=sub)})
+        await PaperClient(stand, headers={"Authorization": jwt(iss="i", sub=sub)}).initialize()
         for sub in ("ada", "ada", "eve")
     ]
     async with ada.call("both") as stream, other.call("both") as another, eve.call("both") as third:
@@ -188,8 +187,7 @@ async def test_an_error_needs_no_state_because_it_has_no_meta(client: PaperClien
     async with client.call("ask") as stream:
         question = await stream.message()
         refusal = {"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "User rejected"}}
-        async with client.post(refusal) as posted:
-            assert posted.response.status == 202
+        assert (await client.post(refusal))[0] == 202
         assert (await stream.message())["result"]["isError"] is True
 
 
@@ -210,7 +208,7 @@ async def test_an_answer_at_another_replica_is_checked_by_the_owner(
     server: FakeModern, cluster: Cluster, count: int
 ) -> None:
     stands = await cluster.begin(*(f"gw-{number}" for number in range(count)), route=ROUTE)
-    client = await PaperClient.begun(stands[0])
+    client = await PaperClient(stands[0]).initialize()
     async with client.call("ask") as stream:
         question = await stream.message()
         assert await client.refusal(question, ACCEPT, stands[-1].url) == REFUSED
@@ -222,7 +220,7 @@ async def test_an_answer_at_another_replica_is_checked_by_the_owner(
 
 async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: FakeModern, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", route=ROUTE)
-    client = await PaperClient.begun(one)
+    client = await PaperClient(one).initialize()
     with suppress(Exception):
         async with client.call("ask", {"large": "x" * 5_000}) as stream:
             question, place = await stream.message(), stream.last
@@ -233,19 +231,19 @@ async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: Fake
     assert last["arguments"] == {"large": "x" * 5_000}
     assert json.dumps(last["inputResponses"]) == json.dumps({"name": ACCEPT})
     assert await client.refusal(question, echo(question, ACCEPT), three.url) == REFUSED
-    async with client.get(place, three.url) as stream:
+    async with client.listen(place, three.url) as stream:
         assert text(await stream.message()) == {"name": ACCEPT}
 
 
 async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", route=ROUTE)
-    client = await PaperClient.begun(one)
+    client = await PaperClient(one).initialize()
     with suppress(Exception):
         async with client.call("ask") as stream:
             question = await stream.message()
             await cluster.crash(one)
     tokens = sealed()
-    asked = tokens.place(NESTED, question["id"], tokens.sessions.open(client.session or "").key)
+    asked = tokens.place(NESTED, question["id"], tokens.sessions.open(client.headers[mcp.SESSION_ID]).key)
     asked = replace(asked, issued=asked.issued - 601)
     old = {"id": tokens.of_place(NESTED, asked)}
     answer = ACCEPT | {"_meta": {KEY: tokens.of_place(STATE, asked)}}

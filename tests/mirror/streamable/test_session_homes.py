@@ -1,7 +1,7 @@
 """The standalone streams of mirrored sessions, with their subscriptions."""
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -10,14 +10,14 @@ from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, mirror_of
 from tests.support.fake_modern import FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.workbench import Stand, eventually, later
 
 CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
 
 
 async def session_of(stand: Stand, caller: str) -> LegacyClient:
-    return await LegacyClient.begun(stand, headers={"Authorization": f"Bearer {caller}"})
+    return await LegacyClient(stand, headers={"Authorization": f"Bearer {caller}"}).initialize()
 
 
 def homes(stand: Stand) -> list[Home]:
@@ -26,18 +26,18 @@ def homes(stand: Stand) -> list[Home]:
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
     stand = await begin()
-    client = await LegacyClient.begun(stand)
+    client = await LegacyClient(stand).initialize()
     opened = asyncio.Event()
 
     async def again() -> Json:
-        async with client.get() as stream:
+        async with client.listen() as stream:
             assert stream.response.status == 200
             opened.set()
             while (message := await stream.message()) != CHANGED:
                 pass
             return message
 
-    async with client.get():
+    async with client.listen():
         server.may_listen.clear()
         second = later(again())
         await eventually(lambda: len(server.of(mcp.LISTEN)) == 2)
@@ -51,7 +51,7 @@ async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begi
 
 
 async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin())
+    client = await LegacyClient(await begin()).initialize()
     server.silent_about.add("a://b")
     async with client.request("resources/subscribe", {"uri": "a://b"}) as stream:
         assert (await stream.message())["error"]["code"] == mcp.INVALID_PARAMS
@@ -62,32 +62,29 @@ async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begi
 async def test_a_stream_whose_credential_the_server_refuses_now_ends_so_that_the_client_signs_in_again(
     begin: Begin, server: FakeModern
 ) -> None:
-    client = await LegacyClient.begun(await begin())
-    async with client.get() as stream:
+    client = await LegacyClient(await begin()).initialize()
+    async with client.listen() as stream:
         _ = await stream.event()
         server.credential = "Bearer new"
         await server.listeners[0]({"jsonrpc": "2.0", "id": server.of(mcp.LISTEN)[0]["id"], "result": {}})
-        with suppress(EOFError):
-            while await stream.event():
-                pass
-    async with client.get() as refused:
+        while await stream.event():
+            pass
+    async with client.listen() as refused:
         assert refused.response.status == 401
         assert refused.response.headers["WWW-Authenticate"] == server.challenge
 
 
 async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"results_bytes": 1_000})
-    first, second = await LegacyClient.begun(stand), await LegacyClient.begun(stand)
+    first, second = await LegacyClient(stand).initialize(), await LegacyClient(stand).initialize()
     uri = "a://" + "x" * 600
-    async with first.get() as stream:
+    async with first.listen() as stream:
         assert (await first.ask("resources/subscribe", {"uri": uri}))["result"] == {}
         assert (await second.ask("resources/subscribe", {"uri": uri}))["result"] == {}
-        with suppress(EOFError):
-            while await stream.event():
-                pass
+        while await stream.event():
+            pass
     assert stand.gateway.lot.results.used < 1_000
-    async with second.http.delete(second.url, headers=second.sent()) as response:
-        assert response.status == 200
+    assert await second.end() == 200
     assert stand.gateway.lot.results.used == 0
     assert homes(stand) == []
 
@@ -98,10 +95,11 @@ async def test_the_streams_of_one_caller_end_no_stream_of_another(
     monkeypatch.setattr(session_homes, "_MAX_HOMES", 3)
     stand = await begin()
     ann = await session_of(stand, "ann")
-    async with ann.get() as stream, AsyncExitStack() as flood:
+    async with ann.listen() as stream, AsyncExitStack() as flood:
         _ = await stream.event()
         eves = [
-            await (await flood.enter_async_context((await session_of(stand, "eve")).get())).event() for _ in range(5)
+            await (await flood.enter_async_context((await session_of(stand, "eve")).listen())).event()
+            for _ in range(5)
         ]
         assert len(eves) == 5
         assert len(homes(stand)) == 3
@@ -113,7 +111,7 @@ async def test_the_streams_of_one_caller_end_no_stream_of_another(
 async def test_the_subscriptions_of_one_caller_end_no_stream_of_another(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"results_bytes": 3_000})
     ann, uri = await session_of(stand, "ann"), "a://" + "x" * 600
-    async with ann.get() as stream:
+    async with ann.listen() as stream:
         _ = await stream.event()
         assert (await ann.ask("resources/subscribe", {"uri": "a://a"}))["result"] == {}
         for _ in range(7):
@@ -135,13 +133,11 @@ async def test_one_caller_makes_nobody_elses_level_or_end_forgotten(
     stand = await begin()
     ann, gone = await session_of(stand, "ann"), await session_of(stand, "ann")
     assert (await ann.ask("logging/setLevel", {"level": "error"}))["result"] == {}
-    async with stand.http.delete(stand.url, headers=gone.sent()) as response:
-        assert response.status == 200
+    assert await gone.end() == 200
     for _ in range(5):
         eve = await session_of(stand, "eve")
         assert (await eve.ask("logging/setLevel", {"level": "info"}))["result"] == {}
-        async with stand.http.delete(stand.url, headers=(await session_of(stand, "eve")).sent()) as response:
-            assert response.status == 200
+        assert await (await session_of(stand, "eve")).end() == 200
     server.tools["level"] = lambda call: call.text(call.meta[mcp.META_LOG_LEVEL])
     async with ann.call("level") as stream:
         assert "error" in str(await stream.message())

@@ -11,7 +11,7 @@ from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.mirror.streamable.test_replica_routing import MIRROR, asked
 from tests.mirror.test_task_call import NEEDS_TASKS
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
+from tests.support.legacy_client import LegacyClient
 from tests.support.replicas import Cluster
 from tests.support.workbench import eventually, jwt, later
 
@@ -64,7 +64,7 @@ class Job:
 def names_task(client: LegacyClient, place: str) -> bool:
     """Whether a client that comes back with this event id continues a task."""
     tokens = sealed()
-    return tokens.place(EVENT, place, tokens.sessions.open(client.session or "").key).progress.task == "t1"
+    return tokens.place(EVENT, place, tokens.sessions.open(client.headers[mcp.SESSION_ID]).key).progress.task == "t1"
 
 
 async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient, server: FakeModern) -> None:
@@ -81,7 +81,7 @@ async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient
 
 
 async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin(route={"tasks": {"undeclared": "refuse"}}))
+    client = await LegacyClient(await begin(route={"tasks": {"undeclared": "refuse"}})).initialize()
     job = Job(server)
     async with client.call("job") as stream:
         assert (await stream.message())["result"]["isError"] is True
@@ -89,7 +89,7 @@ async def test_a_route_may_refuse_tasks(begin: Begin, server: FakeModern) -> Non
 
 
 async def test_a_task_ends_with_a_client_that_stays_away(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin(hold={"ttl_seconds": 0.2}))
+    client = await LegacyClient(await begin(hold={"ttl_seconds": 0.2})).initialize()
     job = Job(server)
     async with client.call("job"):
         await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
@@ -97,7 +97,7 @@ async def test_a_task_ends_with_a_client_that_stays_away(begin: Begin, server: F
 
 
 async def test_tasks_count_as_the_calls_of_their_caller(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin(hold={"max_calls_per_principal": 1}))
+    client = await LegacyClient(await begin(hold={"max_calls_per_principal": 1})).initialize()
     job = Job(server)
     async with client.call("job") as stream:
         await eventually(lambda: server.of(mcp.TASKS_GET), "the task is asked about")
@@ -111,12 +111,12 @@ async def test_tasks_count_as_the_calls_of_their_caller(begin: Begin, server: Fa
 async def test_a_task_outlives_the_replica_that_drives_it(server: FakeModern, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
     job = Job(server)
-    client = await LegacyClient.begun(one)
+    client = await LegacyClient(one).initialize()
     async with client.call("job") as stream:
         while not names_task(client, place := await stream.place()):
             pass
         await cluster.crash(one)
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         _ = await stream.place()
         job.state = {"status": "input_required", "inputRequests": {"a": FORM}}
         question, _ = await asked(stream)
@@ -129,12 +129,12 @@ async def test_a_task_outlives_the_replica_that_drives_it(server: FakeModern, cl
 async def test_the_question_of_a_task_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
     job = Job(server, a=FORM)
-    client = await LegacyClient.begun(one)
+    client = await LegacyClient(one).initialize()
     async with client.call("job") as stream:
         question, place = await asked(stream)
         await cluster.crash(one)
     assert await client.answer(question, ACCEPT, url=two.url) == 202
-    async with client.get(place, url=three.url) as stream:
+    async with client.listen(place, url=three.url) as stream:
         assert text(await stream.message()) == {"a": ACCEPT}
     assert (job.made, job.cancelled) == (1, False)
     assert len(server.of(mcp.TASKS_UPDATE)) == 1
@@ -145,18 +145,18 @@ async def test_a_task_that_changed_hands_ends_with_a_client_that_stays_away(
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR, hold={"ttl_seconds": 0.2})
     job, token = Job(server, a=FORM), jwt(iss="i", sub="ada")
-    client = await LegacyClient.begun(one, headers={"Authorization": token})
+    client = await LegacyClient(one, headers={"Authorization": token}).initialize()
     async with client.call("job") as stream:
         _, place = await asked(stream)
         await cluster.crash(one)
-    async with client.get(place, url=two.url) as stream:
+    async with client.listen(place, url=two.url) as stream:
         _ = await stream.place()
     await eventually(lambda: job.cancelled, "the task is cancelled")
     assert server.headers[-1]["Authorization"] == token
 
 
 async def test_a_client_that_left_before_its_task_was_made_leaves_none(begin: Begin, server: FakeModern) -> None:
-    client = await LegacyClient.begun(await begin(), version="2025-06-18")
+    client = await LegacyClient(await begin(), version="2025-06-18").initialize()
     job, go = Job(server), asyncio.Event()
     make = job.call
 
