@@ -8,6 +8,9 @@ from yarl import URL
 
 from gateway.http.server.request import HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.response import JsonResponse, StreamResponse, TextResponse, WholeResponse
+from tests.support.fake_upstream import FakeUpstream, text
+from tests.support.garbage import cycles
+from tests.support.workbench import Client
 
 
 class FakeWire:
@@ -147,3 +150,11 @@ async def test_a_stream_over_http_1_0_ends_with_its_connection() -> None:
 async def test_a_head_request_gets_no_part_of_a_stream() -> None:
     http, wire = request("HEAD")
     assert await streamed(http, wire, Content_Length="6") == b""
+
+
+async def test_a_large_reply_is_freed_once_it_is_sent(upstream: FakeUpstream, client: Client) -> None:
+    upstream.tool(lambda turn: turn.result(text("x" * 200_000)))
+    with cycles() as found:
+        assert len((await client.call("tool")).data) > 200_000
+        _ = await client.post("server/discover")  # until the next request, aiohttp keeps the reply
+    assert "gateway.http.server.response.WholeResponse" not in found
