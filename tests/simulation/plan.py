@@ -107,7 +107,7 @@ MORE_FAULTS: Final = ("int", "replay", "modern cut", "child")
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _returning(_with_children(_with_tasks(_with_listeners(_lost(_rarest(_newest(_more(_first(seed)))))))))
+    return _returning(_with_children(_with_tasks(_with_listeners(_rare(_more(_first(seed)))))))
 
 
 def _first(seed: int) -> Plan:
@@ -404,14 +404,6 @@ _LONG: Final[tuple[dict[str, Any], ...]] = ({"questions": 2, "between": 7.0}, {"
 _SHORT: Final[tuple[dict[str, Any], ...]] = ({"questions": 1}, {"questions": 2, "between": 1.0})
 
 
-def _newest(plan: Plan) -> Plan:
-    """What was added last; it leaves six of seven plans as they were."""
-    random = Random(f"newest {plan.seed}")
-    if random.random() > 0.16 or plan.replicas < 3 or plan.config["route"]:
-        return plan
-    return random.choice(_DRAWS)(random, plan)
-
-
 def _is_usual(call: Call) -> bool:
     return call.path == "/mcp" and not call.is_legacy
 
@@ -419,6 +411,11 @@ def _is_usual(call: Call) -> bool:
 def _usual(plan: Plan, changed: Callable[[Call], Call]) -> tuple[Call, ...]:
     """The calls of a plan, of which those of modern clients to the legacy server are changed."""
     return tuple(changed(call) if _is_usual(call) else call for call in plan.calls)
+
+
+def _each_at_one(plan: Plan, **how: Any) -> tuple[Call, ...]:
+    """The calls of a plan, of which each of those goes to one replica, and is changed in the same way."""
+    return _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
 
 
 def _sorted(*faults: Fault) -> tuple[Fault, ...]:
@@ -488,26 +485,12 @@ def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
 
     A grace period of 1 s has one look at the clock, so that its end is due together with what came meanwhile.
     """
-    how = {"script": {"questions": 2, "between": 3.0}, "think": 0.2, "habit": "leaves for a moment"}
-    calls = _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
+    script = {"questions": 2, "between": 3.0}
+    calls = _each_at_one(plan, script=script, think=0.2, habit="leaves for a moment")
     stops = tuple(Fault("stop", at, 8.0, when="detached") for at in (2.0, 11.0, 20.0))
     config = _held_for(plan, 90.0)
     config["hold"]["grace_seconds"] = random.choice((1.0, 6.0))
     return replace(plan, config=config, calls=calls, faults=stops)
-
-
-_DRAWS: Final = (_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server, _stopped_in_grace)
-
-
-def _rarest(plan: Plan) -> Plan:
-    """Drains, and clients that leave, while a call that has moved on still writes a reply that nobody reads.
-
-    Or clients leave two copies of a request for good.
-    """
-    random = Random(f"rarest {plan.seed}")
-    if random.random() > 0.05 or plan.replicas < 3 or plan.config["route"]:
-        return plan
-    return random.choice((_unread_later, _unread_broken, _unread_restored, _left_twice))(random, plan)
 
 
 def _left_twice(random: Random, plan: Plan) -> Plan:
@@ -518,14 +501,6 @@ def _left_twice(random: Random, plan: Plan) -> Plan:
         plan, lambda call: replace(call, replicas=random.choice((call.replicas, (owner, owner, owner))), **how)
     )
     return replace(plan, config=_held_for(plan, 90.0), calls=calls, faults=())
-
-
-def _lost(plan: Plan) -> Plan:
-    """Calls that are lost at a moment when few are: each kind comes with one call of its own."""
-    random = Random(f"lost {plan.seed}")
-    if random.random() > 0.015 or plan.replicas < 3 or plan.config["route"]:
-        return plan
-    return random.choice((_outlived, _answered_as_it_breaks, _broken_at_the_end))(random, plan)
 
 
 def _lost_call(random: Random, plan: Plan, *replicas: int, **how: Any) -> tuple[Plan, Call]:
@@ -565,8 +540,7 @@ def _broken_at_the_end(random: Random, plan: Plan) -> Plan:
 def _unread_later(random: Random, plan: Plan) -> Plan:
     """Nobody waits for the calls, which go on or have ended, while a copy of the last retry but one is not read."""
     script = {"logs": True, "questions": 2, "between": random.choice((0.5, 3.0))}
-    how = {"script": script, "think": 0.3, "habit": "copies, then goes"}
-    calls = _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
+    calls = _each_at_one(plan, script=script, think=0.3, habit="copies, then goes")
     state = random.choice(("", "unread detached", "unread finished"))
     faults = (Fault("int", round(1.0 + 5.0 * random.random(), 3), 2.0, when=state),) if state else ()
     return replace(plan, config=_held_for(plan, 40.0), calls=calls, faults=faults)
@@ -575,8 +549,7 @@ def _unread_later(random: Random, plan: Plan) -> Plan:
 def _unread_broken(random: Random, plan: Plan) -> Plan:
     """The stream of a call breaks whose last round is not read, and then its replica drains."""
     script = {"logs": True, "questions": 2, "between": 0.3}
-    how = {"script": script, "tool": "search", "think": 3.0, "habit": "unread copy"}
-    calls = _usual(plan, lambda call: replace(call, replicas=call.replicas[:1] * 6, **how))
+    calls = _each_at_one(plan, script=script, tool="search", think=3.0, habit="unread copy")
     at = round(1.0 + 8.0 * random.random(), 3)
     faults = (Fault("cold cut", at, 0.0, when="unread parked"), Fault("int", at + 0.1, 2.0, when="unread broken"))
     config = _held_for(plan, 40.0)
@@ -607,6 +580,24 @@ def _unread_restored(random: Random, plan: Plan) -> Plan:
     if random.random() < 0.5:
         faults.append(Fault("int", dies_at + 0.5, 2.0, when="unread restored"))
     return replace(plan, config=config, calls=(*plan.calls[:6], call), faults=tuple(faults))
+
+
+_OWNERS: Final = (_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server, _stopped_in_grace)
+_UNREAD: Final = (_unread_later, _unread_broken, _unread_restored, _left_twice)
+_LOST: Final = (_outlived, _answered_as_it_breaks, _broken_at_the_end)
+
+
+def _rare(plan: Plan) -> Plan:
+    """A plan of one situation that few others lead to, if one is drawn.
+
+    Owners or servers are silent; a call has moved on while a reply of it is not read, or both copies of a request were
+    left; or a call is lost at a moment when few are.
+    """
+    for name, share, draws in (("newest", 0.16, _OWNERS), ("rarest", 0.05, _UNREAD), ("lost", 0.015, _LOST)):
+        random = Random(f"{name} {plan.seed}")
+        if random.random() <= share and plan.replicas >= 3 and not plan.config["route"]:
+            plan = random.choice(draws)(random, plan)
+    return plan
 
 
 def _with_listeners(plan: Plan) -> Plan:
