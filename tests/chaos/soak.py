@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.chaos.stage import KEY, Call, Gate, accept
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server, stdio_server
 from tests.support.cluster import Cluster, cluster
+from tests.support.fake_http import Proxy
 from tests.support.gateway_process import HELD, SESSIONS, Gateway
 from tests.support.workbench import Client, Json, Reply
 
@@ -55,7 +55,7 @@ class World:
     c: Cluster
     servers: dict[str, OldServer]
     """By the path of their route."""
-    proxies: list[FaultProxy]
+    proxies: list[Proxy]
     """Before those servers that are no children."""
     client: Client
     dice: Random
@@ -255,7 +255,7 @@ class Operator:
         server.send(signal.SIGCONT)
 
     async def cut_streams(self) -> None:
-        _ = self.world.dice.choice(self.world.proxies).cut(self.world.dice.choice((b"GET", b"POST")))
+        self.world.dice.choice(self.world.proxies).cut(self.world.dice.choice((b"GET", b"POST")))
 
 
 async def quiet(replica: Gateway) -> bool:
@@ -289,7 +289,8 @@ async def inhabited(folder: Path, seed: int, **options: Any) -> AsyncIterator[Wo
     async with AsyncExitStack() as stack:
         plain, stored = [await stack.enter_async_context(old_server(name)) for name in ("py130", "py130-store")]
         child, command = stack.enter_context(stdio_server("py130"))
-        proxies = [await stack.enter_async_context(fault_proxy(server.port)) for server in (plain, stored)]
+        addresses = [f"127.0.0.1:{server.port}" for server in (plain, stored)]
+        proxies = [await stack.enter_async_context(Proxy(each)) for each in addresses]
         routes = [{"path": path, "upstream": {"url": proxy.url}} for path, proxy in zip(PATHS, proxies, strict=True)]
         routes.append({"path": "/child", "upstream": command})
         options = {**SECTIONS, **options}

@@ -19,8 +19,8 @@ from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keys
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
-from tests.support.fake_http import fake_wire
-from tests.support.fake_peer import Asked, Proxy
+from tests.support.fake_http import Proxy, fake_wire
+from tests.support.fake_peer import Asked
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import (
     STALLED,

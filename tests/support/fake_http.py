@@ -136,6 +136,56 @@ class FakeHttp:
             self._running.discard(task)
 
 
+class Proxy(FakeHttp):
+    """A forwarder of bytes whose connections a test can break."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__(self._forward)
+        self._to = to
+        self._methods: dict[Wire, bytes] = {}
+        """Of the last request of each connection."""
+        self.broken = 0
+        self._stale = 0
+
+    def cut(self, method: bytes) -> None:
+        """Break each connection whose last request had this method."""
+        for wire, last in self._methods.items():
+            if last == method:
+                wire.writer.transport.abort()
+
+    def break_kept(self) -> None:
+        """Break each present connection at its next bytes."""
+        self._stale = self.connections
+
+    async def _forward(self, wire: Wire) -> None:
+        number = self.connections
+        host, _, port = self._to.rpartition(":")
+        there, to = await asyncio.open_connection(host, int(port))
+        back = asyncio.get_running_loop().create_task(self._back(there, wire.writer))
+        try:
+            while data := await wire.reader.read(65_536):
+                if number <= self._stale:
+                    self.broken += 1
+                    break
+                if (method := data.partition(b" ")[0]) in {b"GET", b"POST", b"DELETE"}:
+                    self._methods[wire] = method
+                to.write(data)
+                await to.drain()
+        finally:
+            _ = self._methods.pop(wire, None)
+            back.cancel()
+            await asyncio.wait((back,))
+            to.transport.abort()
+            wire.writer.transport.abort()
+
+    async def _back(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await there.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
 @asynccontextmanager
 async def fake_wire(
     said: bytes | Callable[[bytes], bytes], *, times: int | None = 1, stays: bool = False

@@ -3,7 +3,6 @@
 It knows the state key and may speak as a replica does, or badly, or not at all. `replicas.py` has real ones.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,7 +10,6 @@ from gateway.config import InForce
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
 from tests.support.fake_http import FakeHttp, Wire
-from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
 _MAX_BYTES = 1 << 26
@@ -130,41 +128,3 @@ class Silent(FakeHttp):
         self.received.append(received)
         while data := await wire.reader.read(65_536):
             received += data
-
-
-class Proxy(FakeHttp):
-    """A forwarder that can break connections that were used before."""
-
-    def __init__(self, to: str) -> None:
-        super().__init__(self._forward)
-        self._to = to
-        self.broken = 0
-        self._stale = 0
-
-    def break_kept(self) -> None:
-        """Break each present connection at its next bytes."""
-        self._stale = self.connections
-
-    async def _forward(self, wire: Wire) -> None:
-        number = self.connections
-        host, _, port = self._to.rpartition(":")
-        there, to = await asyncio.open_connection(host, int(port))
-        back = asyncio.get_running_loop().create_task(self._back(there, wire.writer))
-        try:
-            while data := await wire.reader.read(65_536):
-                if number <= self._stale:
-                    self.broken += 1
-                    break
-                to.write(data)
-                await to.drain()
-        finally:
-            back.cancel()
-            await asyncio.wait((back,), timeout=DEADLINE)
-            to.transport.abort()
-            wire.writer.transport.abort()
-
-    async def _back(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await there.read(65_536):
-            writer.write(data)
-            await writer.drain()
-        writer.transport.abort()
