@@ -49,6 +49,8 @@ async def placed(round_: Round) -> Round | Response:
 
 def _is_elsewhere(owner: str, own: str, incoming: Incoming) -> bool:
     """Whether another replica must serve a request. One that a peer forwarded does not leave this host."""
-    if owner == own or incoming.is_local:
-        return False
-    return incoming.peer_request is None or host_of(owner) == host_of(own)
+    came = incoming.peer_request
+    if came is None:
+        return owner != own
+    # To this very process, it came from another one of this host, or its sender knew the place.
+    return own not in (owner, came.to) and host_of(owner) == host_of(own)

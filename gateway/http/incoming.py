@@ -52,8 +52,6 @@ class Incoming(msgspec.Struct, eq=False):
     body: bytes = b""
     peer_request: PeerRequest | None = None
     """The message that carried it here, if another replica forwarded it."""
-    is_local: bool = False
-    """Whether another process of this host forwarded it."""
     request_id: str = ""
     """The id of the HTTP request (`X-Request-Id`), given by the replica to which the client spoke."""
     method: str = "POST"

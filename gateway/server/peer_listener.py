@@ -140,7 +140,6 @@ class PeerListener:
                     peer_request.remote,
                     peer_request.body,
                     peer_request,
-                    is_local,
                     peer_request.request_id,
                     peer_request.method,
                 )
