@@ -125,4 +125,4 @@ def client(stands: list[Stand]) -> PaperClient:
 
 
 def client_of(stands: list[Stand], **options: Any) -> PaperClient:
-    return PaperClient(stands[0].http, [stand.url for stand in stands], **options)
+    return PaperClient(stands, **options)

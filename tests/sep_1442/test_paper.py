@@ -15,7 +15,7 @@ from tests.support.workbench import Stand, eventually, jwt
 
 ACCEPT: Final[Json] = {"action": "accept", "content": {"name": "Ann"}}
 ROOT: Final[Json] = {"uri": "file:///a", "name": "a"}
-CLIENT_INFO: Final = {"name": "paper", "version": "7"}
+CLIENT_INFO: Final = {"name": "old", "version": "1"}
 
 
 def text(message: Json) -> Any:
@@ -45,7 +45,8 @@ async def test_an_unsupported_version_is_refused(stands: list[Stand], tools: Too
 
 
 async def test_a_missing_version_header_is_refused(client: PaperClient, tools: Tools) -> None:
-    status, message = await client.ask("tools/call", {"name": "plain"}, MCP_Protocol_Version=None)
+    del client.headers[mcp.PROTOCOL_VERSION]
+    status, message = await client.ask("tools/call", {"name": "plain"})
     assert (status, message["error"]["code"]) == (400, -32000)
     assert tools.calls() == 0
 
@@ -53,7 +54,7 @@ async def test_a_missing_version_header_is_refused(client: PaperClient, tools: T
 @pytest.mark.parametrize("named", ["2025-11-25", 7, None])
 async def test_a_header_that_differs_from_meta_is_refused(client: PaperClient, tools: Tools, named: Any) -> None:
     params = {"name": "plain", "_meta": {VERSION: named}}
-    async with client.post({"id": 1, "method": "tools/call", "params": params}) as stream:
+    async with client.open({"id": 1, "method": "tools/call", "params": params}) as stream:
         assert (stream.response.status, (await stream.message())["error"]["code"]) == (400, -32600)
     assert tools.calls() == 0
 
@@ -217,9 +218,9 @@ async def test_the_session_of_the_header_counts(client: PaperClient) -> None:
 async def test_an_invalid_session_is_refused(stands: list[Stand], tools: Tools) -> None:
     ada, eve = (client_of(stands, headers={"Authorization": jwt(iss="i", sub=sub)}) for sub in ("ada", "eve"))
     await ada.initialize()
-    assert ada.session is not None
-    for session in (ada.session, ada.session[:-2], "none", ""):
-        eve.session = session
+    sealed = ada.headers[mcp.SESSION_ID]
+    for session in (sealed, sealed[:-2], "none", ""):
+        eve.headers[mcp.SESSION_ID] = session
         status, message = await eve.ask("tools/call", {"name": "plain"})
         error = message["error"]
         assert (status, error["code"], error["message"]) == (400, -32001, "Invalid Session ID")
@@ -250,10 +251,10 @@ async def test_two_open_calls_of_a_session_cannot_have_the_same_id(stands: list[
             message = await refused.message()
             assert (refused.response.status, message["id"]) == (200, "mine")
             assert message["error"]["code"] == mcp.INVALID_REQUEST
-        client.session, session = None, client.session
+        session = client.headers.pop(mcp.SESSION_ID)
         async with client.call("plain", id_="mine") as served:
             assert "result" in await served.message(), "without a session, no id is compared"
-        client.session = session
+        client.headers[mcp.SESSION_ID] = session
         assert await client.notify(mcp.CANCELLED, {"requestId": "mine"}) == 202
     await eventually(tools.left.is_set, "the server's request is cut")
     assert tools.calls() == 2

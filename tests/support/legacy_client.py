@@ -123,7 +123,7 @@ class LegacyClient:
         version: str = mcp.LEGACY,
         authorization: str | None = None,
         url: str | None = None,
-        capabilities: Json = CAPABILITIES,
+        capabilities: Json | None = CAPABILITIES,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.http = stand.http

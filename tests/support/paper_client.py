@@ -1,107 +1,51 @@
 """A client that follows SEP-1442 line by line; it sends each message to another replica."""
 
 import itertools
-import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import aiohttp
-
-from tests.support.legacy_client import Json, Stream
+from gateway.protocol import mcp
+from tests.support.legacy_client import Json, LegacyClient, Opening
+from tests.support.workbench import Stand
 
 VERSION: Final = "modelcontextprotocol.io/mcpProtocolVersion"
 CAPABILITIES: Final = "modelcontextprotocol.io/clientCapabilities"
-ALL: Final[Json] = {"elicitation": {}, "sampling": {}, "roots": {}}
 
 
-class PaperClient:
-    """One client."""
+class PaperClient(LegacyClient):
+    """One client, with or without a session; without capabilities it declares none."""
 
-    def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        urls: list[str],
-        *,
-        version: str = "2025-06-18",
-        capabilities: Json | None = ALL,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self._http = http
-        self._urls = itertools.cycle(urls)
-        self.version = version
-        self.capabilities = capabilities
-        self.headers = dict(headers or {})
-        self.session: str | None = None
-        self._ids = itertools.count(1)
+    def __init__(self, stands: list[Stand], version: str = "2025-06-18", **options: Any) -> None:
+        super().__init__(stands[0], version, **options)
+        self._urls = itertools.cycle([stand.url for stand in stands])
+        self.headers[mcp.PROTOCOL_VERSION] = version
 
-    @asynccontextmanager
-    async def post(self, message: Json, **headers: str | None) -> AsyncIterator[Stream]:
-        """Send one message; a header of None is left out."""
-        sent: dict[str, str | None] = {
-            "Accept": "application/json, text/event-stream",
-            "Content-Type": "application/json",
-            "MCP-Protocol-Version": self.version,
-            "MCP-Session-Id": self.session,
-            **self.headers,
-            **{name.replace("_", "-"): value for name, value in headers.items()},
-        }
-        given = {name: value for name, value in sent.items() if value is not None}
-        body = json.dumps({"jsonrpc": "2.0", **message})
-        async with self._http.post(next(self._urls), headers=given, data=body) as response:
-            yield Stream(response)
+    def open(self, message: Json | bytes, url: str | None = None) -> Opening:
+        return super().open(message, url or next(self._urls))
 
-    def meta(self, **more: Any) -> Json:
-        """The `_meta` of a request; a value of None is left out."""
-        meta = {VERSION: self.version, CAPABILITIES: self.capabilities, **more}
-        return {key: value for key, value in meta.items() if value is not None}
+    def request(self, method: str, params: Json | None = None, meta: Json | None = None, id_: Any = None) -> Opening:
+        declared = {} if self.capabilities is None else {CAPABILITIES: self.capabilities}
+        own = {VERSION: self.version, **declared, **(meta or {})}
+        return super().request(method, {**(params or {}), "_meta": own}, id_=id_)
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, params: Json | None = None, meta: Json | None = None, id_: Any = None, **headers: str | None
-    ) -> AsyncIterator[Stream]:
-        params = {**(params or {}), "_meta": self.meta(**(meta or {}))}
-        id_ = next(self._ids) if id_ is None else id_
-        async with self.post({"id": id_, "method": method, "params": params}, **headers) as stream:
-            yield stream
+    def call(self, name: str, meta: Json | None = None, id_: Any = None) -> Opening:
+        return self.request(mcp.TOOLS_CALL, {"name": name, "arguments": {}}, meta, id_)
 
-    @asynccontextmanager
-    async def call(
-        self, name: str, meta: Json | None = None, id_: Any = None, arguments: Json | None = None
-    ) -> AsyncIterator[Stream]:
-        async with self.request("tools/call", {"name": name, "arguments": arguments or {}}, meta, id_) as stream:
-            yield stream
-
-    async def ask(
-        self, method: str, params: Json | None = None, meta: Json | None = None, **headers: str | None
-    ) -> tuple[int, Json]:
+    async def ask(self, method: str, params: Json | None = None, meta: Json | None = None) -> tuple[int, Json]:
         """Send a request; return the status and the first message of its reply."""
-        async with self.request(method, params, meta, **headers) as stream:
-            return stream.response.status, await stream.message()
+        async with self.request(method, params, meta) as stream:
+            return stream.status, await stream.message()
 
     async def initialize(self) -> Json:
-        params = {
-            "protocolVersion": self.version,
-            "capabilities": self.capabilities or {},
-            "clientInfo": {"name": "paper", "version": "7"},
-        }
-        _, message = await self.ask("initialize", params)
+        """Begin a session, which the paper has as an option; return what the server says of itself."""
+        _, message = await self.ask(mcp.INITIALIZE, self.begin_message()["params"])
         result: Json = message["result"]
-        self.session = result["sessionId"]
+        self.headers[mcp.SESSION_ID] = result["sessionId"]
         return result
-
-    async def answer(self, question: Json, result: Any) -> int:
-        """Answer a question; return the status."""
-        async with self.post({"id": question["id"], "result": result}) as stream:
-            return stream.response.status
 
     async def refuse(self, question: Json) -> int:
         """Answer a question that this client cannot put to anybody."""
         error = {"code": -32601, "message": "Method not found"}
-        async with self.post({"id": question["id"], "error": error}) as stream:
-            return stream.response.status
+        return (await self.post({"id": question["id"], "error": error}))[0]
 
     async def notify(self, method: str, params: Json | None = None) -> int:
-        params = {**(params or {}), "_meta": {VERSION: self.version}}
-        async with self.post({"method": method, "params": params}) as stream:
-            return stream.response.status
+        return await super().notify(method, {**(params or {}), "_meta": {VERSION: self.version}})
