@@ -15,8 +15,9 @@ from gateway.config import ConfigError, InForce, Problem, parse
 from gateway.server.drain import drain
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.replicas import drop
 from tests.support.stand import Start
-from tests.support.status import SECRET, drop, fetch, told
+from tests.support.status import SECRET, fetch, told
 from tests.support.workbench import KEY, Stand, configuration, eventually, jwt, later
 
 GAUGES = {

@@ -14,6 +14,7 @@ from gateway.telemetry import Metrics
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_name_service import FakeClock, FakeNameService
+from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.replicas import Cluster
 from tests.support.stand import at_rest, leaving_nothing
@@ -24,6 +25,12 @@ def upstream(upstream: FakeUpstream) -> FakeUpstream:
     """Its tool asks once, unless a test gives it another one."""
     upstream.tool(ask)
     return upstream
+
+
+@pytest.fixture
+def store(upstream: FakeUpstream) -> FakeStore:
+    """Makes the upstream a server with an event store."""
+    return FakeStore(upstream)
 
 
 @pytest.fixture

@@ -32,11 +32,6 @@ from tests.support.workbench import ACCEPT, Reply, Stand, eventually, later
 QUICK: dict[str, Any] = {"hold": {"drain_seconds": 0.05}}
 
 
-@pytest.fixture
-def store(upstream: FakeUpstream) -> FakeStore:
-    return FakeStore(upstream)
-
-
 async def ask_again(stand: Stand, asked: Reply) -> Reply:
     """Send a retry without answers."""
     again = await stand.client().call(state=asked.state, answers={})

@@ -18,11 +18,6 @@ USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app",
 """Two tokens of one principal."""
 
 
-@pytest.fixture
-def store(upstream: FakeUpstream) -> FakeStore:
-    return FakeStore(upstream)
-
-
 async def part(stand: Stand) -> None:
     """Drain a replica to its end; as in its last second, its listener for other replicas is still open."""
     await in_time(drain(stand.gateway, delay_seconds=0))

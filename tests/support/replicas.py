@@ -26,16 +26,10 @@ from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.workbench import ACCEPT, Client, Reply, Stand
 
 SECONDS = {"peer_connect_seconds": 1, "peer_accept_seconds": 0.2, "cancel_seconds": 1}
-
-
 STALLED = (503, -32603, "owner_stalled")
 TWICE: dict[str, Any] = {"route": {"ephemeral": ["*"]}}
 """Every tool may run twice."""
-
-
 TOKEN = {mcp.META_PROGRESS_TOKEN: "t"}
-
-
 RETRY = "mcp_gateway_continuations_total"
 
 

@@ -24,12 +24,6 @@ async def told(stand: Stand) -> Status:
     return msgspec.json.decode(body, type=Status)
 
 
-async def drop(stand: Stand) -> None:
-    """Drop all held calls."""
-    for driver in list(stand.gateway.lot):
-        driver.expire()
-
-
 def held(age: float) -> HeldStatus:
     return HeldStatus(
         route="/mcp",
