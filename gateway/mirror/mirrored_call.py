@@ -70,8 +70,6 @@ class MirroredCall(Engine, Hearer):
         """Seconds until the next round; None if the client is to answer first."""
         self._failures = 0
         """How many requests about the task have failed in a row."""
-        self._is_released = False
-        """Whether nothing more of the server's side is heard."""
 
     # -- from the client's side -----------------------------------------------------------------------------------
 
@@ -177,7 +175,7 @@ class MirroredCall(Engine, Hearer):
 
     def hear(self, data: bytes, /) -> bool:
         """Take a message of the server; raises ValueError for a malformed one."""
-        if self._is_released:
+        if not self._exchange.calling:
             return False
         rounds, before = self._rounds, self._rounds.live_task
         try:
@@ -214,8 +212,7 @@ class MirroredCall(Engine, Hearer):
         self._failures += 1
 
     def _broke(self, error: GatewayError) -> None:
-        if not self._is_released:
-            self._feed(on.Broke(error))
+        self._feed(on.Broke(error))
 
     def _deliver(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]]) -> None:
         """Take answers of the client; the last ones of a round go upstream with all others."""
@@ -226,8 +223,7 @@ class MirroredCall(Engine, Hearer):
             self._run_rounds()
 
     def _release(self) -> None:
-        """Hear nothing more of the server's side. A task that is not over ends with its call."""
-        self._is_released = True
+        """End a task that is not over, because nobody waits for it any more."""
         cancelling = self._rounds.cancellation(self.headers)
         if cancelling is not None:
             self.live.process.tasks.spawn(self._cancel_task(cancelling), "send upstream")
