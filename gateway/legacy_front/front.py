@@ -63,7 +63,7 @@ async def begin(sessions: SessionTable, front: Front, at: Arrival, connect: Conn
             goes_on = session.is_initialized
             return response
     finally:
-        if not goes_on:
+        if not goes_on:  # over HTTP+SSE its stream has ended; else the client got no id with which to go on
             session.end(InvalidRequest("The client has ended the session by closing its stream"))
 
 

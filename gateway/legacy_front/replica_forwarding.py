@@ -39,7 +39,7 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     except ReplyBroken as exc:
         if incoming.peer_request is not None:
             raise
-        if watched.is_answered:
+        if watched.is_answered:  # an error would be a second response
             return await reply.end(COMPLETE)
         raise CallLost(
             "The replica that has this session broke off its reply; the request may have had effects", status=502

@@ -162,6 +162,7 @@ class Changes:
                 honoured = await self.listen(self._headers)
             except GatewayError as exc:
                 has_missed = True
+                # Time changes neither a credential nor a request that is refused, so only the client can go on.
                 if isinstance(exc, Refused) or not isinstance(exc, UpstreamError):
                     attempts = _TRIES
             else:

@@ -105,7 +105,7 @@ class MirrorBackend:
     async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
         """Answer a request with the result of some work, which may be empty."""
         if self._is_closed:  # before this task began
-            work.close()
+            work.close()  # else Python warns that it was never awaited
             return
         try:
             result = await work

@@ -44,7 +44,7 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
     async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`."""
         reply = _Messages(hearer, self.reply, self.live.config.limits.event_bytes)
-        with suppress(ConnectionError, PeerFailed):
+        with suppress(ConnectionError, PeerFailed):  # then there is no response
             _ = await self.side.serve(self._modern(request), reply)
         if reply.error is not None:
             raise reply.error

@@ -225,6 +225,7 @@ class LiveTask(Driver):
                 except CallLost as exc:
                     self._feed(on.Broke(exc))
             case on.Stopped(error=error):
+                # Unlike `Stopped`, this keeps the task, of whose end its client has yet to hear.
                 self._feed(on.Broke(error))
             case on.Broke(error=error) if (
                 not self.is_over

@@ -212,6 +212,7 @@ class SessionRelay(SideListener):
                 wanted = b"" if token is None else request_id(token)
                 request = next((id_ for id_, each in self._open.items() if each.token == wanted), None)
             elif request is None and len(self._open) == 1:
+                # Many clients have no standalone stream, and would miss what can only be about this request.
                 request = next(iter(self._open))
         except ValueError:
             self.live.upstream.health.malformed()

@@ -125,6 +125,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
         return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
     if not is_own:
         held.continued(left)
+    # Another process has counted the events anew, so the number of the client's last one says nothing to it.
     return await held.write(at, left.number if is_own else 0)
 
 

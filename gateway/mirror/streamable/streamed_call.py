@@ -283,6 +283,7 @@ class StreamedCall(MirroredCall):
         leg = CallStream(self._rounds.request.id, at.reply, self.live)
         missed = [events for number, events in self._asked if number > (after or 0)]
         if after is not None and not missed and self._exchange.calling:
+            # No event has told it of a step while it was away: another replica would take the step again.
             missed = [self._prime(self._now)]
         for events in missed:
             leg.ask(events)
@@ -304,6 +305,7 @@ class StreamedCall(MirroredCall):
             async with asyncio.timeout(_PRIME_SECONDS):
                 item = await leg.take()
         if not isinstance(item, FinalMessage):
+            # At the place before the item, which may be a question: a client that loses it has to be asked again.
             await leg.reply.start()
             await leg.reply.write(self._prime(self._running))
         return item or await leg.take()
