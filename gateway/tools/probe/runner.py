@@ -4,15 +4,11 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from gateway import __version__
 from gateway.children.child import Child, not_here
 from gateway.children.launcher import ChildLauncher, end_children
-from gateway.config import InForce
-from gateway.http.upstream_client import Bounds, Client
-from gateway.http_client.client import HttpClient
+from gateway.http.upstream_client import Bounds
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Refused, clean
-from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
@@ -22,6 +18,7 @@ from gateway.tools.probe.report.suggested_config import snippet
 from gateway.tools.probe.steps import network, sessions, wire_behaviour
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped, Subject
 from gateway.tools.probe.steps.discover import capability_names, described, greet, website
+from gateway.tools.probe.steps.requests import http_client
 from gateway.tools.probe.steps.sessions import VERSIONS, Connect, ProbedSession, explain, session
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.streamable_http import StreamableChannel
@@ -38,16 +35,20 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
 
     `route` is the route's path if the server comes from a configuration.
     """
-    timeouts, upstream = subject.config.timeouts, subject.route.upstream
-    metrics = Metrics(__version__, [subject.route.path])
-    bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
-    tasks = Tasks(metrics)
-    client = Client(InForce(bounds), HttpClient(tasks))
-    exam = ProbeContext(subject, client, tasks)
-    longest = max(timeouts.handshake_seconds, timeouts.connect_seconds)
+    limits, timeouts, tls = subject.config.limits, subject.config.timeouts, subject.route.upstream.tls
+    bounds = Bounds(limits, timeouts, subject.tls, tls.server_name)
+    async with http_client(bounds) as (client, tasks):
+        exam = ProbeContext(subject, client, tasks)
+        await _examine(exam)
+    return _concluded(exam, route)
+
+
+async def _examine(exam: ProbeContext) -> None:
+    """Take every step; a problem is noted, and nothing is raised."""
+    longest = max(exam.timeouts.handshake_seconds, exam.timeouts.connect_seconds)
     try:
         async with asyncio.timeout(_STEPS * longest):
-            if upstream.url is None:
+            if exam.subject.route.upstream.url is None:
                 await _examine_child(exam)
             else:
                 await _examine_url(exam)
@@ -67,10 +68,6 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
             "The server is broken or hostile, or the probe has a bug.",
             "If the server works otherwise, please report this with the version of mrtr-gateway.",
         )
-    finally:
-        await tasks.close()
-        client.close()
-    return _concluded(exam, route)
 
 
 def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:

@@ -8,19 +8,16 @@ from typing import Final
 
 from yarl import URL
 
-from gateway import __version__, world
+from gateway import world
 from gateway.cluster.membership import resolve
-from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address
+from gateway.config import Config, cautions, contexts, digest, redacted_url, split_address
 from gateway.http.upstream_client import Bounds, Client
-from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import clean
-from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import key_id
-from gateway.telemetry import Metrics
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.steps.context import Notes
-from gateway.tools.probe.steps.requests import NO_REPLY, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, ask, http_client
 
 _OURS: Final = b"mcp_gateway_"
 """Every metric of a gateway begins with this."""
@@ -43,14 +40,10 @@ async def look_around(config: Config, hide: Redactor) -> Notes:
             "A restart invalidates every requestState that clients still hold, and no other process can open them.",
             "Make a key with `mrtr-gateway keygen`, and set state.keys or state.keys_file.",
         )
-    tasks = Tasks(Metrics(__version__))
-    client = Client(InForce(Bounds(config.limits, config.timeouts)), HttpClient(tasks))
-    try:
+    async with http_client(Bounds(config.limits, config.timeouts)) as (client, _):
         await _look_at_listeners(notes, config, client)
-        await _look_at_peers(notes, config)
-        await _look_at_issuer(notes, config, client)
-    finally:
-        client.close()
+    await _look_at_peers(notes, config)
+    await _look_at_issuer(notes, config)
     return notes
 
 
@@ -126,15 +119,16 @@ async def _look_at_peers(notes: Notes, config: Config) -> None:
         )
 
 
-async def _look_at_issuer(notes: Notes, config: Config, client: Client) -> None:
+async def _look_at_issuer(notes: Notes, config: Config) -> None:
     principal = config.principal
     if principal.source != "jwt" or principal.jwks_url is None:
         return
-    client = client.sibling(InForce(Bounds(config.limits, config.timeouts, contexts(config).issuer)))
     why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
     fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
+    url, seconds = URL(principal.jwks_url), config.timeouts.handshake_seconds
     try:
-        reply = await ask(client, "GET", URL(principal.jwks_url), {}, seconds=config.timeouts.handshake_seconds)
+        async with http_client(Bounds(config.limits, config.timeouts, contexts(config).issuer)) as (client, _):
+            reply = await ask(client, "GET", url, {}, seconds=seconds)
     except NO_REPLY as exc:
         cause = clean(exc.mapped("The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
         _ = notes.failed("issuer", cause, why, fix)

@@ -1,21 +1,39 @@
 """Sends one HTTP request of the probe itself, whose reply is bounded in size as well as in time."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Final
 
 from yarl import URL
 
-from gateway.http.upstream_client import Client
+from gateway import __version__
+from gateway.config import InForce
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_reply import AwaitedReply
+from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, reply_messages
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
 from gateway.upstream.channel import Headers
 
 _BODY_BYTES: Final = 262_144
 NO_REPLY: Final = (RequestFailed, TimeoutError)
 """Why there is no reply, or no complete one, in time."""
 EVENTS: Final = reply_messages.EVENT_STREAM
+
+
+@asynccontextmanager
+async def http_client(bounds: Bounds) -> AsyncIterator[tuple[Client, Tasks]]:
+    """Yield an HTTP client like that of a route, with the tasks that it runs in; both end with the block."""
+    tasks = Tasks(Metrics(__version__))
+    client = Client(InForce(bounds), HttpClient(tasks))
+    try:
+        yield client, tasks
+    finally:
+        await tasks.close()
+        client.close()
 
 
 class ProbeReply:
@@ -47,14 +65,11 @@ async def ask(  # noqa: PLR0913  (what one request consists of)
     async with asyncio.timeout_at(deadline):
         coming = await client.send(method, url, headers, body, is_lenient=True, is_repeatable=True)
     reply = ProbeReply(coming)
-    try:
+    # What came before a failure counts.
+    with closing(coming), suppress(*NO_REPLY):
         async with asyncio.timeout_at(deadline):
             async for chunk in coming:
                 reply.body += chunk
                 if len(reply.body) > _BODY_BYTES or (asked and reply.is_answered(asked)):
                     break
-    except (RequestFailed, TimeoutError):
-        pass  # what came before the failure counts
-    finally:
-        coming.close()
     return reply
