@@ -1,7 +1,7 @@
 """Sends OAuth requests to the upstream of a route; caches the metadata that the upstream publishes."""
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
@@ -77,11 +77,8 @@ async def request(
     sent.update(live.route.set_headers)
     url = URL(f"{oauth_metadata.origin(live.route.upstream.url)}{target}", encoded=True)
     try:
-        reply = await live.upstream.client.send(method, url, sent, body, is_lenient=True)
-        try:
+        with closing(await live.upstream.client.send(method, url, sent, body, is_lenient=True)) as reply:
             yield reply
-        finally:
-            reply.close()
     except RequestFailed as exc:
         raise exc.mapped(where(live)) from exc
 

@@ -10,7 +10,7 @@ or refuses one. Every other failure to connect is silence, which may have its ca
 import asyncio
 import errno
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from http import HTTPStatus
 from typing import Final
 
@@ -100,10 +100,8 @@ class PeerConnections:
         try:
             async with asyncio.timeout(seconds):
                 exchange = await self.accepted(address, peer_request, fresh=fresh)
-                try:
+                with closing(exchange.reply):
                     answer = await exchange.reply.read_at_most(most)
-                finally:
-                    exchange.reply.close()
                 if answer is not None:
                     return next(iter(exchange.frames.feed(answer)), None)
         except (RequestFailed, TimeoutError, InvalidState) as exc:
