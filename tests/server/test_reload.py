@@ -522,7 +522,6 @@ async def test_a_subscription_ends_where_its_upstream_does_and_else_lives_on(
 ) -> None:
     upstream.capabilities = OFFERED
     async with listening(client, EVERYTHING) as stream:
-        await stream.next()
         stand.gateway.apply(reconfigured(upstream.url, hold={"ttl_seconds": 5}))
         upstream.side("s1").put_nowait(change("tools/list_changed"))
         assert (await stream.next())["method"] == mcp.TOOLS_CHANGED
@@ -807,8 +806,8 @@ async def test_fifty_reloads_leave_nothing_behind(upstream: FakeUpstream, second
 class Files:
     """Stands for the file, which hands out what the test put there, and for the process."""
 
-    def __init__(self, config: Config, *, has_file: bool = True) -> None:
-        self.next: list[Config | Exception] = []
+    def __init__(self, *files: Config | Exception, has_file: bool = True) -> None:
+        self.next = [*files]
         self.unusable: Config | None = None
         self.applied: list[Config] = []
         self.counted: list[bool] = []
@@ -817,7 +816,7 @@ class Files:
         self.metrics = Metrics("0")
         self.tasks = Tasks(self.metrics)
         file: Any = self if has_file else None
-        self.reload = Reload(file, InForce(config), self, self.tasks)
+        self.reload = Reload(file, InForce(ONE), self, self.tasks)
 
     def apply(self, config: Config) -> None:
         if config is self.unusable:
@@ -837,6 +836,13 @@ class Files:
     async def done(self) -> None:
         await eventually(lambda: not len(self.tasks))
 
+    async def signalled(self, times: int) -> None:
+        """So many signals to a process that has started, and what comes of them."""
+        self.reload.begin()
+        for _ in range(times):
+            self.reload.ask()
+        await self.done()
+
 
 ONE = reconfigured("http://127.0.0.1:1/mcp")
 TWO = reconfigured("http://127.0.0.1:2/mcp")
@@ -845,73 +851,55 @@ STUCK = reconfigured("http://127.0.0.1:3/mcp", listen="127.0.0.1:5")
 
 
 async def test_signals_are_served_one_after_the_other_and_the_last_file_wins() -> None:
-    files = Files(ONE)
-    files.next = [TWO, THREE]
-    files.reload.begin()
+    files = Files(TWO, THREE)
     files.is_whole.clear()
-    files.reload.ask()
-    files.reload.ask()
+    signalled = later(files.signalled(2))
     await eventually(lambda: files.next == [THREE])
     await asyncio.to_thread(int)  # behind a second read
     assert files.next == [THREE]
     files.is_whole.set()
-    await files.done()
+    await signalled
     assert files.applied == [TWO, THREE]
     assert files.counted == [True, True]
 
 
 async def test_a_signal_before_the_start_waits_for_it() -> None:
-    files = Files(ONE)
-    files.next = [TWO]
+    files = Files(TWO)
     files.reload.ask()
     await asyncio.sleep(0)
     await asyncio.to_thread(int)  # behind a read
     assert files.next == [TWO]
-    files.reload.begin()
-    await files.done()
+    await files.signalled(0)
     assert files.applied == [TWO]
 
 
 async def test_a_file_that_needs_a_restart_is_refused_as_a_whole() -> None:
-    files = Files(ONE)
-    files.next = [STUCK, ConfigError([Problem("routes", "is empty")]), TWO]
-    files.reload.begin()
-    for _ in range(3):
-        files.reload.ask()
-    await files.done()
+    files = Files(STUCK, ConfigError([Problem("routes", "is empty")]), TWO)
+    await files.signalled(3)
     assert files.applied == [TWO]
     assert files.counted == [False, False, True]
 
 
 async def test_a_bug_of_the_loader_is_counted_and_the_next_signal_served() -> None:
-    files = Files(ONE)
-    files.next = [ZeroDivisionError(), TWO]
-    files.reload.begin()
-    files.reload.ask()
-    await files.done()
+    files = Files(ZeroDivisionError(), TWO)
+    await files.signalled(1)
     assert files.counted == [False]
     assert files.metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total") == 1
-    files.reload.ask()
-    await files.done()
+    await files.signalled(1)
     assert files.applied == [TWO]
 
 
 async def test_a_drain_ignores_the_signal_even_while_the_file_is_read() -> None:
-    files = Files(ONE)
-    files.next = [TWO, THREE]
-    files.reload.begin()
+    files = Files(TWO, THREE)
     files.reload.ask()
     files.reload.close()
-    files.reload.ask()
-    await files.done()
+    await files.signalled(1)
     assert files.applied == files.counted == []
 
 
 async def test_without_a_file_nothing_changes_and_the_log_says_why(log_lines: Lines) -> None:
-    files = Files(ONE, has_file=False)
-    files.reload.begin()
-    files.reload.ask()
-    await files.done()
+    files = Files(has_file=False)
+    await files.signalled(1)
     assert (files.applied, files.counted) == ([], [False])
     (line,) = log_lines("config.rejected")
     assert line["level"] == "warning"
@@ -920,10 +908,7 @@ async def test_without_a_file_nothing_changes_and_the_log_says_why(log_lines: Li
 
 async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() -> None:
     """A file that the configuration names was taken away between its reading and its use."""
-    files = Files(ONE)
-    files.next, files.unusable = [TWO, THREE], TWO
-    files.reload.begin()
-    files.reload.ask()
-    files.reload.ask()
-    await files.done()
+    files = Files(TWO, THREE)
+    files.unusable = TWO
+    await files.signalled(2)
     assert (files.applied, files.counted) == ([THREE], [False, True])
