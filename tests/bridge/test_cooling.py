@@ -142,7 +142,7 @@ async def test_a_repeat_of_an_earlier_round_sends_nothing_to_a_cold_call(
 async def test_a_malformed_answer_leaves_a_cold_call_as_it_was(
     store: FakeStore, stand: Stand, client: Client, asked: Reply
 ) -> None:
-    assert (await client.answer(asked, {"action": 1})).outcome[:2] == (400, -32602)
+    assert (await client.answer(asked, {"action": 1})).refusal == (400, -32602)
     assert (cold(stand), ended(stand), store.resumed) == (1, {}, 0)
     assert json.loads((await client.answer(asked)).text) == [ACCEPT]
 

@@ -74,7 +74,7 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_call_parked(
     asked = await client.call()
     wrong: list[dict[str, Any]] = [{"roots": []}, {"action": "maybe"}, {}]
     for bad in wrong:
-        assert (await client.answer(asked, bad)).outcome[:2] == (400, -32602)
+        assert (await client.answer(asked, bad)).refusal == (400, -32602)
     assert stand.held == 1
     assert "answer" not in upstream.words
     assert json.loads((await client.answer(asked)).text) == ACCEPT

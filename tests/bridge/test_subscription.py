@@ -316,9 +316,9 @@ async def test_a_subscription_is_kept_alive_by_comments(begin: Start) -> None:
 
 @pytest.mark.parametrize("params", [{}, {"notifications": 5}, {"notifications": {"toolsListChanged": "yes"}}])
 async def test_a_bad_filter_opens_no_session(upstream: FakeUpstream, client: Client, params: dict[str, Any]) -> None:
-    assert (await client.post(mcp.LISTEN, params)).outcome[:2] == (400, -32602)
+    assert (await client.post(mcp.LISTEN, params)).refusal == (400, -32602)
     too_many = {"notifications": {"resourceSubscriptions": ["x:y"] * 1001}}
-    assert (await client.post(mcp.LISTEN, too_many)).outcome[:2] == (400, -32602)
+    assert (await client.post(mcp.LISTEN, too_many)).refusal == (400, -32602)
     assert upstream.seen == []
 
 
