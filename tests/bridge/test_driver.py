@@ -77,6 +77,7 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_call_parked(
         assert (await client.answer(asked, bad)).refusal == (400, -32602)
     assert stand.held == 1
     assert "answer" not in upstream.words
+    assert len(stand.gateway.routes.live["/mcp"].deadlines.silence) == 0, "nobody waits for a keep-alive"
     assert json.loads((await client.answer(asked)).text) == ACCEPT
 
 

@@ -9,36 +9,10 @@ from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import TICK_SECONDS
-from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, ask, gives_up, text, waits
+from tests.support.fake_upstream import SAMPLE, FakeUpstream, Turn, ask, gives_up, text, waits
 from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
-
-
-async def test_questions_within_the_quiet_window_share_a_round(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        answers = await asyncio.gather(
-            turn.elicit(), turn.ask(mcp.SAMPLE, SAMPLE), turn.ask(mcp.ROOTS), turn.ask(mcp.ELICIT, URL)
-        )
-        await turn.result(text(str(len(answers))))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert sorted(question["method"] for question in asked.questions.values()) == sorted(
-        [mcp.ELICIT, mcp.ELICIT, mcp.SAMPLE, mcp.ROOTS]
-    )
-    urls = [q for q in asked.questions.values() if q["params"].get("mode") == "url"]
-    assert "elicitationId" not in urls[0]["params"]
-    answers = {
-        key: {
-            mcp.ELICIT: {"action": "accept"},
-            mcp.SAMPLE: {"role": "assistant", "model": "m", "content": {"type": "text", "text": "x"}},
-            mcp.ROOTS: {"roots": []},
-        }[question["method"]]
-        for key, question in asked.questions.items()
-    }
-    assert (await client.call(state=asked.state, answers=answers)).text == "4"
-    assert len(upstream.of("answer")) == 4
 
 
 async def test_each_question_starts_the_quiet_window_anew(upstream: FakeUpstream, begin: Start) -> None:
