@@ -1,20 +1,14 @@
 """The upstream call of one exchange, and the messages beside it."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import pytest
-from msgspec import Raw
 
 from gateway.bridge import upstream_call
-from gateway.bridge.upstream_call import UpstreamCall
 from gateway.protocol import mcp
-from gateway.runtime.tasks import Tasks
-from gateway.seal.request_state import Whereabouts
 from gateway.sessions.session import Session
-from gateway.telemetry import Event, Metrics
+from gateway.telemetry import Event
 from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn, ask, ask_action, lacks_session, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate
@@ -312,59 +306,27 @@ async def test_a_cancellation_that_is_refused_is_sent_again_though_nothing_reads
     assert one.body["params"] == other.body["params"]
 
 
-class _Call(UpstreamCall):
-    """One that sends nothing of its own."""
+async def test_a_bug_in_one_message_does_not_keep_back_the_next(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, bugs = Session.answer, [ZeroDivisionError]
 
-    async def _run(self) -> None:
-        pass
+    async def broken_once(*args: Any) -> None:
+        if bugs:
+            raise bugs.pop()
+        await answer(*args)
 
-    async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
-        pass
+    async def tool(turn: Turn) -> None:
+        for number in (1, 2):
+            await turn.say({"id": number, "method": "no/such"})
+        await upstream.saw("answer")
+        await turn.result(text("done"))
 
-
-def _call() -> tuple[UpstreamCall, AsyncMock, Tasks]:
-    tasks, fake_session = Tasks(Metrics("0")), AsyncMock()
-    context: Any = SimpleNamespace(live=SimpleNamespace(process=SimpleNamespace(tasks=tasks)), headers={})
-    call = _Call(context, Mock())
-    call._session = fake_session
-    return call, fake_session, tasks
-
-
-async def test_a_message_waits_until_those_before_it_are_sent() -> None:
-    call, fake_session, tasks = _call()
-    go, sent = asyncio.Event(), list[Raw]()
-
-    async def answer(id_: Raw, *_: object) -> None:
-        if id_ == Raw(b"1"):
-            _ = await go.wait()
-        sent.append(id_)
-
-    fake_session.answer.side_effect = answer
-    for id_ in (b"1", b"2"):
-        call.respond(Raw(id_), Raw(b"{}"))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert (sent, call.newest is None) == ([], False)
-    go.set()
-    await tasks.settle(60)
-    assert (sent, call.newest) == ([Raw(b"1"), Raw(b"2")], None)
-
-
-async def test_a_bug_in_one_message_does_not_keep_back_the_next() -> None:
-    call, fake_session, tasks = _call()
-    fake_session.answer.side_effect = (ZeroDivisionError, None)
-    call.respond(Raw(b"1"), Raw(b"{}"))
-    call.respond(Raw(b"2"), Raw(b"{}"))
-    await tasks.settle(60)
-    assert (fake_session.answer.await_count, tasks.failures, call.newest) == (2, 1, None)
-
-
-async def test_a_flood_of_questions_is_not_answered_without_end() -> None:
-    call, fake_session, tasks = _call()
-    for _ in range(1_000):
-        call.respond(Raw(b"1"), Raw(b"{}"))
-    await tasks.settle(60)
-    assert fake_session.answer.await_count == 256
+    monkeypatch.setattr(Session, "answer", broken_once)
+    upstream.tool(tool)
+    assert (await client.call()).text == "done"
+    assert [seen.body["id"] for seen in upstream.of("answer")] == [2]
+    stand.planted_bugs = 1
 
 
 async def test_a_held_call_that_is_left_frees_its_session_at_once(
