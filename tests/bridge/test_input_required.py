@@ -2,16 +2,7 @@
 
 import json
 from random import Random
-from unittest.mock import Mock
 
-import pytest
-
-from gateway.bridge.call_context import Context
-from gateway.bridge.input_required import input_required
-from gateway.exchange import commands as do
-from gateway.exchange.machine import Exchange, Policy
-from gateway.protocol.errors import CallLost
-from gateway.protocol.request_meta import Capabilities
 from tests.support.fake_upstream import FakeUpstream, ask, asks
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, jwt, later
@@ -82,22 +73,12 @@ async def test_answers_that_fit_nowhere_end_the_call_of_a_route_that_holds_nothi
     assert "limits.state_bytes" in ended.error["message"]
 
 
-def _fake_context() -> Context:
-    fake_live = Mock()
-    fake_live.config.hold.ttl_seconds = fake_live.config.state.ttl_seconds = 1
-    fake_live.process.states.fitting.return_value = "sealed"
-    fake_live.route.bound_headers = ()
-    fake_request = Mock(params={}, target="tool")
-    return Context(fake_live, fake_request, Mock(), {}, exchange=Exchange(Capabilities(), Policy()))
-
-
-def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
-    body = input_required(_fake_context(), do.Ask((), {}, 1), None)
-    assert json.loads(body) == {"resultType": "input_required", "requestState": "sealed"}
-
-
-def test_a_state_that_does_not_fit_even_without_its_record_is_an_error() -> None:
-    context = _fake_context()
-    context.live.process.states.fitting.return_value = None  # type: ignore[attr-defined]
-    with pytest.raises(CallLost, match="do not fit into its requestState"):
-        input_required(context, do.Ask((), {}, 1, held=False), None)
+async def test_a_round_before_the_first_session_does_not_name_the_server(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(legs={"limit_seconds": 0.03})
+    go = upstream.holding("initialize")
+    handed = await stand.client().post("prompts/get", {"name": "p"})
+    assert handed.result.keys() == {"resultType", "requestState"}
+    go.set()
+    upstream.on("prompts/get", lambda turn: turn.result({"messages": []}))
+    done = await stand.client().post("prompts/get", {"name": "p", "requestState": handed.state})
+    assert done.result["messages"] == []
