@@ -1,22 +1,18 @@
 """What the client gets of a legacy result or error, and what of its request the legacy server gets."""
 
-import json
+import asyncio
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from msgspec import Raw
 
-from gateway.bridge.call_context import Context
-from gateway.bridge.modern_to_legacy import legacy_call, modern_event, modern_notification
+from gateway.bridge.modern_to_legacy import modern_notification
 from gateway.exchange import events as on
 from gateway.protocol import mcp
-from gateway.sessions.known_tools import KnownTools
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, asks, gives_up, text
 from tests.support.playbook import leg, raw
 from tests.support.schema import assert_modern_message
 from tests.support.stand import Start
-from tests.support.workbench import ALL, Stand
+from tests.support.workbench import ALL, Client, Stand, eventually
 
 HALF, WHOLE = "cut \ud83d", "cut \ufffd"
 LISTS = {
@@ -68,36 +64,15 @@ async def test_half_an_emoji_is_a_replacement_character_in_a_whole_call(upstream
     assert upstream.of("initialize")[0].body["params"]["clientInfo"]["name"] == WHOLE
 
 
-def _fake_context(meta: dict[str, Raw] | None = None, **route: Any) -> Mock:
-    fake_context = Mock()
-    request = fake_context.request
-    request.method, request.params, request.said.user_meta, request.said.progress_token = (
-        mcp.TOOLS_CALL,
-        {},
-        meta or {},
-        None,
-    )
-    fake_context.live.route.configure_mock(**route)
-    return fake_context
-
-
-def test_the_trace_of_the_call_replaces_that_of_its_client() -> None:
-    context = _fake_context({"traceparent": Raw(b'"old"'), "tracestate": Raw(b'"old"'), "own": Raw(b"1")})
-    fake_span = Mock()
-    fake_span.headers.return_value = {"traceparent": "new"}
-    call = legacy_call(context.request, b'"id"', Mock(), fake_span)
-    assert json.loads(call.message)["params"]["_meta"] == {"traceparent": "new", "own": 1}
-    call = legacy_call(context.request, b'"id"', Mock())
-    assert json.loads(call.message)["params"]["_meta"] == {"traceparent": "old", "tracestate": "old", "own": 1}
-
-
-def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_if_its_client_sent_one() -> None:
-    context = _fake_context()
-    assert json.loads(legacy_call(context.request, b'"id"', Mock()).message)["params"] == {}
-    context.request.said.progress_token = Raw(b'"mine"')
-    call = legacy_call(context.request, b'"id"', Mock())
-    assert json.loads(call.message)["params"] == {"_meta": {"progressToken": "id"}}
-    assert call.progress_token == b'"id"'
+async def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_if_its_client_sent_one(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    for meta in ({}, {"own": 1}, {"progressToken": "mine"}):
+        await client.call(meta=meta)
+    bare, own, wanted = (seen.body for seen in upstream.of("tools/call"))
+    assert bare["params"].keys() == {"name", "arguments"}
+    assert own["params"]["_meta"] == {"own": 1}
+    assert wanted["params"]["_meta"] == {"progressToken": wanted["id"]}
 
 
 @pytest.mark.parametrize(
@@ -120,11 +95,19 @@ def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level
         assert assert_modern_message(message)["params"] == {"level": level, "data": "x"}
 
 
-@pytest.mark.parametrize(("continuation", "replayable"), [("replay", True), ("hold", False)])
-def test_a_withdrawn_question_says_whether_the_call_may_be_run_again(continuation: str, *, replayable: bool) -> None:
-    fake = _fake_context(continuation=continuation, ephemeral=())
-    fake.live.upstream.pool.group.return_value = Mock(tools=KnownTools())
-    context = Context(fake.live, fake.request, Mock(), {}, exchange=Mock())
-    event = modern_event(context, on.Withdrawn(Raw(b"1")))
-    assert isinstance(event, on.Withdrawn)
-    assert event.replayable is replayable
+@pytest.mark.parametrize(("route", "said"), [({"ephemeral": ["tool"]}, "fine"), ({}, "too late")])
+async def test_an_answer_to_a_withdrawn_question_runs_the_call_again_only_if_it_may_run_twice(
+    upstream: FakeUpstream, begin: Start, route: dict[str, Any], said: str
+) -> None:
+    stand, go = await begin(route=route), asyncio.Event()
+
+    async def withdraws(turn: Turn) -> None:
+        await turn.notify(mcp.CANCELLED, {"requestId": 0})
+        await turn.result({**text("too late"), "isError": True})
+
+    upstream.each("tools/call", gives_up(go, withdraws), asks("fine", "q"))
+    asked = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    go.set()
+    await eventually(lambda: driver.is_finished, "the tool has given up")
+    assert (await stand.client().answer(asked)).text == said
