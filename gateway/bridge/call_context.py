@@ -4,7 +4,7 @@ It is told to the log, the metrics, the traces and the status page.
 """
 
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -125,8 +125,6 @@ class Context(ClientCall, eq=False, kw_only=True):
     """Known as soon as there was a session."""
     lacking_round: int = 0
     """The newest round with a requestState that lacks something of what continues the call."""
-    is_task: bool = False
-    """Whether the client holds the handle of a task, which has lines of its own in the log."""
     is_state_resumable: bool = True
     """Whether another process can resume the call from that state, if this one has sealed any."""
     _began: float = 0.0
@@ -138,13 +136,18 @@ class Context(ClientCall, eq=False, kw_only=True):
     _outcome: Outcome = COMPLETE.outcome
     _cause: str = ""
     _error: GatewayError | None = None
-    _is_told: bool = False
-    """Whether nothing more is to be said of the exchange."""
+    _told_by: Literal["exchange", "task", "nobody"] = "exchange"
+    """Whose line in the log says how the call ends."""
     _call_span: Span | None = None
     """The span of the upstream call, until the call is answered or the exchange is over."""
 
     def __post_init__(self) -> None:
         self._began = world.monotonic()
+
+    @property
+    def is_task(self) -> bool:
+        """Whether the client holds the handle of a task."""
+        return self._told_by == "task"
 
     # -- what is known of the call --------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class Context(ClientCall, eq=False, kw_only=True):
 
     def becomes_task(self) -> None:
         """The client gets the handle of a task."""
-        self._is_told = self.is_task = True
+        self._told_by = "task"
 
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""
@@ -285,7 +288,7 @@ class Context(ClientCall, eq=False, kw_only=True):
 
     def cooled(self) -> None:
         """The call is let go of, and nothing more is said about it until its client comes back."""
-        self._is_told = True
+        self._told_by = "nobody"
         route = self.live.route.path
         self.live.process.metrics.calls_cooled[route,].inc()
         log.info(Event.CALL_COOLED, route=route, round=self.exchange.round, request_id=self.request_id)
@@ -308,7 +311,7 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
         self._call_span = None
         rounds = self.exchange.round + 1
-        if not self._is_told and (rounds > 1 or self._outcome is not COMPLETE.outcome):
+        if self._told_by == "exchange" and (rounds > 1 or self._outcome is not COMPLETE.outcome):
             self._spoken.finished(rounds, self._outcome, self._began, self._error, self._cause)
 
     @property
