@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -122,15 +122,12 @@ def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteSta
     last_ok = world.monotonic() - last if last > float("-inf") else None
     failure = live.upstream.health.failure
     by_command = route.upstream.command is not None
-    era: Literal["old", "modern", "unknown"] = "old"
-    if live.upstream.era is not None and route.era != "bridge":
-        is_modern = live.upstream.era.known
-        era = "unknown" if is_modern is None else "modern" if is_modern else "old"
+    is_modern = live.upstream.is_modern if route.era != "bridge" else False
     return RouteStatus(
         path=route.path,
         upstream=route.upstream.name,
         transport=live.upstream.transport or ("auto" if last_ok is None else "streamable-http"),
-        era=era,
+        era="unknown" if is_modern is None else "modern" if is_modern else "old",
         continuation=route.continuation,
         health=health(last_ok, failure),
         last_ok_seconds_ago=last_ok,

@@ -59,9 +59,8 @@ class Round(ClientCall, eq=False, kw_only=True):
 
         No probe was conclusive yet. A call without a state learns from the handshake what that means.
         """
-        route, upstream = self.live.route, self.live.upstream
-        era = upstream.era or upstream.stdio
-        if error.is_foreign and route.era != "bridge" and era is not None and era.known is None:
+        route = self.live.route
+        if error.is_foreign and route.era != "bridge" and self.live.upstream.is_modern is None:
             raise NoHandshake(
                 f"The upstream {route.upstream.name} of route {route.path} has not said yet whether it is modern, so "
                 "this requestState or taskId may be its own; nothing was run: send the same request again",

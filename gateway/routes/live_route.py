@@ -100,6 +100,12 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
             return configured
         return None if found is None else "sse" if found else "streamable-http"
 
+    @property
+    def is_modern(self) -> bool | None:
+        """Whether the upstream is modern, as the last probe of its era found; None if a probe has to find out."""
+        probed = self.era or self.stdio
+        return probed is not None and probed.known
+
     def retire(self) -> None:
         """Serve no further request: keep no session, and no process that waits for one."""
         self.pool.retire()

@@ -246,7 +246,7 @@ async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: St
         ({"url": "http://127.0.0.1:1/mcp"}, "auto", "unknown"),
         ({"url": "http://127.0.0.1:1/mcp", "transport": "streamable-http"}, "streamable-http", "unknown"),
         ({"url": "http://127.0.0.1:1/sse", "transport": "sse"}, "sse", "old"),
-        ({"command": ["cat"], "warm": 0}, "stdio", "old"),
+        ({"command": ["cat"], "warm": 0}, "stdio", "unknown"),
     ],
 )
 async def test_a_route_is_shown_with_its_configured_transport(

@@ -87,6 +87,13 @@ async def test_a_request_passes_to_the_child_and_its_answer_has_the_id_of_the_cl
     assert await front.gw.metric(PASSED, era="modern", outcome="answered") >= 1
 
 
+async def test_the_status_shows_that_the_child_is_modern(front: Front) -> None:
+    _ = await front.text(call("now", 1))
+    async with front.http.get(f"{front.gw.admin}/status.json") as reply:
+        (route,) = (await reply.json())["routes"]
+    assert (route["transport"], route["era"]) == ("stdio", "modern")
+
+
 async def test_clients_with_equal_ids_and_tokens_are_not_confused(front: Front) -> None:
     meta = {"progressToken": 1}
     async with asyncio.TaskGroup() as group:
