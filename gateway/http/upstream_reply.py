@@ -158,6 +158,12 @@ class AwaitedReply:
         self._is_over = True
         self._wake()
 
+    def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
+        """The whole reply is here."""
+        self.on_head(head)
+        self.on_body(body)
+        self.on_end()
+
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         self._failure = failure

@@ -18,7 +18,7 @@ from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import HearWhole, PendingRequest
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_body import Ending, SizedBody, UnsizedBody
 from gateway.http_client.reply_head import CONTINUE, ReplyHead
 from gateway.http_client.reply_parser import Reader, ReplyParser, Rest
@@ -209,9 +209,9 @@ class Connection(asyncio.Protocol):
             pending.keep_nothing()
         if not pending.is_head and (found := self._familiar.reply(data)) is not None:
             head, parts, rest = found
-            if rest == "kept" and len(parts) == 1 and pending.hear_whole is not None:
+            if rest == "kept" and len(parts) == 1:
                 self.keep_alive_seconds = head.keep_alive_seconds
-                self._end(rest, whole=(pending.hear_whole, head, parts[0]))
+                self._end(rest, (head, parts[0]))
             else:
                 self._hear(pending, head, parts, rest)
             return
@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
             self._unsent = self._unsent[_PART_BYTES:] or None
             self._transport.write(part)
 
-    def _end(self, ending: Ending, whole: tuple[HearWhole, ReplyHead, bytes] | None = None) -> None:
+    def _end(self, ending: Ending, whole: tuple[ReplyHead, bytes] | None = None) -> None:
         """Hand the connection back, then tell the listener that its reply is complete."""
         pending, transport = self._pending, self._transport
         assert pending is not None
@@ -320,8 +320,8 @@ class Connection(asyncio.Protocol):
             if whole is None:
                 listener.on_end()
             else:
-                hear, head, body = whole
-                hear(head, body)
+                head, body = whole
+                listener.on_whole(head, body)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
 

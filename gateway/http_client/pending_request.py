@@ -1,7 +1,6 @@
 """A request: what is sent, and how its caller sees it while it is in flight."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -14,8 +13,9 @@ from gateway.http_client.reply_head import ReplyHead
 class ReplyListener(Protocol):
     """What hears a reply, in the stack that reads it from the socket.
 
-    `on_head` comes once, then `on_body` any number of times, then `on_end`. `on_failed` comes in place of whatever is
-    missing, and is the last. No method is called before `begin` has returned, nor after `abort`.
+    `on_head` comes once, then `on_body` any number of times, then `on_end`; or else `on_whole` in place of them all.
+    `on_failed` comes in place of whatever is missing, and is the last. No method is called before `begin` has
+    returned, nor after `abort`.
     """
 
     def on_head(self, head: ReplyHead, /) -> None:
@@ -27,12 +27,11 @@ class ReplyListener(Protocol):
     def on_end(self) -> None:
         """The reply is complete. A request that is begun here may use the same connection."""
 
+    def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
+        """The reply is complete, and all of it is here. A request that is begun here may use the same connection."""
+
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
-
-
-HearWhole = Callable[[ReplyHead, bytes], None]
-"""Hears a reply that came in one piece."""
 
 
 class Carrier(Protocol):
@@ -77,8 +76,6 @@ class PendingRequest(msgspec.Struct, eq=False):
     is_paused: bool = False
     is_read: bool = False
     """Whether the whole reply was read before the listener hears of it."""
-    hear_whole: HearWhole | None = None
-    """Hears a reply that came in one piece, in place of the listener."""
     carrier: Carrier | None = None
     """The connection that the request is sent on, or was sent on."""
     _connecting: asyncio.Task[None] | None = None
@@ -185,5 +182,4 @@ class PendingRequest(msgspec.Struct, eq=False):
             self._closing = None
         listener = self.listener
         del self.listener  # it often refers to this handle
-        self.hear_whole = None
         return listener

@@ -224,7 +224,10 @@ async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(
 
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("when", ["head", "body"])
-@pytest.mark.parametrize(("begun", "rest"), [(LATER, b""), (LATER[:-5], b"later"), (CHUNKED, b"1\r\nl\r\n0\r\n\r\n")])
+@pytest.mark.parametrize(
+    ("begun", "rest"),
+    [(CHUNKED + b"1\r\nl\r\n" * 2 + b"0\r\n\r\n", b""), (LATER[:-5], b"later"), (CHUNKED, b"1\r\nl\r\n0\r\n\r\n")],
+)
 async def test_a_listener_that_ends_in_a_familiar_reply_hears_nothing_more(
     begun: bytes, rest: bytes, when: str, *, raises: bool
 ) -> None:

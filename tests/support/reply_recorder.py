@@ -56,6 +56,11 @@ class Recorder:
     def on_end(self) -> None:
         self._note("end")
 
+    def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
+        self.on_head(head)
+        self.on_body(body)
+        self.on_end()
+
     def on_failed(self, failure: RequestFailed, /) -> None:
         self.failure = failure
         self._note("failed")

@@ -57,7 +57,7 @@ class CallReply(ReplyReader, kw_only=True):
             self.hand_over(event.data)
 
     def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
-        """Take a reply that came in one piece."""
+        """Take the body of most calls at once, as it is."""
         if head.status < 300 and head.content_type != EVENT_STREAM and SMALL_BYTES >= len(body) <= self.max_bytes:
             self.session.accepted(self.headers)
             self.message, failure = b"", None
@@ -72,12 +72,7 @@ class CallReply(ReplyReader, kw_only=True):
             self.pending.distrust()
             self._end(failure)
             return
-        try:
-            self.on_head(head)
-            self.on_body(body)
-        except Exception as exc:  # noqa: BLE001  (as the connection does if a reply comes in parts)
-            self._end(exc)
-        self.on_end()
+        super().on_whole(head, body)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""

@@ -187,6 +187,16 @@ class ReplyReader(msgspec.Struct, eq=False):
                 self.pending.distrust()
         self._end(failure)
 
+    def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
+        """The whole reply is here."""
+        try:
+            self.on_head(head)
+            self.on_body(body)
+        except Exception as exc:  # noqa: BLE001  (as the connection does if a reply comes in parts)
+            self.pending.distrust()
+            self._end(exc)
+        self.on_end()
+
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         if isinstance(failure, ListenerFailed) and isinstance(failure.__cause__, Exception):

@@ -170,8 +170,7 @@ class StreamableChannel(Channel):
     def begin(self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False) -> CallReply:
         """POST a request for whose reply no coroutine waits."""
         reply = self._request = self._call_reply(message, headers, hearer)
-        pending = reply.pending = self._session.post(message, headers, reply, is_repeatable=is_repeatable)
-        pending.hear_whole = reply.on_whole
+        reply.pending = self._session.post(message, headers, reply, is_repeatable=is_repeatable)
         return reply
 
     def _call_reply(self, message: bytes, headers: Headers, hearer: Hearer) -> CallReply:
