@@ -20,10 +20,10 @@ from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
 from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks

@@ -10,8 +10,8 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import RequestFailed
-from gateway.http_client.pending_request import PendingRequest
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.runtime.pieces import Turn, cut
 from gateway.seal import peer_messages as messages

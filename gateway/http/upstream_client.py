@@ -15,8 +15,9 @@ from yarl import URL
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -24,8 +25,6 @@ from gateway.runtime.coarse_timer import CoarseTimer
 _ONE_BYTE: Final = b"Content-Length: 1\r\n\r\n"
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
-_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-"""Methods that may run twice (RFC 9110 section 9.2.2)."""
 _ADDRESSES: Final = 256
 """Addresses whose origin and request line are kept for the next request; and heads that sessions share."""
 ARRIVING_BYTES: Final = 33_554_432
@@ -124,19 +123,16 @@ class Client:
         """
         bounds = self._bounds.value
         origin, head = _address(method, url, bounds.tls, bounds.server_name)
-        is_idempotent = method in _IDEMPOTENT
         pending = PendingRequest(
             origin,
             listener,
             head.encoded(headers, len(body)),
             body,
             bounds.timeouts.connect_seconds,
-            is_head=head.is_head,
-            is_idempotent=is_idempotent,
-            is_repeatable=(is_repeatable or is_idempotent) and not is_fresh,
+            method=method,
             is_lenient=is_lenient,
         )
-        self._calls.begin(pending, is_fresh=is_fresh)
+        self._calls.begin(pending, is_repeatable=is_repeatable, is_fresh=is_fresh)
         return pending
 
     def prepared(
@@ -176,8 +172,8 @@ class Client:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
         head = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
         seconds = self.timeouts.connect_seconds
-        pending = PendingRequest(prepared.origin, listener, head, body, seconds, is_repeatable=is_repeatable)
-        self._calls.begin(pending)
+        pending = PendingRequest(prepared.origin, listener, head, body, seconds)
+        self._calls.begin(pending, is_repeatable=is_repeatable)
         return pending
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from typing import Final, Self
 
 from multidict import CIMultiDict
 
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import ReplyCut, RequestFailed
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 
 _BUFFERED_BYTES: Final = 131_072

@@ -9,14 +9,15 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from gateway.http_client.connection import Connection
+from gateway.http_client.connection import Connection, PendingRequest
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, NoReply, NotConnected, RequestFailed
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
-from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.tasks import Tasks
 
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+"""Methods that may run twice (RFC 9110 section 9.2.2)."""
 _SERVERS: Final = 256
 """Servers whose heads are remembered."""
 
@@ -48,27 +49,32 @@ class HttpClient:
         """How many connections wait for a request."""
         return len(self._idle)
 
-    def begin(self, pending: PendingRequest, *, is_fresh: bool = False) -> None:
-        """Send a request, at once if a connection is idle; `is_fresh`: on a new one in any case."""
+    def begin(self, pending: PendingRequest, *, is_repeatable: bool = False, is_fresh: bool = False) -> None:
+        """Send a request, at once if a connection is idle.
+
+        `is_repeatable`: it may run twice, whatever its method. `is_fresh`: on a new connection, and only once.
+        """
+        is_idempotent = pending.method in _IDEMPOTENT
+        is_last = is_fresh or not (is_repeatable or is_idempotent)
         connection = None
         if not (is_fresh or self._is_closed):
             # A request whose body waits can be sent again if the connection turns out to have ended.
-            is_safe = pending.is_idempotent or pending.awaits_continue
+            is_safe = is_idempotent or pending.awaits_continue
             connection = self._idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
         if connection is not None:
-            connection.start(pending)
+            connection.start(pending, is_last=is_last)
         else:
-            self._connect(pending)
+            self._connect(pending, is_last=is_last)
 
     def send_again(self, pending: PendingRequest) -> None:
         """Send a request once more, on a new connection."""
         # If that fails, the upstream may have got the first one, and ended since.
-        self._connect(pending, None if pending.is_idempotent else NoReply())
+        self._connect(pending, None if pending.method in _IDEMPOTENT else NoReply(), is_last=True)
 
-    def _connect(self, pending: PendingRequest, failure: RequestFailed | None = None) -> None:
-        task = self.tasks.start(self._open(pending, failure), "connect upstream")
+    def _connect(self, pending: PendingRequest, failure: RequestFailed | None = None, *, is_last: bool) -> None:
+        task = self.tasks.start(self._open(pending, failure, is_last=is_last), "connect upstream")
         self._connecting[task] = None
-        pending.connecting(task)
+        pending.waits_for(task)
         task.add_done_callback(partial(self._connected, pending))
 
     def close(self) -> None:
@@ -82,7 +88,7 @@ class HttpClient:
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
-    async def _open(self, pending: PendingRequest, failure: RequestFailed | None) -> None:
+    async def _open(self, pending: PendingRequest, failure: RequestFailed | None, *, is_last: bool) -> None:
         """Send a request on a new connection; `failure` is what it means that there is none."""
         origin = pending.origin
         if self._is_closed:
@@ -97,9 +103,8 @@ class HttpClient:
             self._fail(pending, failure or exc)
             return
         self._connections[connection] = None
-        pending.connected()
         if connection.is_open and not pending.is_over:
-            connection.start(pending)
+            connection.start(pending, is_last=is_last)
         else:
             connection.abort()
             self._fail(pending, failure or NotConnected("it closed the connection at once"))
@@ -107,7 +112,7 @@ class HttpClient:
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""
         _ = self._connecting.pop(task, None)
-        if pending.waits_for(task):
+        if pending.carrier is task:  # or it was sent, and is perhaps sent again
             is_bug = not task.cancelled() and task.exception() is not None
             self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
 

@@ -1,4 +1,4 @@
-"""One connection to an upstream, which carries one request after another.
+"""One connection to an upstream, which carries one request after another, and a request in flight.
 
 Rule 1: a connection is used again only if its last reply was complete, and neither side has anything left to say in
 it. Whatever else comes, it is closed: what remains would be taken for the next reply.
@@ -10,19 +10,21 @@ Rule 3: no upstream holds the event loop: what takes long to parse is parsed in 
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, Literal, Protocol, cast
+
+import msgspec
 
 from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_body import Ending, SizedBody, UnsizedBody
 from gateway.http_client.reply_head import CONTINUE, ReplyHead
+from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.reply_parser import Reader, ReplyParser, Rest
-from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
+from gateway.http_client.tls_errors import handshake_cause, is_ended_properly, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
 
 _EVENTS: Final = "text/event-stream"
@@ -35,7 +37,7 @@ _FEW_LINES: Final = 64
 class Owner(Protocol):
     """The client that a connection belongs to."""
 
-    def send_again(self, pending: PendingRequest) -> None:
+    def send_again(self, pending: "PendingRequest") -> None:
         """The connection has ended without a byte of a reply to this request, which may be sent once more."""
 
     def freed(self, connection: "Connection") -> None:
@@ -51,6 +53,143 @@ class Owner(Protocol):
         """The last method of a listener raised."""
 
 
+class PendingRequest(msgspec.Struct, eq=False):
+    """One request. All methods but `distrust` do nothing once its reply has ended."""
+
+    origin: Origin
+    listener: ReplyListener
+    """Until the request is over."""
+    head: bytes = b""
+    body: bytes = b""
+    """Both until they need not be sent any more."""
+    connect_seconds: float = 0.0
+    method: str = "POST"
+    is_lenient: bool = False
+    """Whether the values of the reply's headers may have control characters, which the listener then removes."""
+    awaits_continue: bool = False
+    """Whether the body is not sent yet: the server has not said `100 Continue`, for which the head has to ask."""
+    stage: Literal["in flight", "read", "over"] = "in flight"
+    """Read: the listener hears the last part of the reply. Over: it has heard, or must hear, nothing more."""
+    is_paused: bool = False
+    carrier: "Connection | asyncio.Task[None] | None" = None
+    """The task that opens a connection for it, then the connection that it is, or was, sent on."""
+    _closing: asyncio.TimerHandle | None = None
+    """When the rest of the reply is given up."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the listener has heard, or must hear, nothing more."""
+        return self.stage == "over"
+
+    def abort(self) -> None:
+        """Give the request up. Its connection is closed, because the rest of the reply would come on it."""
+        if self.stage == "over":
+            return
+        carrier, self.carrier = self.carrier, None
+        _ = self.end()
+        if isinstance(carrier, Connection):
+            carrier.abort()
+        elif carrier is not None:
+            carrier.cancel()
+
+    def pause_reading(self) -> None:
+        """Stop the reply until `resume_reading`. What was read from the socket before is still handed over.
+
+        Without reading, the end of the connection is not noticed either.
+        """
+        if self.stage != "over":
+            self.is_paused = True
+            if isinstance(self.carrier, Connection):
+                self.carrier.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on with the reply."""
+        if self.stage != "over":
+            self.is_paused = False
+            if isinstance(self.carrier, Connection):
+                self.carrier.resume_reading()
+
+    def end_within(self, seconds: float) -> None:
+        """Read the rest of the reply, so that its connection can be used again, but give it up after this time.
+
+        Many servers keep a stream open after their response.
+        """
+        if self.stage != "in flight" or self._closing is not None:
+            return
+        if self.is_paused:
+            self.resume_reading()
+        self._closing = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def distrust(self) -> None:
+        """Use the connection for no further request, even if the reply is complete.
+
+        What came on it was not the response to this request, so the next response may be that of another one too.
+        """
+        if isinstance(self.carrier, Connection):
+            self.carrier.distrust()
+            self.carrier = None
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether the request still waits for its connection."""
+        return isinstance(self.carrier, asyncio.Task)
+
+    # -- for the client and the connection ----------------------------------------------------------------------
+
+    def waits_for(self, task: asyncio.Task[None]) -> None:
+        """A task opens a connection for the request."""
+        self.carrier = task
+
+    def sent_on(self, connection: "Connection", *, is_last: bool) -> None:
+        """It is sent on this connection, and may be in flight for long. If `is_last`, it will not be sent again."""
+        self.carrier = connection
+        if is_last:
+            self.head = self.body = b""
+
+    def continued(self) -> None:
+        """The server has asked for the body."""
+        self.awaits_continue = False
+
+    def heard(self) -> None:
+        """A byte of the reply is here, so the request will not be sent again."""
+        self.head = self.body = b""
+
+    def end(self) -> ReplyListener:
+        """Let go of all but the connection; return the listener, which hears no more than one last word."""
+        self.stage = "over"
+        if self.head:
+            self.heard()
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        listener = self.listener
+        del self.listener  # it often refers to this handle
+        return listener
+
+
+class _NoTransport(asyncio.Transport):
+    """Stands for the transport of a connection that is not open."""
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport`."""
+        return True
+
+    def abort(self) -> None:
+        """See `asyncio.Transport`."""
+
+
+_NOT_OPEN: Final = _NoTransport()
+
+
+@dataclass(slots=True, eq=False)
+class _Unsent:
+    """The rest of a request's body that is not written at once."""
+
+    rest: bytes | memoryview
+    is_paused: bool = False
+    """Whether the upstream does not read as fast as it is written."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Connection(asyncio.Protocol):
     """The protocol of one connection."""
@@ -61,62 +200,51 @@ class Connection(asyncio.Protocol):
     """Shared by the connections to one server."""
     keep_alive_seconds: int | None = None
     """How long the upstream keeps the connection open, if its last reply says so."""
-    _transport: asyncio.Transport | None = None
-    _socket: world.Socket | None = None
+    _transport: asyncio.Transport = _NOT_OPEN
     _poll: Callable[[], object] | None = None
     """Made when the connection is used again."""
     _pending: PendingRequest | None = None
     """The request in flight."""
-    _rest: Reader | None = None
-    """What reads on in the reply; None before a byte of it is here."""
-    _requests: int = 0
+    _reader: FamiliarHeads | Reader = field(init=False)
+    """What reads on in the reply: its beginning is read by the familiar heads."""
+    _use: Literal["first", "again", "last"] = "first"
+    """Whether a request was sent before, and whether no further one must be sent."""
     _pieces: Pieces | None = None
     """While a packet of more than one piece is parsed."""
-    _unsent: bytes | memoryview | None = None
-    """The rest of the request's body, of which no byte is in the transport yet."""
-    _is_writing_paused: bool = False
-    _is_distrusted: bool = False
+    _unsent: _Unsent | None = None
+
+    def __post_init__(self) -> None:
+        self._reader = self._familiar
 
     # -- for the client -----------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
         """Whether the connection is open, as far as the event loop knows, and carries no request."""
-        return self._transport is not None and self._pending is None and not self._transport.is_closing()
+        return self._pending is None and not self._transport.is_closing()
 
     def is_usable(self) -> bool:
         """Whether it is open and nothing lies in its socket, such as its end: the event loop looks there later."""
-        transport = self._transport
-        if transport is None or self._pending is not None or transport.is_closing():
+        if self._pending is not None or self._transport.is_closing():
             return False
         poll = self._poll
         if poll is None:
-            assert self._socket is not None, "the connection is open"
-            poll = self._poll = world.poll(self._socket)
+            poll = self._poll = world.poll(self._transport.get_extra_info("socket"))
         return not poll()
 
-    def uses(self, socket: world.Socket) -> None:
-        """The connection will be opened on this socket, which the event loop keeps; its number would take memory."""
-        self._socket = socket
-
-    def start(self, pending: PendingRequest) -> None:
-        """Send a request on an open connection."""
-        transport = self._transport
-        assert transport is not None, "the connection is open"
+    def start(self, pending: PendingRequest, *, is_last: bool) -> None:
+        """Send a request on an open connection; see `PendingRequest.sent_on`."""
         head, body = pending.head, pending.body
-        pending.sent_on(self)
-        self._rest = None
-        self._requests += 1
+        pending.sent_on(self, is_last=is_last)
         self._pending = pending
         if pending.is_paused:
-            transport.pause_reading()
+            self._transport.pause_reading()
         if len(body) <= _PART_BYTES and not pending.awaits_continue:
-            transport.write(head + body if body else head)
+            self._transport.write(head + body if body else head)
             return
-        transport.write(head)
-        self._unsent = body if len(body) <= _PART_BYTES else memoryview(body)
-        if not pending.awaits_continue:
-            self._send_more()
+        self._unsent = _Unsent(body if len(body) <= _PART_BYTES else memoryview(body))
+        self._transport.write(head)
+        self._send_more()
 
     def close(self, failure: RequestFailed) -> None:
         """Close the connection. A request in it fails."""
@@ -126,23 +254,22 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, without a word to the listener."""
-        if isinstance(self._rest, ReplyParser):
-            self._rest.release()
-        self._pending = self._rest = self._unsent = None
-        if self._transport is not None:
-            # A close would first wait until the rest of the request is sent.
-            self._transport.abort()
+        if isinstance(self._reader, ReplyParser):
+            self._reader.release()
+        self._reader = self._familiar
+        self._pending = self._unsent = None
+        self._transport.abort()  # a close would first wait until the rest of the request is sent
         if self._pieces is not None:
             self._pieces.drop()
 
     def pause_reading(self) -> None:
         """Read nothing more from the socket."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read from the socket again, unless what was read from it waits to be parsed."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport.is_closing():
             return
         if self._pieces is None or not self._pieces.is_waiting:
             self._transport.resume_reading()
@@ -152,7 +279,7 @@ class Connection(asyncio.Protocol):
         if self._pending is None:
             self.abort()
         else:
-            self._is_distrusted = True
+            self._use = "last"
 
     # -- from the event loop ------------------------------------------------------------------------------------
 
@@ -174,10 +301,12 @@ class Connection(asyncio.Protocol):
 
     def _is_cheap(self, data: bytes) -> bool:
         """Whether a large packet takes no parser, and its listener has little to do."""
-        rest, pending = self._rest, self._pending
-        if isinstance(rest, SizedBody):
-            kind = rest.content_type
-        elif rest is None and pending is not None and not pending.is_head and (found := self._familiar.reply(data)):
+        reader, pending = self._reader, self._pending
+        if isinstance(reader, SizedBody):
+            kind = reader.content_type
+        elif not isinstance(reader, FamiliarHeads) or pending is None or pending.method == "HEAD":
+            return False
+        elif (found := reader.reply(data)) is not None:
             kind = found[0].content_type
         else:
             return False
@@ -191,23 +320,24 @@ class Connection(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         """Read a part of a reply."""
-        pending, rest = self._pending, self._rest
+        pending, reader = self._pending, self._reader
         if pending is None:
             self.abort()  # nothing was asked for
-        elif rest is None:
-            self._begin_reply(pending, data)
+        elif isinstance(reader, FamiliarHeads):
+            self._begin_reply(pending, reader, data)
         else:
-            self._hear(pending, *rest.feed(data))
+            self._hear(pending, *reader.feed(data))
 
-    def _begin_reply(self, pending: PendingRequest, data: bytes) -> None:
+    def _begin_reply(self, pending: PendingRequest, familiar: FamiliarHeads, data: bytes) -> None:
         """Read the first bytes of a reply."""
         if pending.awaits_continue and data == CONTINUE:
             pending.continued()
             self._send_more()
             return
-        if pending.is_repeatable:
-            pending.keep_nothing()
-        if not pending.is_head and (found := self._familiar.reply(data)) is not None:
+        if pending.head:
+            pending.heard()
+        is_head = pending.method == "HEAD"
+        if not is_head and (found := familiar.reply(data)) is not None:
             head, parts, rest = found
             if rest == "kept" and len(parts) == 1:
                 self.keep_alive_seconds = head.keep_alive_seconds
@@ -215,10 +345,10 @@ class Connection(asyncio.Protocol):
             else:
                 self._hear(pending, head, parts, rest)
             return
-        parser = ReplyParser(is_head=pending.is_head, is_lenient=pending.is_lenient)
+        parser = ReplyParser(is_head=is_head, is_lenient=pending.is_lenient)
         read = parser.feed(data)
         if parser.ending == "kept":
-            self._familiar.learn(data)
+            familiar.learn(data)
         self._hear(pending, *read)
 
     def eof_received(self) -> None:
@@ -226,16 +356,16 @@ class Connection(asyncio.Protocol):
         if self._pieces is None:
             self._ended(is_proper=None)
         else:  # over TLS its alert is read now, before the connection is closed
-            self._pieces.then(partial(self._ended, is_proper=self._is_ended_properly()))
+            self._pieces.then(partial(self._ended, is_proper=is_ended_properly(self._transport)))
 
     def _ended(self, *, is_proper: bool | None) -> None:
         """The upstream has ended the connection; `is_proper` if that is known to be its own doing."""
         if self._pending is None:
             self._owner.ended_idle(self)
-        if not isinstance(self._rest, UnsizedBody):
+        if not isinstance(self._reader, UnsizedBody):
             is_proper = False
         elif is_proper is None:
-            is_proper = self._is_ended_properly()
+            is_proper = is_ended_properly(self._transport)
         if is_proper:
             self._end("closed")
         else:
@@ -252,25 +382,29 @@ class Connection(asyncio.Protocol):
         """The connection is closed, and everything parsed that was read from it."""
         if exc is not None and self._pending is None:
             self._owner.ended_idle(self)
-        self._transport = None
+        self._transport = _NOT_OPEN
         self._fail(self._loss(exc))
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
         """The upstream does not read as fast as the request is written."""
-        self._is_writing_paused = True
+        if self._unsent is not None:
+            self._unsent.is_paused = True
 
     def resume_writing(self) -> None:
         """The upstream has read most of what was written."""
-        self._is_writing_paused = False
-        self._send_more()
+        if self._unsent is not None:
+            self._unsent.is_paused = False
+            self._send_more()
 
     # -----------------------------------------------------------------------------------------------------------
 
     def _hear(self, pending: PendingRequest, head: ReplyHead | None, parts: Iterable[bytes], rest: Rest) -> None:
         """Tell the listener what was read."""
-        self._rest = None if isinstance(rest, (str, MalformedReply)) else rest
-        pending.is_read, listener = isinstance(rest, str), pending.listener
+        self._reader = self._familiar if isinstance(rest, (str, MalformedReply)) else rest
+        if isinstance(rest, str):
+            pending.stage = "read"
+        listener = pending.listener
         try:
             if head is not None:
                 self.keep_alive_seconds = head.keep_alive_seconds
@@ -294,25 +428,27 @@ class Connection(asyncio.Protocol):
 
     def _send_more(self) -> None:
         """Write the request's body as far as the transport takes it."""
-        if self._pending is None or self._pending.awaits_continue:
+        unsent, pending = self._unsent, self._pending
+        if unsent is None or pending is None or pending.awaits_continue:
             return
-        while self._unsent and self._transport is not None and not self._is_writing_paused:
-            part = self._unsent[:_PART_BYTES]
-            self._unsent = self._unsent[_PART_BYTES:] or None
+        while unsent.rest and not unsent.is_paused:
+            part, unsent.rest = unsent.rest[:_PART_BYTES], unsent.rest[_PART_BYTES:]
             self._transport.write(part)
+        if not unsent.rest:
+            self._unsent = None
 
     def _end(self, ending: Ending, whole: tuple[ReplyHead, bytes] | None = None) -> None:
         """Hand the connection back, then tell the listener that its reply is complete."""
         pending, transport = self._pending, self._transport
         assert pending is not None
-        assert transport is not None
         self._pending = None
         listener = pending.end()
         is_sent = self._unsent is None and transport.get_write_buffer_size() == 0
-        has_extra = self._is_distrusted or (self._pieces is not None and self._pieces.has_more)
+        has_extra = self._use == "last" or (self._pieces is not None and self._pieces.has_more)
         if ending == "kept" and is_sent and not has_extra and not transport.is_closing():
             if pending.is_paused:
                 transport.resume_reading()
+            self._use = "again"
             self._owner.freed(self)
         else:
             self.abort()
@@ -334,25 +470,11 @@ class Connection(asyncio.Protocol):
         failure.__cause__ = error
         self._fail(failure)
 
-    def _is_ended_properly(self) -> bool:
-        """Whether the upstream itself ended the connection. Over TLS, its alert proves it (RFC 9112 section 9.8)."""
-        assert self._transport is not None
-        tls = self._transport.get_extra_info("ssl_object")
-        if tls is None:
-            return True
-        try:
-            # asyncio reports both ends alike. After the alert, OpenSSL reads the end; without it, OpenSSL wants more.
-            return not tls.read(1)
-        except ssl.SSLZeroReturnError:
-            return True
-        except ssl.SSLError:
-            return False
-
     def _loss(self, exc: Exception | None) -> RequestFailed:
         """What it means for the request in flight that the connection ends now."""
-        if self._rest is not None:
+        if not isinstance(self._reader, FamiliarHeads):
             return ReplyCut()
-        if isinstance(exc, ssl.SSLError) and self._requests == 1 and refuses_certificate(exc.reason or ""):
+        if isinstance(exc, ssl.SSLError) and self._use == "first" and refuses_certificate(exc.reason or ""):
             # With TLS 1.3 a server refuses the client's certificate only after the client has sent its request.
             return TlsRefused(handshake_cause(exc.reason))
         return NoReply()
@@ -363,7 +485,7 @@ class Connection(asyncio.Protocol):
         self.abort()
         if pending is None:
             return
-        if isinstance(failure, NoReply) and pending.repeats():
+        if isinstance(failure, NoReply) and pending.head:
             # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
             # have closed a new one, if this process stood still before it used that.
             self._owner.send_again(pending)

@@ -45,8 +45,7 @@ class Connector:
             async with deadline:
                 if is_unix:
                     loop = asyncio.get_running_loop()
-                    transport, _ = await loop.create_unix_connection(lambda: connection, origin.host)
-                    connection.uses(transport.get_extra_info("socket"))
+                    _ = await loop.create_unix_connection(lambda: connection, origin.host)
                     return
                 addresses = await self.addresses(origin.host, origin.port)
                 if not self._bounds_lookups:
@@ -92,7 +91,6 @@ class Connector:
             loop=loop,
             socket_factory=world.new_socket,
         )
-        connection.uses(sock)  # asked later, the transport would make one more object for the answer
         try:
             _ = await loop.create_connection(
                 lambda: connection, sock=sock, ssl=origin.tls, server_hostname=origin.server_name

@@ -45,7 +45,6 @@ class RequestHead:
         target = url.raw_path_qs
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError("the method or the path of a request cannot be sent")
-        self.is_head = method == "HEAD"
         self._defaults = {
             "Host": url.host_port_subcomponent or "",
             "Accept": "*/*",

@@ -1,9 +1,11 @@
-"""Explanations of TLS failures for operators, each with its fix.
+"""How TLS ends, and explanations of its failures for operators, each with its fix.
 
 A TLS handshake that fails ends before any request is sent.
 """
 
+import asyncio
 import re
+import ssl
 from typing import Final
 
 _CERTIFICATE_ALERT: Final = re.compile(r"ALERT_(.*CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|DECRYPT_ERROR)")
@@ -44,3 +46,17 @@ def handshake_cause(reason: str) -> str:
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "HANDSHAKE_FAILURE" in reason:
         return f"it refused the handshake ({reason}); check upstream.tls.cert_file, if it asks for client certificates"
     return f"the handshake failed ({reason}); check what the server demands"
+
+
+def is_ended_properly(transport: asyncio.Transport) -> bool:
+    """Whether the peer itself ended the connection. Over TLS, its alert proves it (RFC 9112 section 9.8)."""
+    tls = transport.get_extra_info("ssl_object")
+    if tls is None:
+        return True
+    try:
+        # asyncio reports both ends alike. After the alert, OpenSSL reads the end; without it, OpenSSL wants more.
+        return not tls.read(1)
+    except ssl.SSLZeroReturnError:
+        return True
+    except ssl.SSLError:
+        return False

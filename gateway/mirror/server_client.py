@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
-from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.translation import initialize_result

@@ -8,12 +8,11 @@ import pytest
 from yarl import URL
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import Connection
+from gateway.http_client.connection import Connection, PendingRequest
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NotConnected
 from gateway.http_client.idle_connections import IdleConnections
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.request_head import RequestHead
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Wire, answers, says, stays

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import MalformedReply, NoReply, NotConnected, ReplyCut
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
 from tests.support.reply_recorder import COMPLETE, Recorder

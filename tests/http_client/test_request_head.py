@@ -34,7 +34,6 @@ def test_a_request_without_headers_of_its_own_has_the_defaults() -> None:
 def test_a_length_is_sent_wherever_a_body_is_expected(method: str, body: int, last: bytes) -> None:
     head = RequestHead(method, URL_)
     assert lines(head.encoded({}, body))[-1] == last
-    assert head.is_head == (method == "HEAD")
 
 
 def test_headers_of_a_request_replace_defaults_in_any_case() -> None:

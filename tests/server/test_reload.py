@@ -22,7 +22,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, InForce, Problem, Replica, parse
 from gateway.http_client.client import HttpClient
-from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.connection import PendingRequest
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal import keyring
@@ -630,9 +630,9 @@ async def test_the_next_connection_to_an_upstream_has_the_new_time(
     given: list[float | None] = []
     begin = HttpClient.begin
 
-    def noted(calls: HttpClient, pending: PendingRequest, *, is_fresh: bool = False) -> None:
+    def noted(calls: HttpClient, pending: PendingRequest, **options: bool) -> None:
         given.append(pending.connect_seconds)
-        begin(calls, pending, is_fresh=is_fresh)
+        begin(calls, pending, **options)
 
     monkeypatch.setattr(HttpClient, "begin", noted)
     assert (await stand.client().call()).text

@@ -184,8 +184,8 @@ _PLANTED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "http_client/connection.py": {
         "http: the listener of a request does not hear that it failed": "listener.on_failed(failure)",
         "http: what was heard of one reply counts for the next": (
-            "        self._rest = None\n        self._requests",
-            "        self._requests",
+            "        self._reader = self._familiar if isinstance(rest, (str, MalformedReply)) else rest\n",
+            "        if not isinstance(rest, (str, MalformedReply)):\n            self._reader = rest\n",
         ),
     },
     "upstream/http/reply_reader.py": {

@@ -3,10 +3,9 @@
 import asyncio
 from unittest.mock import Mock
 
-from gateway.http_client.connection import Connection
+from gateway.http_client.connection import Connection, PendingRequest
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from tests.support.reply_recorder import Recorder
 
 ORIGIN = Origin("127.0.0.1", 1)
@@ -52,7 +51,7 @@ class Begun:
         self.connection = Connection(ORIGIN, self.owner, familiar or FamiliarHeads())
         self.connection.connection_made(self.transport)
         self.pending = PendingRequest(ORIGIN, self.heard)
-        self.connection.start(self.pending)
+        self.connection.start(self.pending, is_last=True)
 
     def receive(self, *parts: bytes) -> "Begun":
         """Have these parts come, each as a read of its own."""
@@ -63,5 +62,5 @@ class Begun:
     def heard_again(self) -> Recorder:
         """Begin the next request on the connection; what is heard of it."""
         heard = Recorder()
-        self.connection.start(PendingRequest(ORIGIN, heard))
+        self.connection.start(PendingRequest(ORIGIN, heard), is_last=True)
         return heard

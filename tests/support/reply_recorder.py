@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from yarl import URL
 
 from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.http_client.request_head import RequestHead
 
@@ -111,11 +111,10 @@ class Sender:
             head.encoded(headers or {}, len(body)),
             body,
             seconds,
-            is_head=head.is_head,
+            method=method,
             is_lenient=is_lenient,
-            is_repeatable=is_repeatable,
         )
-        self.client.begin(pending)
+        self.client.begin(pending, is_repeatable=is_repeatable)
         assert recorder.words == [], "the listener was called before begin returned"
         return recorder, pending
 

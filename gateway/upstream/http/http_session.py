@@ -3,7 +3,8 @@
 from functools import lru_cache
 
 from gateway.http.upstream_client import Prepared  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.connection import PendingRequest
+from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import mcp
 from gateway.upstream.channel import NO_HEADERS, Headers

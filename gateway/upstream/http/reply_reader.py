@@ -14,8 +14,8 @@ import msgspec
 
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import Unreachable

@@ -5,9 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut, RequestFailed
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import CallLost
