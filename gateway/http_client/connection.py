@@ -20,7 +20,7 @@ from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
-from gateway.http_client.reply_body import Ending, SizedBody, UnsizedBody
+from gateway.http_client.reply_body import Ending, SizedRest, UnsizedRest
 from gateway.http_client.reply_head import CONTINUE, ReplyHead
 from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.reply_parser import Reader, ReplyParser, Rest
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
     def _is_cheap(self, data: bytes) -> bool:
         """Whether a large packet takes no parser, and its listener has little to do."""
         reader, pending = self._reader, self._pending
-        if isinstance(reader, SizedBody):
+        if isinstance(reader, SizedRest):
             kind = reader.content_type
         elif not isinstance(reader, FamiliarHeads) or pending is None or pending.method == "HEAD":
             return False
@@ -362,7 +362,7 @@ class Connection(asyncio.Protocol):
         """The upstream has ended the connection; `is_proper` if that is known to be its own doing."""
         if self._pending is None:
             self._owner.ended_idle(self)
-        if not isinstance(self._reader, UnsizedBody):
+        if not isinstance(self._reader, UnsizedRest):
             is_proper = False
         elif is_proper is None:
             is_proper = is_ended_properly(self._transport)

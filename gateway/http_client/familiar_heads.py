@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.http_client.reply_body import SizedBody, chunks
+from gateway.http_client.reply_body import SizedRest, chunks
 from gateway.http_client.reply_head import ReplyHead
-from gateway.http_client.reply_parser import ChunkedBody, Rest
+from gateway.http_client.reply_parser import ChunkedRest, Rest
 
 _CANONICAL: Final = re.compile(
     rb"HTTP/1\.1 ([2-9][0-9]{2}) ([ -~]*)\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [ -~]*\r\n)*)\r\n"
@@ -35,7 +35,7 @@ _FIXED: Final = frozenset(
 )
 """The headers whose values belong to the form."""
 _WITHOUT_BODY: Final = (204, 304)
-_CHUNKS: Final = ChunkedBody("kept")
+_CHUNKS: Final = ChunkedRest("kept")
 _MAX_HEAD_BYTES: Final = 8192
 _MAX_FORMS: Final = 8
 _MAX_LESSONS: Final = 32
@@ -97,7 +97,7 @@ class FamiliarHeads:
                 if form.length is not None:
                     parts: Sequence[bytes] = (data[begin:],) if begin < len(data) else ()
                     missing = int(found[form.length]) + begin - len(data)
-                    rest: Rest = SizedBody(missing, kind, "kept") if missing else "kept"
+                    rest: Rest = SizedRest(missing, kind, "kept") if missing else "kept"
                 elif (chunked := chunks(data, begin)) is not None:
                     parts, rest = chunked[0], "kept" if chunked[1] else _CHUNKS
                 else:

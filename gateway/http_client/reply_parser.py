@@ -15,7 +15,7 @@ from typing import Final, Literal
 import httptools
 
 from gateway.http_client.errors import MalformedReply
-from gateway.http_client.reply_body import Ending, SizedBody, UnsizedBody, chunks
+from gateway.http_client.reply_body import Ending, SizedRest, UnsizedRest, chunks
 from gateway.http_client.reply_head import ReplyHead
 
 MAX_HEAD_BYTES: Final = 65_536
@@ -30,7 +30,6 @@ _BETWEEN_CHUNKS: Final = {
     "closed": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n",
 }
 """What brings a new parser to the place behind a chunk of a reply, by what the head of that has said."""
-
 
 _At = Literal["head", "sized body", "unsized body", "chunk", "between chunks", "end"]
 """Where in a reply its parser is. Interim replies belong to the head, the line that begins a chunk to the chunk."""
@@ -91,12 +90,12 @@ class ReplyParser:
             case "end":
                 return self.ending
             case "unsized body":
-                return UnsizedBody()
+                return UnsizedRest()
             case "sized body" if head is not None:
                 missing = (head.content_length or 0) - sum(map(len, parts))
-                return SizedBody(missing, head.content_type, self.ending)
+                return SizedRest(missing, head.content_type, self.ending)
             case "between chunks" if data.endswith(b"\n"):
-                return ChunkedBody("kept" if self._llhttp.should_keep_alive() else "closed")
+                return ChunkedRest("kept" if self._llhttp.should_keep_alive() else "closed")
             case "between chunks":
                 self._at = "chunk"  # the beginning of its size line may have been read
             case _:
@@ -182,8 +181,8 @@ class ReplyParser:
 
 
 @dataclass(slots=True, eq=False)
-class ChunkedBody:
-    """A body of chunks, of which the next one begins now; it takes a parser only while a chunk is cut."""
+class ChunkedRest:
+    """The rest of a body of chunks, of which the next one begins now; it takes a parser only while a chunk is cut."""
 
     ending: Ending
 
@@ -197,7 +196,7 @@ class ChunkedBody:
         return None, parts, self.ending if is_complete else self
 
 
-Reader = ReplyParser | ChunkedBody | SizedBody | UnsizedBody
+Reader = ReplyParser | ChunkedRest | SizedRest | UnsizedRest
 """What reads the rest of a reply."""
 Rest = Reader | Ending | MalformedReply
 """The same, or how the reply has ended."""

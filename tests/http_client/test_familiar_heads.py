@@ -13,7 +13,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ReplyCut
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
-from gateway.http_client.reply_body import SizedBody
+from gateway.http_client.reply_body import SizedRest
 from gateway.http_client.reply_parser import ReplyParser
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
 from tests.support.fake_transport import Begun
@@ -60,7 +60,7 @@ def test_the_head_of_a_reply_that_is_still_coming_does_not_keep_the_part_that_ca
     assert found is not None
     head, _, rest = found
     assert sys.getrefcount(data) == before
-    assert isinstance(rest, SizedBody)
+    assert isinstance(rest, SizedRest)
     assert (rest.missing, head.get(b"mcp-session-id")) == (99999 - 9005, b"two")
 
 
