@@ -1,10 +1,10 @@
 """How long a connection without a request is kept."""
 
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from gateway.http_client.connection import Connection
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, UNSEEN_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.runtime.tasks import Tasks
@@ -31,28 +31,35 @@ class FakeConnection:
         self.aborted = True
 
 
-def fake(*, keep_alive_seconds: int | None = None, origin: Origin = HERE) -> Connection:
-    return FakeConnection(keep_alive_seconds, origin)  # type: ignore[return-value]
+def fake(*, keep_alive_seconds: int | None = None, origin: Origin = HERE) -> Any:
+    """One that passes for a `Connection`."""
+    return FakeConnection(keep_alive_seconds, origin)
 
 
 @pytest.fixture
-async def idle(monkeypatch: pytest.MonkeyPatch) -> IdleConnections:
+async def idle() -> IdleConnections:
     return IdleConnections(Tasks(Mock()))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+    return now
 
 
 @pytest.mark.parametrize(("said", "kept"), [(None, 4.0), (5, 4.0), (60, 4.0), (4, 3.0), (2, 1.0)])
 async def test_a_connection_is_kept_a_second_less_than_the_upstream_keeps_it_and_at_most_four(
-    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch, said: int | None, kept: float
+    idle: IdleConnections, now: list[float], said: int | None, kept: float
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
     assert KEEP_ALIVE_SECONDS == 4.0
     for late in (False, True):
         connection = fake(keep_alive_seconds=said)
         idle.put(connection)
         now[0] += kept if late else kept - 0.01
         assert idle.take(HERE, is_repeatable=True) is (None if late else connection)
-        assert connection.aborted is late  # type: ignore[attr-defined]
+        assert connection.aborted is late
         assert len(idle) == 0
 
 
@@ -77,12 +84,10 @@ SAFE = [
 async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_be_closed_soon(
     timers: Timers,
     idle: IdleConnections,
-    monkeypatch: pytest.MonkeyPatch,
+    now: list[float],
     seen: list[tuple[float, str]],
     safe: float,
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
     for seconds, how in seen:
         connection = fake()
         idle.put(connection)
@@ -106,15 +111,11 @@ async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_
     assert idle.take(HERE, is_repeatable=True) is late, "it is kept for the others"
 
 
-async def test_a_connection_that_has_ended_unheard_shows_nothing(
-    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+async def test_a_connection_that_has_ended_unheard_shows_nothing(idle: IdleConnections, now: list[float]) -> None:
     ended, later = fake(), fake()
     idle.put(ended)
     now[0] += 2.0
-    ended.has_unread = True  # type: ignore[attr-defined]
+    ended.has_unread = True
     assert idle.take(HERE) is None
     idle.ended(ended)
     idle.put(later)
@@ -122,22 +123,14 @@ async def test_a_connection_that_has_ended_unheard_shows_nothing(
     assert idle.take(HERE) is None
 
 
-async def test_what_an_upstream_says_counts_more_than_what_was_seen(
-    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+async def test_what_an_upstream_says_counts_more_than_what_was_seen(idle: IdleConnections, now: list[float]) -> None:
     connection = fake(keep_alive_seconds=3)
     idle.put(connection)
     now[0] += 1.9
     assert idle.take(HERE) is connection
 
 
-async def test_what_was_seen_of_one_origin_says_nothing_of_another(
-    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+async def test_what_was_seen_of_one_origin_says_nothing_of_another(idle: IdleConnections, now: list[float]) -> None:
     closed, there = fake(), fake(origin=Origin("127.0.0.1", 2))
     idle.put(closed)
     idle.ended(closed)
@@ -151,7 +144,7 @@ async def test_what_was_seen_of_one_origin_says_nothing_of_another(
 async def test_a_connection_that_the_upstream_closes_at_once_is_not_kept(idle: IdleConnections, said: int) -> None:
     connection = fake(keep_alive_seconds=said)
     idle.put(connection)
-    assert connection.aborted  # type: ignore[attr-defined]
+    assert connection.aborted
     assert idle.take(HERE) is None
 
 
@@ -161,19 +154,19 @@ async def test_a_connection_that_has_ended_or_holds_bytes_is_closed_and_the_next
     good, bad = fake(), fake()
     idle.put(good)
     idle.put(bad)
-    bad.has_unread = True  # type: ignore[attr-defined]
+    bad.has_unread = True
     assert idle.take(HERE) is good
-    assert bad.aborted  # type: ignore[attr-defined]
+    assert bad.aborted
     assert len(idle) == 0
 
 
 async def test_a_connection_is_not_looked_into_for_a_request_that_can_be_sent_again(idle: IdleConnections) -> None:
     ended, unread = fake(), fake()
-    unread.has_unread, ended.is_open = True, False  # type: ignore[attr-defined,misc]
+    unread.has_unread, ended.is_open = True, False
     idle.put(unread)
     idle.put(ended)
     assert idle.take(HERE, looks=False) is unread
-    assert ended.aborted  # type: ignore[attr-defined]
+    assert ended.aborted
 
 
 async def test_each_origin_has_its_own(idle: IdleConnections) -> None:
@@ -201,8 +194,8 @@ async def test_a_connection_that_nobody_takes_is_closed() -> None:
     idle.put(spoken_for)
     assert idle.take(HERE) is spoken_for
     await eventually(lambda: not len(idle))
-    assert old.aborted  # type: ignore[attr-defined]
-    assert not spoken_for.aborted  # type: ignore[attr-defined]
+    assert old.aborted
+    assert not spoken_for.aborted
     later = fake()
     idle.put(later)
-    await eventually(lambda: later.aborted)  # type: ignore[attr-defined]
+    await eventually(lambda: later.aborted)
