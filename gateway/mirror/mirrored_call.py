@@ -23,6 +23,7 @@ from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient, ask
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.routes.deadlines import TASK_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Ending, Outcome
@@ -30,8 +31,6 @@ from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 
 _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
-_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
-"""The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 
 
 class MirroredCall(Engine, Hearer):
@@ -203,12 +202,12 @@ class MirroredCall(Engine, Hearer):
         """Try again after a request that failed, if the server works on a task; else the call fails."""
         if isinstance(error, Unreachable) and self._rounds.progress.round:
             error = CallLost(f"{error.message}; the rounds before may have had effects")
-        is_hopeless = isinstance(error, Refused | InvalidParams) or self._failures >= len(_PAUSES)
+        is_hopeless = isinstance(error, Refused | InvalidParams) or self._failures >= len(TASK_AGAIN_SECONDS)
         if self._rounds.live_task is None or is_hopeless:
             self._broke(error)
             return
         # The server works on the task all the same, and takes answers that it has taken already.
-        self._pause = _PAUSES[self._failures]
+        self._pause = TASK_AGAIN_SECONDS[self._failures]
         self._failures += 1
 
     def _broke(self, error: GatewayError) -> None:

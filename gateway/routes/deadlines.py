@@ -9,6 +9,8 @@ from gateway.runtime.tasks import Tasks
 
 CANCEL_AGAIN_SECONDS: Final = (2.0, 10.0, 30.0)
 """Pauses after which a cancellation that did not arrive is sent again: within a quarantine of 60 s."""
+TASK_AGAIN_SECONDS: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
+"""The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 _QUIET_TICKS: Final = 8
 """The quiet window is late by this part of itself at most, and only while others end: its client waits for it."""
 

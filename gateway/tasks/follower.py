@@ -20,6 +20,7 @@ from gateway.bridge.call_context import Context
 from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.routes.deadlines import TASK_AGAIN_SECONDS
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call, Listener, OwnListener
 from gateway.sessions.session import Session
@@ -29,8 +30,6 @@ from gateway.tasks.legacy_tasks import FINAL, Ended
 _POLL_SECONDS: Final = 0.5
 _HELD_IDS: Final = 4
 """How many ids of held requests there are per task and process; a later one is used only after it was cancelled."""
-_PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
-"""The pauses after failures in a row; after the last one the task counts as lost."""
 _CUT_SECONDS: Final = 5.0
 """A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
 
@@ -102,9 +101,9 @@ class Follower:
                 was_cut = world.monotonic() - began > _CUT_SECONDS
                 # A credential that is not accepted any more is no failure: its client may send a newer one.
                 failures = (0 if was_cut else failures) + (not isinstance(exc, Refused))
-                if failures > len(_PAUSES):
+                if failures > len(TASK_AGAIN_SECONDS):
                     raise
-                await asyncio.sleep(_PAUSES[failures - 1])
+                await asyncio.sleep(TASK_AGAIN_SECONDS[failures - 1])
                 continue
             failures = 0
             if ended is not None:

@@ -274,7 +274,7 @@ async def test_a_poll_that_failed_is_repeated(host: Host) -> None:
 
 
 async def test_a_task_is_lost_after_too_many_failures(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.mirror.mirrored_call._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("gateway.mirror.mirrored_call.TASK_AGAIN_SECONDS", (0.0, 0.0))
     (await begun(host)).fails(CallLost("one"))
     for number, word in ((2, "two"), (3, "three")):
         (await polled(host, number)).fails(CallLost(word))

@@ -272,7 +272,7 @@ _PLANTED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     },
     "tasks/follower.py": {
         "tasks: the first failure loses a task": (
-            "                if failures > len(_PAUSES):\n",
+            "                if failures > len(TASK_AGAIN_SECONDS):\n",
             "                if failures:\n",
         ),
     },
