@@ -11,8 +11,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, Final
@@ -169,13 +169,19 @@ class Attack:
 
     async def send(self, data: bytes, *, is_whole: bool, explains: bool, is_modern: bool = False) -> None:
         """Send a request, and report what must not be."""
-        self.campaign.executions += 1
         came, ended = await exchange(self.address, data, REPLY_SECONDS if is_whole else SILENCE_SECONDS)
-        try:
+        with self._judging(data, came):
             self._judge(data, came, ended=ended, is_whole=is_whole, explains=explains, is_modern=is_modern)
+
+    @contextmanager
+    def _judging(self, cause: bytes, came: bytes, where: str = "") -> Iterator[None]:
+        """Count one execution; report what is wrong with what came, and with the log."""
+        self.campaign.executions += 1
+        try:
+            yield
         except wire.Broken as broken:
-            self.campaign.report(str(broken), data, came[:1000].decode(errors="replace"))
-        self.campaign.read_log(data)
+            self.campaign.report(f"{where}{broken}", cause, came[:1000].decode(errors="replace"))
+        self.campaign.read_log(cause)
 
     def _judge(
         self, data: bytes, came: bytes, *, ended: bool, is_whole: bool, explains: bool, is_modern: bool
@@ -282,7 +288,6 @@ class Attack:
         given: dict[str, Any] = {}
         for _ in range(4):
             headers, body = modern(method, {**params, **given}, target)
-            self.campaign.executions += 1
             result = await self._one_round(framed(f"POST {self.path} HTTP/1.1", headers, body))
             if result.get("resultType") != "input_required":
                 return
@@ -295,27 +300,19 @@ class Attack:
 
     def _passed_through(self, came: bytes) -> None:
         """What an upstream says passes through, whatever its status is, but not a switch of protocols."""
-        self.campaign.executions += 1
         said = self._upstream_said()
-        try:
+        with self._judging(said, came, "passed through: "):
             for reply in wire.replies(came)[:1]:
                 if reply.status < 500 or (reply.status == 500 and b" 500 " not in said[:16]):
                     wire.check(reply, explains=False)
-        except wire.Broken as broken:
-            self.campaign.report(f"passed through: {broken}", said, came[:1000].decode(errors="replace"))
-        self.campaign.read_log(said)
 
     async def _one_round(self, data: bytes) -> dict[str, Any]:
         came, ended = await exchange(self.address, data, REPLY_SECONDS)
-        said = self._upstream_said()
         message: dict[str, Any] = {}
-        try:
+        with self._judging(self._upstream_said(), came):
             reply = wire.only(wire.replies(came, ended=ended))
             wire.check(reply, explains=True)
             message = wire.final(reply)
-        except wire.Broken as broken:
-            self.campaign.report(str(broken), said, came[:1000].decode(errors="replace"))
-        self.campaign.read_log(said)
         result = message.get("result")
         return result if isinstance(result, dict) else {}
 

@@ -1,11 +1,13 @@
 """Who listens to changes of the servers, and what changes there; drawn apart from the rest of a plan."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.protocol import mcp
+
+if TYPE_CHECKING:
+    from tests.simulation.plan import Plan
 
 LISTENS_SECONDS: Final = 130.0
 """How long most listeners stay, which is longer than anything takes to mend itself."""
@@ -52,23 +54,14 @@ class Change:
         return {"jsonrpc": "2.0", "method": method, "params": params}
 
 
-class Spell(Protocol):
-    """A fault, as far as it matters here."""
-
-    at: float
-    seconds: float
-
-
-def drawn(
-    seed: int, replicas: int, load_seconds: float, faults: Sequence[Spell]
-) -> tuple[tuple[Listener, ...], tuple[Change, ...]]:
+def drawn(plan: "Plan", load_seconds: float) -> tuple[tuple[Listener, ...], tuple[Change, ...]]:
     """Listeners and changes in one history of ten."""
-    random = Random(f"listeners {seed}")
+    random = Random(f"listeners {plan.seed}")
     if random.random() >= 0.1:
         return (), ()
-    listeners = tuple(_listener(random, f"l{number}", replicas) for number in range(1, random.randrange(2, 6)))
+    listeners = tuple(_listener(random, f"l{number}", plan.replicas) for number in range(1, random.randrange(2, 6)))
     times = [random.random() * load_seconds for _ in range(random.randrange(4, 16))]
-    times += [fault.at + random.random() * (fault.seconds + 1.0) for fault in faults for _ in range(3)]
+    times += [fault.at + random.random() * (fault.seconds + 1.0) for fault in plan.faults for _ in range(3)]
     return listeners, tuple(_change(random, at, random.choice(listeners)) for at in sorted(times))
 
 

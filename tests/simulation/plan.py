@@ -602,7 +602,7 @@ def _rare(plan: Plan) -> Plan:
 
 def _with_listeners(plan: Plan) -> Plan:
     """A plan in which clients listen to changes, if one is drawn."""
-    listeners, changes = listening.drawn(plan.seed, plan.replicas, LOAD_SECONDS, plan.faults)
+    listeners, changes = listening.drawn(plan, LOAD_SECONDS)
     if not listeners:
         return plan
     plan = replace(plan, server=replace(plan.server, has_changes=True), listeners=listeners, changes=changes)

@@ -438,15 +438,6 @@ REMAINS: Final = {
         f"gw-1 {_ASKED}",
         {"replicas": 1, "kind": NO_EVENTS, "ttl_seconds": 10.0},
     ),
-    # The replica then ends without a word to its server: whatever its client could know is excused.
-    "a second signal may come from another fault": Told(
-        (
-            call(1, 2, think=0.2, tool="search", questions=0, before=9.0),
-            *(Fault("term", at, 60.0) for at in (1.0, 1.5)),
-        ),
-        ".*",
-        {"replicas": 2, "kind": NO_EVENTS, "ttl_seconds": 40.0},
-    ),
 }
 TOLD: Final = (
     OWNERSHIP | STATES | {name: told._replace(how={**TASKS, **told.how}) for name, told in OF_TASKS.items()} | REMAINS
