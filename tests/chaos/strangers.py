@@ -2,34 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from random import Random
 from typing import Final
 
 from tests.chaos.soak import BROKEN, World
+from tests.fuzz.black_box import framed, modern
+from tests.fuzz.mutator import Mutator
 from tests.support.workbench import Client
 
 PATIENCE_SECONDS: Final = 8.0
 BIG: Final = {"name": "big", "arguments": {"bytes": 2_000_000}}
 SECRET: Final = "s3cret-of-a-stranger"
 """In every request that no log may quote."""
-MALFORMED: Final = (
-    b"GARBAGE " + SECRET.encode() + b"\r\n\r\n",
-    b"POST /mcp HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + SECRET.encode() + b"\x01\r\n\r\n",
-    b"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: " + SECRET.encode() + b"\r\n\r\n",
-    b"POST /mcp HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + SECRET.encode() + b"\r\n",
-    b"POST  /mcp  HTTP/9.9\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"POST /mcp HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
-)
-BODIES: Final = (
-    b"{",
-    b"null",
-    b"[" * 50_000,
-    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":' + b'{"a":' * 200 + b"1" + b"}" * 200 + b"}",
-    b'{"jsonrpc":"2.0","id":"\\ud800","method":"tools/call","params":{}}',
-)
+REQUEST: Final = framed("POST /mcp HTTP/1.1", *modern("tools/call", BIG, "big", SECRET))
 
 
 class Stranger:
@@ -38,12 +24,10 @@ class Stranger:
     def __init__(self, world: World, dice: Random) -> None:
         self.world = world
         self.dice = dice
+        self.mutator = Mutator(dice.getrandbits(32))
 
     async def live(self, until: float) -> None:
-        habits = (
-            *(self.send_garbage, self.send_odd_body, self.send_half_body, self.read_slowly),
-            *(self.invent_token, self.invent_state, self.hold_a_connection),
-        )
+        habits = (self.send_mutant, self.send_part, self.read_slowly, self.invent_token, self.invent_state)
         while time.monotonic() < until:
             habit = self.dice.choice(habits)
             with suppress(*BROKEN, OSError, asyncio.IncompleteReadError):
@@ -61,38 +45,23 @@ class Stranger:
         path = self.dice.choice(list(self.world.servers))
         return self.world.client.on(f"http://{self.somewhere()}{path}", **headers)
 
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def send(self, data: bytes) -> None:
+        """Send bytes over a new connection, and wait for a reply for a while."""
         host, _, port = self.somewhere().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
         try:
-            yield reader, writer
+            writer.write(data)
+            async with asyncio.timeout(self.dice.uniform(0, 4)):
+                await reader.read(4096)
         finally:
             writer.transport.abort()
 
-    def head(self, length: int) -> bytes:
-        headers, _ = self.world.client.build("tools/call", BIG)
-        lines = [f"{name}: {value}" for name, value in headers.items()]
-        lines += ["Host: x", f"Content-Length: {length}", "", ""]
-        return "\r\n".join(["POST /mcp HTTP/1.1", *lines]).encode()
+    async def send_mutant(self) -> None:
+        await self.send(self.mutator.mutate(REQUEST))
 
-    async def send_garbage(self) -> None:
-        async with self.connected() as (reader, writer):
-            writer.write(self.dice.choice((*MALFORMED, self.dice.randbytes(200))))
-            await reader.read(4096)
-
-    async def send_odd_body(self) -> None:
-        client = self.client()
-        answer = await client.raw(client.build("tools/call", {"name": "echo"})[0], self.dice.choice(BODIES))
-        self.world.outcomes[f"odd body: {answer.status}"] += 1
-
-    async def send_half_body(self) -> None:
-        half = b'{"jsonrpc":'
-        async with self.connected() as (reader, writer):
-            writer.write(self.head(len(half) + 1000) + half)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.dice.uniform(0, 4)):
-                    await reader.read(4096)
+    async def send_part(self) -> None:
+        """Send a part of a head or of a body, and nothing after it."""
+        await self.send(REQUEST[: self.dice.randrange(len(REQUEST))])
 
     async def read_slowly(self) -> None:
         """Ask for megabytes, read some bytes of them now and then, and leave."""
@@ -111,11 +80,3 @@ class Stranger:
         state = self.dice.randbytes(self.dice.choice((1, 60, 5000))).hex()
         answer = await self.client().call("ask_slow", {"question": "x"}, state=state, answers={})
         self.world.outcomes[f"invented state: {answer.status}"] += 1
-
-    async def hold_a_connection(self) -> None:
-        """Send a part of a head, and nothing after it."""
-        async with self.connected() as (reader, writer):
-            writer.write(b"POST /mcp HTTP/1.1\r\nHost:")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.dice.uniform(0, 4)):
-                    await reader.read(1)
