@@ -89,6 +89,7 @@ class Overview(Probes):
         process = self._processes.get(number)
         ready = process is not None and await process.get("/readyz") is not None
         if ready:
+            # Whoever has asked: a worker that anybody was told is ready is restarted when it ends.
             self.proven.add(number)
         return ready
 

@@ -28,11 +28,10 @@ from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
+from gateway.seal.peer_messages import PeerRequest, PeerSealer
 
 PATH: Final = "/peer"
 CONTENT_TYPE: Final = "application/octet-stream"
-FRAME_BYTES: Final = 16_777_216
 ANSWER_BYTES: Final = 65_536
 """The longest answer to a question: a process that is not a replica must not fill the memory."""
 _UNIX: Final = "unix:"
@@ -150,8 +149,7 @@ class PeerConnections:
             "Expect: 100-continue\r\n"
         ).encode()
         sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
-        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-        exchange = PeerExchange(peer_request, frames, timeouts)
+        exchange = PeerExchange(peer_request, self._sealer.frames(peer_request), timeouts)
         pending = PendingRequest(
             origin,
             exchange.reply,

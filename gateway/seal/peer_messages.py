@@ -22,6 +22,8 @@ from gateway.seal.keyring import Keyring, Keys, decode_content, ring
 
 PURPOSE: Final = "peer"
 _NONCE_BYTES: Final = 16
+FRAME_BYTES: Final = 16_777_216
+"""The longest frame, sealed."""
 _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
 
@@ -135,10 +137,9 @@ class PeerSealer:
         self._newest_expired = -math.inf
         """When the newest request was issued that came too late: a clock that is set back makes none valid again."""
 
-    @property
-    def keyring(self) -> Keyring:
-        """The ring of the next request; a reply keeps the ring of its request."""
-        return self._keyring.value
+    def frames(self, request: PeerRequest) -> "Frames":
+        """What seals or opens the reply to a request; a reload does not change the keys in the middle of it."""
+        return Frames(self._keyring.value, request.nonce, FRAME_BYTES)
 
     def seal(self, request: PeerRequest) -> bytes:
         """A request, sealed."""

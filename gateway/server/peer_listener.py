@@ -8,7 +8,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway import world
 from gateway.admin.cluster_view import ClusterView
-from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
+from gateway.cluster.peer_connections import CONTENT_TYPE, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
@@ -96,9 +96,7 @@ class PeerListener:
         # The reply to a retry nearly always comes at once, as one message, which tells too that it was accepted.
         is_retry = peer_request.kind == "owner"
         seconds = min(_ACCEPT_PART * timeouts.peer_accept_seconds, _ACCEPT_SECONDS) if is_retry else 0.0
-        # The keys are those of now: a reload must not change them in the middle of a reply.
-        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-        reply = PeerReply(http, frames, accept_seconds=seconds)
+        reply = PeerReply(http, self._sealer.frames(peer_request), accept_seconds=seconds)
         try:
             await self._reply(peer_request, reply, http, is_local=is_local)
         finally:

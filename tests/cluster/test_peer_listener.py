@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 from yarl import URL
 
-from gateway.cluster import peer_connections
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
 from gateway.http.outbox import FinalMessage
@@ -369,4 +368,4 @@ async def test_a_message_larger_than_a_frame_may_be_is_written_in_several() -> N
     reply.stop_timer()
     pieces = [frame.data for frame in frames if isinstance(frame, messages.Data)]
     assert b"".join(pieces) == data
-    assert max(map(len, pieces)) < peer_connections.FRAME_BYTES
+    assert max(map(len, pieces)) < messages.FRAME_BYTES

@@ -131,7 +131,7 @@ FIXED = [
             f"{count(cluster_view._MOST_ASKED)} replicas",
         ],
     ),
-    ("one frame from a peer", [size(peer_connections.FRAME_BYTES)]),
+    ("one frame from a peer", [size(peer_messages.FRAME_BYTES)]),
     ("clocks of two replicas", [seconds(peer_messages.SKEW_SECONDS)]),
     ("remembered requests from peers", [count(peer_messages._MAX_REMEMBERED)]),
     (
