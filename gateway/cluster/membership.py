@@ -21,9 +21,10 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_connections import PeerConnections
+from gateway.cluster.peer_errors import PeerFailed
 from gateway.cluster.worker import Address, Worker, host_id, member_id
 from gateway.config import InForce, Replica, split_address
-from gateway.protocol.errors import OwnerSilent
+from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 
@@ -285,7 +286,7 @@ class Membership:
     async def _verify(self, host: str, address: Address) -> None:
         try:
             name = await self._connections.ask_name(address, "")
-        except TimeoutError:
+        except (PeerFailed, OwnerStalled):
             return
         if name == host:
             self._greeted[host] = (address, world.monotonic() + _GREETED_SECONDS)

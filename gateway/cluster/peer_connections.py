@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway import world
-from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken
+from gateway.cluster.peer_errors import PeerDead, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
@@ -73,17 +73,15 @@ class PeerConnections:
     async def ask_name(self, address: Address, introduced: str) -> str | None:
         """Ask the process at an address for its host's id, and introduce the host `introduced` (none if empty).
 
-        Returns None if no process is there. Raises TimeoutError if the process does not answer.
+        Returns None if no process is there. Raises PeerFailed or OwnerStalled if one does not tell its id.
         """
         question = messages.question("who", address, introduced)
         try:
             answer = await self.question(address, question, self.timeouts.peer_accept_seconds)
         except PeerDead:
             return None
-        except (PeerFailed, OwnerStalled) as exc:
-            raise TimeoutError from exc
         if not isinstance(answer, messages.Identity):
-            raise TimeoutError
+            raise ReplyBroken(f"{address} does not tell its id")
         return answer.id
 
     async def question(

@@ -9,6 +9,7 @@ import pytest
 from gateway import world as seam
 from gateway.cluster import membership
 from gateway.cluster.membership import Membership, resolve
+from gateway.cluster.peer_errors import ReplyBroken
 from gateway.cluster.worker import Address  # noqa: TC001  (one import style)
 from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
@@ -78,7 +79,7 @@ async def test_a_replica_that_introduces_itself_is_known_before_the_name_service
 
 @pytest.mark.parametrize(
     ("host", "remote", "there"),
-    [("gw-9", "10.0.0.9", "gw-8"), ("gw-9", "10.0.0.9", None), ("gw-9", "10.0.0.9", TimeoutError())],
+    [("gw-9", "10.0.0.9", "gw-8"), ("gw-9", "10.0.0.9", None), ("gw-9", "10.0.0.9", ReplyBroken())],
 )
 async def test_an_introduction_is_believed_only_after_its_senders_address_confirms_it(
     world: FakeNameService, dns: Membership, tasks: Tasks, host: str, remote: str, there: str | Exception | None
@@ -193,7 +194,7 @@ async def test_an_address_that_does_not_tell_its_id_may_belong_to_any_replica(
     if known:
         assert await dns.address("gw-2") == "10.0.0.2:1"
         clock.now += 60
-    world.names["10.0.0.2:1"] = TimeoutError()
+    world.names["10.0.0.2:1"] = ReplyBroken()
     await dns.candidates("e")
     assert await dns.address("gw-3") == "10.0.0.3:1", "others are not affected"
     try:
