@@ -41,8 +41,7 @@ async def ask_again(stand: Stand, asked: Reply) -> Reply:
 
 async def orphaned(cluster: Cluster, *names: str, **sections: Any) -> tuple[Reply, Stand, list[Stand]]:
     """A call whose owner is dead, asked again: its newest round, the replica that restored it, and the others."""
-    one, *others = await cluster.begin("gw-1", *names, **sections)
-    asked = await one.client().call()
+    asked, (one, *others) = await cluster.asked("gw-1", *names, **sections)
     await cluster.crash(one)
     again = await ask_again(others[0], asked)
     (holder,) = [stand for stand in others if len(stand.gateway.lot)]
@@ -142,8 +141,9 @@ async def test_a_cold_call_that_finds_no_session_is_kept_as_long_as_its_newest_s
 async def test_a_dead_owners_call_for_which_no_session_is_free_can_be_continued_later(
     upstream: FakeUpstream, store: FakeStore, cluster: Cluster, *, is_asked_again: bool
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked(
+        "gw-1", "gw-2", sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05}
+    )
     await cluster.crash(one)
     if is_asked_again:
         asked = await ask_again(two, asked)
@@ -237,8 +237,7 @@ async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_th
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     _ = FakeStore(upstream, rounds=2)
-    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", fakes={"gw-9": f"127.0.0.1:{free_port()}"})
-    asked = await one.client().call()
+    asked, (one, two, three) = await cluster.asked("gw-1", "gw-2", "gw-3", fakes={"gw-9": f"127.0.0.1:{free_port()}"})
     await cluster.crash(one)
     _ = await ask_again(two, asked)
     holder, other = (two, three) if len(two.gateway.lot) else (three, two)
@@ -297,8 +296,7 @@ async def test_the_error_of_a_lost_call_says_why_it_is_lost(
     upstream: FakeUpstream, cluster: Cluster, why: str
 ) -> None:
     sections = TWICE if why == "no record" else {}
-    one, two = await cluster.begin("gw-1", "gw-2", **sections)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **sections)
     changes, words = WORDS[why]
     reseal(asked, **changes)
     await cluster.crash(one)

@@ -387,8 +387,7 @@ async def test_a_take_over_that_its_client_leaves_before_it_has_a_session_gives_
 ) -> None:
     store = FakeStore(upstream)
     # Else a busy machine lets the take-over go on without the standalone stream before the client is given up.
-    one, two = await cluster.begin("gw-1", "gw-2", stream_times=replace(SHORT_TIMES, side_head_seconds=30.0))
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", stream_times=replace(SHORT_TIMES, side_head_seconds=30.0))
     await cluster.crash(one)
     upstream.on("GET", lambda turn: turn.for_ever())
     before = len(upstream.of("GET"))
@@ -407,8 +406,7 @@ async def test_a_take_over_that_is_stopped_before_its_task_begins_leaves_no_answ
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     _ = FakeStore(upstream)
-    one, two = await cluster.begin("gw-1", "gw-2")
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     await cluster.crash(one)
     start = two.gateway.tasks.start
 

@@ -24,8 +24,7 @@ async def part(stand: Stand) -> None:
 
 
 async def test_a_call_that_a_parted_owner_let_go_is_resumed_elsewhere(store: FakeStore, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
     await part(one)
     assert (await two.client().answer(asked)).json == [ACCEPT]
     assert (steps(one), steps(two)) == ({}, {"resumed": 1})
@@ -36,8 +35,7 @@ async def test_a_call_that_a_parted_owner_let_go_is_resumed_elsewhere(store: Fak
 async def test_a_leg_that_a_parted_owner_let_go_comes_back_through_another_replica(
     upstream: FakeUpstream, store: FakeStore, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
     store.rounds = 2
     store.question = "Again?"
     store.hold.clear()
@@ -71,8 +69,7 @@ async def test_a_retry_at_the_parted_owner_itself_is_served_by_another_replica(
 async def test_a_parted_owner_without_others_tells_its_client_to_come_again(
     store: FakeStore, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
     await cluster.crash(two)
     await part(one)
     reply = await one.client().answer(asked)
@@ -104,8 +101,7 @@ async def test_a_call_that_may_run_twice_runs_again_after_its_owner_parted(
 async def test_a_call_that_is_over_is_not_continued_because_its_owner_parted(
     store: FakeStore, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
     assert (await one.client().answer(asked)).json == [ACCEPT]
     await part(one)
     assert (await two.client().answer(asked)).json == [ACCEPT], "its result is still kept"
@@ -152,8 +148,7 @@ async def test_a_call_that_is_let_go_while_a_credential_is_checked_is_resumed_el
 
 async def test_a_call_that_no_replica_holds_is_not_run_by_a_parted_one(cluster: Cluster) -> None:
     hold = {**QUICK["hold"], "drain_seconds": 60}  # by then, the other replica ends its leg
-    one, two = await cluster.begin("gw-1", "gw-2", hold=hold, route={"continuation": "replay"})
-    asked = await one.client().call()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", hold=hold, route={"continuation": "replay"})
     assert opened(asked.state).owner == ""
     await part(one)
     assert (await one.client().answer(asked)).json == ACCEPT
