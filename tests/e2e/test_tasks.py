@@ -125,9 +125,8 @@ async def test_a_task_asks_and_ends_as_its_client_sees_it(stage: Stage) -> None:
     assert (question["method"], question["params"]["message"]) == ("elicitation/create", "Delete x?")
     assert (await task.answer(asked, CONFIRM)).result == {"resultType": "complete"}
     assert (await task.get())["status"] in ("working", "completed")  # an answered question never comes back
-    done = await task.until("completed")
-    assert done["result"]["content"][0]["text"] == "deleted x"
-    assert "related-task" not in str(done)
+    assert await task.text() == "deleted x"
+    assert "related-task" not in str(await task.get())
     assert await stage.gw.metric("mcp_gateway_tasks") == 1
     assert await stage.gw.metric("mcp_gateway_tasks_ended_total", outcome="completed") == 1
 
@@ -171,7 +170,7 @@ async def test_the_end_of_a_cancelled_task_of_the_python_sdk_ends_no_other_sessi
     _ = await cancelled.cancel()
     await stage.server.wait_for("finished", "must_confirm")  # the cancelled one, which got no true answer
     _ = await other.answer(asked, CONFIRM)
-    assert (await other.until("completed"))["result"]["content"][0]["text"] == "deleted b"
+    assert await other.text() == "deleted b"
     assert "unhandled" not in stage.server.stderr
 
 
@@ -181,7 +180,7 @@ async def test_tasks_of_the_python_sdk_can_be_made_after_a_session_has_ended(sta
     assert (await stage.wire.call("failing_job")).text == "the job failed"
     await stage.gw.settled()
     task = await stage.client.task("slow_compute", {"seconds": 0, "label": "b"})
-    assert (await task.until("completed"))["result"]["content"][0]["text"] == "computed b"
+    assert await task.text() == "computed b"
 
 
 async def test_an_error_of_the_tool_is_a_completed_task(stage: Stage) -> None:
@@ -203,7 +202,7 @@ async def test_a_live_task_counts_as_the_call_in_flight(stage: Stage) -> None:
     task = await stage.client.task("confirm_later", {"filename": "x"})
     asked = await task.until("input_required")
     _ = await task.answer(asked, CONFIRM)
-    assert (await task.until("completed"))["result"]["content"][0]["text"] == "deleted x"
+    assert await task.text() == "deleted x"
     driven = await stage.wire.call("confirm_later", {"filename": "y"})
     assert (await stage.wire.answer(driven, CONFIRM)).text == "deleted y"
     assert await stage.gw.metric("mcp_gateway_nested_requests_total", outcome="refused_unsolicited") == 0
@@ -222,9 +221,7 @@ async def test_a_task_with_two_questions_stays_open_until_both_are_answered(stag
     left = await task.get()
     assert (left["status"], list(left["inputRequests"])) == ("input_required", [second])
     _ = await task.answer(left, answer)
-    assert (await task.until("completed"))["result"]["content"][0]["text"] == "Ann: True".replace(
-        "True", "true" if stage.server.name == "tasks-ts" else "True"
-    )
+    assert await task.text() == f"Ann: {'true' if stage.server.name == 'tasks-ts' else 'True'}"
 
 
 @BOTH_SDKS
@@ -234,7 +231,7 @@ async def test_a_tool_may_ask_first_and_become_a_task_then(stage: Stage) -> None
     assert "taskId" not in asked.result
     answers = {"user_name": named("Ann")}
     task = await stage.client.task("test_tool_with_task", requestState=asked.state, inputResponses=answers)
-    assert (await task.until("completed"))["result"]["content"][0]["text"] == "Hello, Ann!"
+    assert await task.text() == "Hello, Ann!"
 
 
 @TS
@@ -284,7 +281,7 @@ async def test_a_task_is_forgotten_when_its_time_is_over(stage: Stage) -> None:
 async def test_a_result_that_gave_way_is_asked_for_again(stage: Stage) -> None:
     task = await stage.client.task("slow_compute", {"seconds": 0, "label": "a"})
     for _ in range(2):
-        assert (await task.until("completed"))["result"]["content"][0]["text"] == "computed a"
+        assert await task.text() == "computed a"
 
 
 @TS
@@ -344,8 +341,6 @@ async def test_a_client_of_the_old_tasks_that_asks_for_none_gets_an_ordinary_cal
 
 # --- replicas ---
 
-WITH_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
-
 
 async def _owner(c: Cluster) -> Gateway:
     """The replica that follows the only task."""
@@ -353,7 +348,7 @@ async def _owner(c: Cluster) -> Gateway:
     return owner
 
 
-@WITH_NGINX
+@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 @pytest.mark.parametrize("name", ASKING_AT_ONCE)
 async def test_any_replica_serves_a_task(name: str) -> None:
     async with old_server(name) as server, cluster(server.url) as c, wire(c.url) as client:
@@ -362,12 +357,11 @@ async def test_any_replica_serves_a_task(name: str) -> None:
             asked = await task.until("input_required", url=replica.url)
         _ = await task.answer(asked, CONFIRM, url=c.replicas[0].url)
         for replica in c.replicas:
-            done = await task.until("completed", url=replica.url)
-            assert done["result"]["content"][0]["text"] == "deleted x"
+            assert await task.text(url=replica.url) == "deleted x"
         assert len(server.ledger("run")) == 1
 
 
-@WITH_NGINX
+@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 @pytest.mark.parametrize("name", ASKING_AT_ONCE)
 async def test_the_task_of_a_killed_replica_is_answered_through_another(name: str) -> None:
     async with old_server(name) as server, cluster(server.url, check=False) as c, wire(c.url) as client:
@@ -381,12 +375,11 @@ async def test_the_task_of_a_killed_replica_is_answered_through_another(name: st
         assert [each["params"]["message"] for each in second["inputRequests"].values()] == ["Second?"]
         _ = await task.answer(second, named("Bob"), url=left.url)
         for replica in (left, right):
-            done = await task.until("completed", url=replica.url)
-            assert done["result"]["content"][0]["text"] == "Ann, Bob"
+            assert await task.text(url=replica.url) == "Ann, Bob"
         assert len(server.ledger("run")) == 1
 
 
-@WITH_NGINX
+@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_the_driven_task_of_a_killed_replica_continues_at_another(name: str) -> None:
     async with old_server(name) as server, cluster(server.url, check=False) as c, wire(c.replicas[0].url) as client:
@@ -406,4 +399,4 @@ async def test_a_replica_that_is_restarted_goes_on_with_its_tasks(name: str) -> 
         assert await gw.exited() == 0
         await gw.start()
         _ = await task.answer(asked, CONFIRM)
-        assert (await task.until("completed"))["result"]["content"][0]["text"] == "deleted x"
+        assert await task.text() == "deleted x"

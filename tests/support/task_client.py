@@ -64,6 +64,10 @@ class Task(NamedTuple):
                 await asyncio.sleep(0.02)
         return found
 
+    async def text(self, url: str | None = None) -> str:
+        """The text of its result, once it is completed."""
+        return str((await self.until("completed", url=url))["result"]["content"][0]["text"])
+
     async def answer(self, asked: Json, answer: Json = ACCEPT, url: str | None = None) -> Reply:
         """Answer every question of a view with the same answer."""
         return await self.send(mcp.TASKS_UPDATE, url=url, inputResponses=dict.fromkeys(asked["inputRequests"], answer))
