@@ -5,13 +5,13 @@ import pytest
 from tests.chaos.stage import Call
 from tests.e2e.wire import wire
 from tests.parts.launch import old_server
-from tests.support.cluster import cluster, installed
+from tests.support.cluster import cluster, needs
 from tests.support.gateway_process import Gateway
 from tests.support.workbench import Client
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+    needs("nginx"),
 ]
 
 

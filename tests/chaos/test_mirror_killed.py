@@ -16,7 +16,7 @@ import pytest_asyncio
 from tests.chaos.stage import steps
 from tests.parts.clients.drive import HERE
 from tests.parts.launch import PARTS, OldServer, old_server, output_of
-from tests.support.cluster import Cluster, cluster, installed
+from tests.support.cluster import Cluster, cluster, needs
 from tests.support.gateway_process import Gateway
 
 PROGRAM: Final = PARTS / "py130" / "bin" / "python"
@@ -26,7 +26,7 @@ ANN: Final = 'accept:{"name":"Ann"}'
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+    needs("nginx"),
 ]
 
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 from tests.chaos.stage import Call, Gate, others, prompt, stepped, steps
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
-from tests.support.cluster import Cluster, cluster, installed
+from tests.support.cluster import Cluster, cluster, needs
 from tests.support.gateway_process import HELD, Gateway
 from tests.support.workbench import Client, Reply
 
@@ -38,7 +38,7 @@ STATES = (
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
+    needs("nginx"),
 ]
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.chaos.soak import PEOPLE, Operator, Person, World, inhabited, judge, quiet
 from tests.chaos.stage import steps
 from tests.chaos.strangers import SECRET, Stranger
-from tests.support.cluster import installed
+from tests.support.cluster import needs
 
 SECONDS: Final = float(os.environ.get("MRTR_SOAK_SECONDS", "40"))
 SEED: Final = int(os.environ.get("MRTR_SOAK_SEED", "1"))
@@ -33,7 +33,7 @@ LEFT_MIB: Final = 32.0
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(SECONDS + 300),
-    pytest.mark.skipif(not installed("haproxy"), reason="apt install haproxy"),
+    needs("haproxy"),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.stage import Call, accept
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
-from tests.support.cluster import BalancerName, Cluster, cluster, installed
+from tests.support.cluster import BalancerName, Cluster, cluster, needs
 from tests.support.gateway_process import Gateway
 from tests.support.steady_load import Load, followed
 from tests.support.workbench import Client
@@ -51,11 +51,10 @@ async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Clien
         ("haproxy", "start-first", 2),
     ],
 )
+@needs("nginx", "haproxy")
 async def test_an_update_refuses_no_new_call_and_loses_none(
     balancer: BalancerName, order: Literal["stop-first", "start-first"], replicas: int
 ) -> None:
-    if not installed(balancer):
-        pytest.skip(f"apt install {balancer}")
     places = replicas + (order == "start-first")
     async with (
         old_server("py130") as server,

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from tests.parts.launch import REPOSITORY, old_server, ran, stdio_upstream
-from tests.support.cluster import cluster, installed
+from tests.support.cluster import cluster, needs
 from tests.support.gateway_process import Front, gateway
 
 pytestmark = [pytest.mark.real, pytest.mark.conformance, pytest.mark.timeout(240)]
@@ -21,12 +21,11 @@ SUITE_SECONDS = 240.0
 RUNNER = REPOSITORY / "tests" / "parts" / "conformance"
 
 
-WITHOUT_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 ANY_FRONT = pytest.mark.parametrize(
     "front",
     [
         pytest.param(gateway, id="one gateway"),
-        pytest.param(cluster, id="three replicas behind nginx", marks=WITHOUT_NGINX),
+        pytest.param(cluster, id="three replicas behind nginx", marks=needs("nginx")),
     ],
 )
 

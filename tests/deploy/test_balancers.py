@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gateway.config import parse
 from tests.parts.launch import free_port
-from tests.support.cluster import FILES, Balancer, BalancerName, Place, installed
+from tests.support.cluster import FILES, Balancer, BalancerName, Place, needs
 from tests.support.served import Served
 
 LIMIT = parse("routes: [{upstream: {url: 'http://127.0.0.1:9000/mcp'}}]", "defaults", {}).limits.body_bytes
@@ -25,7 +25,7 @@ WAIT_SECONDS = 10.0
 NONE: Mapping[str, str] = {}
 CALLER = {"Authorization": "Bearer ann", "Cookie": "session=1"}
 
-pytestmark = pytest.mark.skipif(not all(map(installed, FILES)), reason="apt install nginx-light haproxy")
+pytestmark = needs(*FILES)
 
 Handler = Callable[["Replica", web.BaseRequest], Awaitable[web.StreamResponse]]
 

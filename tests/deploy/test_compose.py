@@ -9,7 +9,7 @@ import pytest
 
 from gateway import __version__
 from gateway.config import Config, load, parse
-from tests.support.cluster import FILES, Balancer, Place, installed, replaced
+from tests.support.cluster import FILES, Balancer, Place, needs, replaced
 from tests.support.compose import FOLDERS, Unset, podman_options, read
 from tests.support.configurations import drain_seconds
 from tests.support.programs import output
@@ -108,7 +108,7 @@ def test_the_nginx_files_differ_only_in_addresses() -> None:
     assert (FOLDERS["replicas"] / "nginx.conf").read_text() == theirs
 
 
-@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@needs("nginx")
 def test_nginx_accepts_the_file(tmp_path: Path) -> None:
     balancer = Balancer("nginx", tmp_path, "127.0.0.1:20000")
     # Names are looked up when the file is read; here they do not resolve.

@@ -15,7 +15,7 @@ import yaml
 
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, free_port, old_server
-from tests.support.cluster import DEPLOY, program, replaced
+from tests.support.cluster import DEPLOY, needs, program, replaced
 from tests.support.docker_engine import BALANCERS, GATEWAY, Docker, engine, missing, own_address
 from tests.support.programs import output
 from tests.support.steady_load import Load, serves
@@ -173,8 +173,6 @@ def test_the_swarm_stack_gives_a_replica_time_to_drain() -> None:
     assert stack["deploy"]["update_config"]["parallelism"] == 1
 
 
+@needs("haproxy")
 def test_haproxy_accepts_the_file_of_the_stack() -> None:
-    found = program("haproxy")
-    if found is None:
-        pytest.skip("apt install haproxy")
-    _ = output(found, "-c", "-q", "-f", DEPLOY / "swarm" / "haproxy.cfg")
+    _ = output(program("haproxy") or "haproxy", "-c", "-q", "-f", DEPLOY / "swarm" / "haproxy.cfg")

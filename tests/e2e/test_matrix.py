@@ -11,13 +11,12 @@ import pytest_asyncio
 from tests.e2e.cases import CASES, Case, Drivers
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, OTHERS, SERVERS, TELLING, Pair, judge, pair_behind, reason
 from tests.parts.clients.drive import Kind
-from tests.support.cluster import FILES, installed
+from tests.support.cluster import FILES, needs
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
 ]
-BALANCER = pytest.mark.skipif(not all(map(installed, FILES)), reason="apt install nginx-light haproxy")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -39,7 +38,9 @@ async def test_a_real_client_plays_each_case_with_a_real_server(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in TELLING], ids=lambda case: case.name)
 @pytest.mark.parametrize(
-    "pair", [pytest.param(name, marks=BALANCER if name.split()[1] in FILES else ()) for name in OTHERS], indirect=True
+    "pair",
+    [pytest.param(name, marks=needs(*FILES) if name.split()[1] in FILES else ()) for name in OTHERS],
+    indirect=True,
 )
 async def test_a_real_client_plays_telling_cases_over_other_links(
     case: Case, pair: tuple[str, Pair], drivers: Drivers

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.cases import Drivers
 from tests.parts.clients.drive import HERE, Kind, ModernClient
 from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server, running, stdio_server
-from tests.support.cluster import cluster, installed
+from tests.support.cluster import cluster, needs
 from tests.support.gateway_process import gateway
 
 pytestmark = [
@@ -105,7 +105,7 @@ SUBSCRIBERS: Final = {
 STREAMS: Final = "mcp_gateway_subscriptions"
 
 
-@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@needs("nginx")
 @pytest.mark.parametrize("name", SUBSCRIBERS)
 async def test_the_subscriptions_of_a_mirrored_client_outlive_the_replica_that_has_its_stream(name: str) -> None:
     """The client comes back by itself with the last event id; the next replica says that everything has changed."""

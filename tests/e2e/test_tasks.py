@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
-from tests.support.cluster import Cluster, cluster, installed
+from tests.support.cluster import Cluster, cluster, needs
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.task_client import EXTENSION, FIRST_FORM, TaskClient
 from tests.support.workbench import Client, Json
@@ -348,7 +348,7 @@ async def _owner(c: Cluster) -> Gateway:
     return owner
 
 
-@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@needs("nginx")
 @pytest.mark.parametrize("name", ASKING_AT_ONCE)
 async def test_any_replica_serves_a_task(name: str) -> None:
     async with old_server(name) as server, cluster(server.url) as c, wire(c.url) as client:
@@ -361,7 +361,7 @@ async def test_any_replica_serves_a_task(name: str) -> None:
         assert len(server.ledger("run")) == 1
 
 
-@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@needs("nginx")
 @pytest.mark.parametrize("name", ASKING_AT_ONCE)
 async def test_the_task_of_a_killed_replica_is_answered_through_another(name: str) -> None:
     async with old_server(name) as server, cluster(server.url, check=False) as c, wire(c.url) as client:
@@ -379,7 +379,7 @@ async def test_the_task_of_a_killed_replica_is_answered_through_another(name: st
         assert len(server.ledger("run")) == 1
 
 
-@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@needs("nginx")
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_the_driven_task_of_a_killed_replica_continues_at_another(name: str) -> None:
     async with old_server(name) as server, cluster(server.url, check=False) as c, wire(c.replicas[0].url) as client:

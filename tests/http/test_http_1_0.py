@@ -10,7 +10,7 @@ import pytest
 
 from gateway.protocol import sse
 from tests.parts.launch import free_port
-from tests.support.cluster import Balancer, installed
+from tests.support.cluster import Balancer, needs
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
@@ -165,7 +165,7 @@ async def test_an_http_1_0_client_is_not_told_to_continue(stand: Stand, client: 
         assert (await http.head())[0] == 200
 
 
-@pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
+@needs("nginx")
 async def test_a_call_with_progress_goes_through_nginx_as_it_is_set_up_by_default(
     upstream: FakeUpstream, stand: Stand, tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import pytest
+
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import PATIENCE_SECONDS, Front, Gateway, GatewayError, gateway
 
@@ -51,12 +53,14 @@ class Place:
     admin: str
 
 
-def installed(name: BalancerName) -> bool:
-    return program(name) is not None
-
-
 def program(name: BalancerName) -> str | None:
     return shutil.which(name, path=PATH)
+
+
+def needs(*names: BalancerName) -> pytest.MarkDecorator:
+    """Skips a test where one of these is not installed."""
+    missing = [name for name in names if program(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"apt install {' '.join(missing)}")
 
 
 # --- the shipped files with other addresses ---
