@@ -304,16 +304,6 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     await bench.close()
 
 
-async def test_a_pinned_client_has_one_session_and_the_others_have_one_each(begin: Start) -> None:
-    pool = (await begin()).gateway.routes.live["/mcp"].upstream.pool
-    assert [pool.group(PoolKey(b"p", b"{}", b"{}", (), pin)).is_affine for pin in ("", "x", "y")] == [
-        False,
-        True,
-        True,
-    ]
-    assert pool.group(PoolKey(b"p", b"{}", b"{}", (), "x")) is not pool.group(PoolKey(b"p", b"{}", b"{}", (), "y"))
-
-
 async def test_callers_that_wait_at_their_own_limit_and_for_room_are_all_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,19 +322,6 @@ async def test_callers_that_wait_at_their_own_limit_and_for_room_are_all_served(
         bench.pool.release(session, clean=True)
     await bench.close()
     assert alive(Quota) == before
-
-
-async def test_a_session_that_was_lost_while_it_was_idle_is_closed_soon() -> None:
-    bench = Bench(sessions={"idle_seconds": 600})
-    session, other = await bench.acquire(key("a")), await bench.acquire(key("a"))
-    for each in (other, session):
-        bench.pool.release(each, clean=True)
-    session.side_closed(was_open=True)
-    await eventually(lambda: session not in session.group.sessions)
-    assert list(session.group.idle) == [other]
-    assert bench.pool.take(session.group) is other
-    bench.pool.release(other, clean=True)
-    await bench.close()
 
 
 @pytest.mark.parametrize("status", [401, 500])
