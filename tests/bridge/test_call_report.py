@@ -72,16 +72,13 @@ async def test_a_cancellation_that_the_upstream_refuses_is_logged(
     log_lines: Lines, upstream: FakeUpstream, client: Client
 ) -> None:
     upstream.tool(lambda turn: turn.for_ever())
-    upstream.on(mcp.CANCELLED, _refuse)
+    error = {"code": -32600, "message": "not now"}
+    upstream.on(mcp.CANCELLED, lambda turn: turn.reply(400, {"jsonrpc": "2.0", "id": None, "error": error}))
     call = later(client.call())
     _ = await upstream.saw("tools/call")
     await leave(call)
     await eventually(lambda: log_lines(Event.UPSTREAM_FAILED))
     assert "refused a message" in log_lines(Event.UPSTREAM_FAILED)[0]["cause"]
-
-
-async def _refuse(turn: Turn) -> None:
-    turn.reply(400, {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "not now"}})
 
 
 async def test_the_status_page_names_no_expiry_while_a_client_waits(

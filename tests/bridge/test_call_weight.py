@@ -11,6 +11,7 @@ from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
+from tests.support.replicas import Gate
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, later
@@ -123,14 +124,11 @@ async def test_a_call_that_waits_keeps_one_copy_of_its_request(
     url = old.url if is_sse else upstream.url
     stand = await begin(route={"upstream": {"url": url, "transport": transport}})
     client = stand.client()
-    go, answered = asyncio.Event(), asyncio.Event()
+    gate = Gate(upstream)
 
     async def tool(turn: Turn) -> None:
         turn.body["params"] = {}
-        await turn.elicit("q")
-        answered.set()
-        await go.wait()
-        await turn.result(text("done"))
+        await gate.tool(turn)
 
     async def tool_over_sse(_fake: FakeSse, stream: Upstream, message: Message) -> None:
         message["params"] = {}
@@ -148,12 +146,12 @@ async def test_a_call_that_waits_keeps_one_copy_of_its_request(
         if is_sse:
             await eventually(lambda: stand.held == 0, "the retry was taken")
         else:
-            await answered.wait()
+            await gate.answered.wait()
         assert 1 <= kept() < 1.1, "nothing of the retry's body is kept"
         if is_sse:
             ((stream, id_),) = calls
             stream.say(id=id_, result=text("done"))
-        go.set()
+        gate.go.set()
         assert (await retry).text == "done"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,15 +28,11 @@ from tests.support.workbench import ACCEPT, Client, Stand, eventually, later
 async def test_an_answer_has_the_id_of_its_question_in_its_own_json_type(
     upstream: FakeUpstream, client: Client, id_: Any
 ) -> None:
-    upstream.tool(lambda turn: _ask_with(turn, id_))
+    upstream.ids = itertools.repeat(id_)
+    upstream.tool(asks("ok"))
     await client.answer(await client.call())
     sent = upstream.of("answer")[0].body["id"]
     assert (sent, type(sent)) == (id_, type(id_))
-
-
-async def _ask_with(turn: Turn, id_: Any) -> None:
-    await turn.elicit(id_=id_)
-    await turn.result(text("ok"))
 
 
 async def test_pings_and_refusals_carry_the_credential_of_the_session(upstream: FakeUpstream, stand: Stand) -> None:

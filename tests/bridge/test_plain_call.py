@@ -1,7 +1,6 @@
 """A call from which nothing but its result comes, and what becomes of it when anything else happens."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from gateway.exchange import results
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, event, text
 from tests.support.noted_timers import Timers
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually, later, leave
@@ -84,21 +83,15 @@ async def test_a_question_and_the_result_on_the_side_stream_at_once_end_it_once(
     await warm(client, upstream)
 
     async def both(turn: Turn) -> None:
-        messages = (
-            {"id": "q", "method": mcp.ROOTS},
-            {"id": turn.id, "result": text("anyway")},
-        )
-        turn.upstream.side(turn.session).put_nowait(b"".join(_event(message) for message in messages))
+        messages: list[dict[str, Any]] = [{"id": "q", "method": mcp.ROOTS}, {"id": turn.id, "result": text("anyway")}]
+        events = [event({"jsonrpc": "2.0", **message}) for message in messages]
+        turn.upstream.side(turn.session).put_nowait(b"".join(events))
         await turn.for_ever()
 
     upstream.tool(both)
     assert (await client.call()).text == "anyway"
     _ = await asyncio.wait_for(upstream.of("tools/call")[-1].cut.wait(), 5)
     await eventually(lambda: stand.busy_tasks() == [])
-
-
-def _event(message: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json.dumps({"jsonrpc": "2.0", **message}).encode()
 
 
 async def test_a_client_that_leaves_has_it_cancelled_upstream(

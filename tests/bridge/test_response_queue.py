@@ -74,13 +74,15 @@ async def test_a_client_that_has_hardly_waited_counts_as_new() -> None:
     assert await asyncio.wait_for(out.take(), 5) is None
 
 
-async def test_a_message_wakes_whoever_waited_before_there_was_a_queue() -> None:
-    out, waiter = box(), asyncio.get_running_loop().create_future()
+async def test_a_message_wakes_whoever_waited_before_there_was_a_queue_and_the_final_one_comes_last() -> None:
+    timer = silence()
+    out, waiter = ResponseQueue(Raw(b"1"), timer), asyncio.get_running_loop().create_future()
     out.awaited(waiter, 0, 60)
     out.send(b"x")
     out.finish(FinalMessage(b"end"))
     await asyncio.wait_for(waiter, 5)
     assert [await out.take(), await out.take()] == [b"x", FinalMessage(b"end")]
+    assert len(timer) == 0, "nobody waits for a keep-alive"
 
 
 async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() -> None:
@@ -91,14 +93,3 @@ async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() 
     out.waits_no_more()
     assert len(timer) == 0
     out.finish(FinalMessage(b"end"))
-
-
-async def test_a_client_that_waited_before_gets_the_final_message_last() -> None:
-    timer = silence()
-    out = ResponseQueue(Raw(b"1"), timer)
-    out.awaited(asyncio.get_running_loop().create_future())
-    out.send(b"x")
-    out.finish(FinalMessage(b"end"))
-    assert await out.take() == b"x"
-    assert await out.take() == FinalMessage(b"end")
-    assert len(timer) == 0, "nobody waits for a keep-alive"

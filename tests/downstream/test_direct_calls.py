@@ -1,7 +1,6 @@
 """Calls that a connection begins with the bytes of their requests, and what becomes of them if anything deviates."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -207,16 +206,10 @@ async def test_a_tool_that_changes_is_looked_at_again(upstream: FakeUpstream, st
             b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
         )
         listed = len(upstream.of("tools/list"))
-        await eventually(
-            lambda: all(group.tools.by_name is None for group in groups(stand)), "the announcement is heard"
-        )
+        await eventually(lambda: stand.group().tools.by_name is None, "the announcement is heard")
         await raw.send(sent)
         assert await status(raw) == 200
         assert len(upstream.of("tools/list")) == listed + 1
-
-
-def groups(stand: Stand) -> list[Any]:
-    return [stand.group()]
 
 
 async def test_a_caller_with_too_many_held_calls_is_refused(upstream: FakeUpstream, begin: Start, gate: Gate) -> None:

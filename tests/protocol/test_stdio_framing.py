@@ -5,14 +5,28 @@ import pytest
 from gateway.protocol.stdio_framing import Lines, one_line
 from tests.support.memory import left_by
 
-TEXT = b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest"
-WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]
+TEXTS: dict[str, tuple[int, bytes, list[bytes | None]]] = {
+    "lines of any bytes": (
+        20,
+        b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest",
+        [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20],
+    ),
+    "a line that is too long is told once": (
+        8,
+        b"one\n\r\n" + b"x" * 40 + b"\ntwo\r\n" + b"y" * 9 + b"\nrest",
+        [b"one", None, b"two", None],
+    ),
+}
+"""By what they show: the bound of a line, the text, and its lines before the last one, which has no end."""
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_lines_do_not_depend_on_how_the_bytes_are_cut(size: int) -> None:
-    lines = Lines(20)
-    assert [line for start in range(0, len(TEXT), size) for line in lines.feed(TEXT[start : start + size])] == WANTED
+@pytest.mark.parametrize(("bound", "text", "wanted"), TEXTS.values(), ids=TEXTS)
+def test_lines_do_not_depend_on_how_the_bytes_are_cut(
+    bound: int, text: bytes, wanted: list[bytes | None], size: int
+) -> None:
+    lines = Lines(bound)
+    assert [line for start in range(0, len(text), size) for line in lines.feed(text[start : start + size])] == wanted
     assert list(lines.end()) == [b"rest"]
     assert list(lines.end()) == []
 
@@ -35,19 +49,6 @@ def test_a_line_that_never_ends_is_refused_when_it_passes_its_bound() -> None:
 )
 def test_a_message_is_written_as_one_line(message: bytes, line: bytes) -> None:
     assert one_line(message) == line
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_a_line_that_is_too_long_is_skipped_and_told_once(size: int) -> None:
-    data = b"one\n\r\n" + b"x" * 40 + b"\ntwo\r\n" + b"y" * 9 + b"\nthree"
-    lines = Lines(8)
-    assert [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])] == [
-        b"one",
-        None,
-        b"two",
-        None,
-    ]
-    assert list(lines.feed(b"\n")) == [b"three"]
 
 
 @pytest.mark.parametrize(

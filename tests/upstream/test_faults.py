@@ -402,22 +402,16 @@ async def _cut(turn: Turn) -> None:
     await turn.reset()
 
 
-def _accepting(upstream: FakeUpstream, script: Script) -> Script:
-    """Have the waiting tool get the answer, and reply by the script."""
-
-    async def accept(turn: Turn) -> None:
-        upstream.accept(turn)
-        await play(script, turn)
-
-    return accept
-
-
 @pytest.mark.parametrize("script", [_leave_open, _leave_stream_open, _cut])
 async def test_an_answer_is_delivered_by_the_head_of_its_acceptance(
     upstream: FakeUpstream, client: Client, script: Script
 ) -> None:
+    async def accept(turn: Turn) -> None:
+        upstream.accept(turn)
+        await play(script, turn)
+
     upstream.tool(ask_action)
-    upstream.on("answer", _accepting(upstream, script))
+    upstream.on("answer", accept)
     assert (await client.answer(await client.call())).text == "accept"
     if script is not _cut:
         await asyncio.wait_for(upstream.of("answer")[0].cut.wait(), 5)

@@ -33,10 +33,6 @@ async def asking(_: FakeSse, stream: Stream, message: Message) -> None:
     stream.say(id=0, method="elicitation/create", params=FORM)
 
 
-async def silent(_: FakeSse, _stream: Stream, _message: Message) -> None:
-    """Take the call and say nothing."""
-
-
 async def parked(old: FakeSse, client: Client) -> Any:
     old.tool = asking
     return await client.call()

@@ -39,10 +39,6 @@ def little_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.upstream_client.ARRIVING_BYTES", LIMIT)
 
 
-async def plain(turn: Turn, words: str, go: asyncio.Event) -> None:
-    await event_in_two(turn, words, go)
-
-
 async def after_a_notification(turn: Turn, words: str, go: asyncio.Event) -> None:
     await turn.progress(1)
     await event_in_two(turn, words, go)
@@ -54,7 +50,7 @@ async def on_the_standalone_stream(turn: Turn, words: str, go: asyncio.Event) ->
     await turn.for_ever()
 
 
-@pytest.mark.parametrize("send", [plain, after_a_notification, on_the_standalone_stream])
+@pytest.mark.parametrize("send", [event_in_two, after_a_notification, on_the_standalone_stream])
 @pytest.mark.usefixtures("little_arrives")
 async def test_past_the_limit_only_the_oldest_message_is_read_on(
     upstream: FakeUpstream, begin: Start, send: Send
@@ -87,7 +83,7 @@ async def test_a_large_message_whose_call_is_given_up_makes_room(upstream: FakeU
     go = asyncio.Event()
 
     async def tool(turn: Turn) -> None:
-        await plain(turn, "x" * LARGE, go)
+        await event_in_two(turn, "x" * LARGE, go)
 
     upstream.tool(tool)
     call = later(stand.client().call())
