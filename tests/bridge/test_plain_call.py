@@ -16,10 +16,9 @@ from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually, later, leave
 
 
-async def warm(client: Client, upstream: FakeUpstream) -> None:
+async def warm(client: Client) -> None:
     """Open the session, so that the next call finds it idle."""
-    upstream.tool(lambda turn: turn.result(text("warm")))
-    assert (await client.call()).text == "warm"
+    assert (await client.call()).text == "done"
 
 
 def plain(stand: Stand) -> dict[Any, float]:
@@ -27,7 +26,7 @@ def plain(stand: Stand) -> dict[Any, float]:
 
 
 async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    await warm(client, upstream)
+    await warm(client)
     go = upstream.waiting_tool()
     call = later(client.call())
     _ = await upstream.saw("tools/call", 2)
@@ -46,7 +45,7 @@ async def test_a_question_makes_it_an_exchange_which_has_no_task_while_it_is_hel
     upstream: FakeUpstream, stand: Stand, client: Client, *, is_new: bool, side: bool
 ) -> None:
     if not is_new:
-        await warm(client, upstream)
+        await warm(client)
 
     async def ask(turn: Turn) -> None:
         answers = [await turn.elicit(name, side=side) for name in ("first", "second")]
@@ -64,7 +63,7 @@ async def test_a_question_makes_it_an_exchange_which_has_no_task_while_it_is_hel
 
 
 async def test_its_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    await warm(client, upstream)
+    await warm(client)
 
     async def aside(turn: Turn) -> None:
         await turn.result(text("aside"), side=True)
@@ -80,7 +79,7 @@ async def test_its_result_may_come_on_the_side_stream(upstream: FakeUpstream, st
 async def test_a_question_and_the_result_on_the_side_stream_at_once_end_it_once(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    await warm(client, upstream)
+    await warm(client)
 
     async def both(turn: Turn) -> None:
         messages: list[dict[str, Any]] = [{"id": "q", "method": mcp.ROOTS}, {"id": turn.id, "result": text("anyway")}]
@@ -97,7 +96,7 @@ async def test_a_question_and_the_result_on_the_side_stream_at_once_end_it_once(
 async def test_a_client_that_leaves_has_it_cancelled_upstream(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    await warm(client, upstream)
+    await warm(client)
     _ = upstream.waiting_tool()
     call = later(client.call())
     sent = (await upstream.saw("tools/call", 2))[-1]
@@ -110,7 +109,7 @@ async def test_a_client_that_leaves_has_it_cancelled_upstream(
 async def test_an_error_of_the_upstream_is_logged_and_counted_as_of_any_exchange(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:
-    await warm(client, upstream)
+    await warm(client)
     upstream.tool(lambda turn: turn.error(-32050, "odd"))
     assert (await client.call()).error["code"] == -32603
     assert stand.metric("mcp_gateway_rounds_per_exchange_count") == 1
@@ -120,7 +119,7 @@ async def test_an_error_of_the_upstream_is_logged_and_counted_as_of_any_exchange
 async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"drain_seconds": 0.05})
     client = stand.client()
-    await warm(client, upstream)
+    await warm(client)
     go = upstream.waiting_tool()
     call = later(client.call())
     _ = await upstream.saw("tools/call", 2)
@@ -133,7 +132,7 @@ async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> No
 async def test_a_bug_in_the_translation_ends_it_with_an_error(
     upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
 ) -> None:
-    await warm(client, upstream)
+    await warm(client)
     if not is_plain:
         upstream.tool(lambda turn: turn.result({"content": [], "_meta": {"a": 1}}))
 
@@ -152,7 +151,7 @@ async def test_a_bug_in_the_translation_ends_it_with_an_error(
 async def test_a_call_whose_message_cannot_be_made_gives_its_session_back(
     upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await warm(client, upstream)
+    await warm(client)
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
@@ -169,7 +168,7 @@ async def test_the_limit_of_its_leg_counts_from_the_beginning_of_the_call(
 ) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.2})
     client = stand.client()
-    await warm(client, upstream)
+    await warm(client)
     go = upstream.waiting_tool()
     async with client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
         assert await response.content.readuntil(b":\n\n"), "the time of the keep-alive has come"

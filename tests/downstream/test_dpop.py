@@ -10,6 +10,7 @@ from gateway.protocol import mcp
 from tests.cluster.conftest import cluster
 from tests.support.fake_dpop import CHALLENGE, TOKEN, FakeDpopUpstream, proven
 from tests.support.fake_upstream import Turn, text
+from tests.support.host import initialize
 from tests.support.replicas import Cluster
 from tests.support.stand import Start
 from tests.support.workbench import Reply, Stand
@@ -128,11 +129,9 @@ async def test_a_retry_takes_its_proof_to_the_replica_that_holds_its_call(
 async def test_proofs_and_nonces_pass_through_for_legacy_clients(upstream: FakeDpopUpstream, begin: Start) -> None:
     stand = await served(begin, upstream)
     upstream.nonce = "n1"
-    params = {"protocolVersion": mcp.LEGACY, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
-    async with stand.http.post(stand.url, json=message, headers=proven(stand.url, "1")) as response:
+    async with stand.http.post(stand.url, json=initialize(), headers=proven(stand.url, "1")) as response:
         assert (response.status, response.headers["DPoP-Nonce"]) == (401, "n1")
         assert response.headers["WWW-Authenticate"] == CHALLENGE
-    async with stand.http.post(stand.url, json=message, headers=proven(stand.url, "2", "n1")) as response:
+    async with stand.http.post(stand.url, json=initialize(), headers=proven(stand.url, "2", "n1")) as response:
         assert response.status == 200
     assert upstream.legs() == [("initialize", "2")]

@@ -7,6 +7,7 @@ import pytest
 from gateway.config import parse
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks
+from tests.support.host import initialize
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration
@@ -14,12 +15,7 @@ from tests.support.workbench import ACCEPT, Stand, configuration
 BRIDGE: Final = {"era": "bridge"}
 ANSWERED: Final = '{"action": "accept", "content": {"name": "Ada"}}'
 ACCEPTS: Final = {"Accept": "application/json, text/event-stream"}
-INITIALIZE: Final = {
-    "jsonrpc": "2.0",
-    "id": 7,
-    "method": "initialize",
-    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
-}
+INITIALIZE: Final = initialize(7)
 
 
 @pytest.fixture

@@ -163,11 +163,7 @@ async def test_a_session_that_the_server_lost_is_replaced_under_the_same_state(
 
 async def test_every_result_may_set_the_state(upstream: FakeUpstream, begin: Start) -> None:
     upstream.capabilities = {"tools": {}, "resources": {}, "prompts": {}}
-
-    async def ask(turn: Turn) -> None:
-        await turn.result(text(str(await turn.elicit("q"))))
-
-    upstream.tool(ask)
+    upstream.tool(ask_action)
     stand = await begin(route={**ROUTE, "cache": {"scope": "public"}})
     requests = {
         mcp.DISCOVER: {},

@@ -14,7 +14,7 @@ from gateway.seal import keyring as keyring_module
 from gateway.seal.keyring import PREFIX, Keyring, key_id
 
 ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
-ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
+ONE, TWO = (bytes([number]) * 32 for number in (1, 2))
 PLAIN = b"the content"
 
 

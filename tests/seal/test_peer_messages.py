@@ -27,7 +27,7 @@ from gateway.seal.peer_messages import (
 from gateway.telemetry.metrics.labels import PEER_REASONS
 from tests.support.memory import left_by
 
-ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
+ONE, TWO = (bytes([number]) * 32 for number in (1, 2))
 NOW = 1_800_000_000.0
 REQUEST = PeerRequest(
     kind="owner",
