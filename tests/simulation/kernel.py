@@ -214,13 +214,6 @@ class Handle(Struct, eq=False):
     args: tuple[Any, ...]
     loop: "Loop | None" = None
     """The loop of a timer; without, the world itself does something."""
-    due: float = 0.0
-
-    def when(self) -> float:
-        return self.due
-
-    def cancelled(self) -> bool:
-        return self.callback is None
 
     def cancel(self) -> None:
         self.callback, self.args = None, ()
@@ -308,9 +301,6 @@ class Loop(asyncio.AbstractEventLoop):
     get_debug: Any = staticmethod(bool)
     """False. Every future asks, and a function in C is the fastest to say it."""
 
-    def is_running(self) -> bool:
-        return True
-
     def is_closed(self) -> bool:
         return not self.process.is_alive
 
@@ -326,7 +316,7 @@ class Loop(asyncio.AbstractEventLoop):
         return self.call_at(self._kernel.now + delay, callback, *args)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, self, when)
+        handle = Handle(callback, args, self)
         if self.process.is_alive:
             self._kernel.add(when, handle)
         return handle
@@ -338,21 +328,6 @@ class Loop(asyncio.AbstractEventLoop):
         else:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
-
-    def run_in_executor(self, _executor: object, func: Callable[..., object], *args: Any) -> "asyncio.Future[Any]":
-        """Run a function in a thread, which takes a millisecond."""
-        future = self.create_future()
-
-        def run() -> None:
-            if future.cancelled():
-                return
-            try:
-                future.set_result(func(*args))
-            except Exception as exc:  # noqa: BLE001 - it is handed on
-                future.set_exception(exc)
-
-        self.call_later(0.001, run)
-        return future
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
         self.handlers[sig] = callback, args

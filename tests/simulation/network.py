@@ -113,14 +113,13 @@ class Network:
 class Socket:
     """A socket, as far as the program uses it itself."""
 
-    __slots__ = ("_answered", "_began", "_loop", "_network", "_target", "end", "is_closed", "place")
+    __slots__ = ("_answered", "_began", "_loop", "_network", "_target", "end", "place")
     family, type, proto = _INET, STREAM, 6
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self.end: End | None = None
         self.place: tuple[str, int] = ("", 0)
-        self.is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -144,14 +143,10 @@ class Socket:
     def accept(self) -> None:
         raise BlockingIOError
 
-    def fileno(self) -> int:
-        return -1 if self.is_closed else 3
-
     def getsockname(self) -> tuple[str, int]:
         return self.place
 
     def close(self) -> None:
-        self.is_closed = True
         if self.end is not None and self.end.transport is None:
             self.end.reset_by_host()
 
@@ -237,8 +232,6 @@ class Listener:
         if not self.is_open:
             end.reset_by_host()
             return
-        end.socket = Socket(self._network)
-        end.socket.end, end.socket.place = end, self.place
         transport = Transport(end, self._factory(), self.loop)
         transport.begin(None)
 
@@ -451,7 +444,6 @@ class Transport(asyncio.Transport):
         "_buffer",
         "_buffered",
         "_end",
-        "_ends_after_buffer",
         "_eof_told",
         "_has_begun",
         "_high",
@@ -475,7 +467,6 @@ class Transport(asyncio.Transport):
         self._is_reading_paused = False
         self._is_closing = False
         self._is_lost = False
-        self._ends_after_buffer = False
         self._has_begun = False
         self._reading = Handle(self._read, ())
         self._is_read_due = False
@@ -556,7 +547,7 @@ class Transport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         data = bytes(data)
-        if not data or self._is_lost or self._ends_after_buffer:
+        if not data or self._is_lost:
             return
         way = self._end.out
         if not self._buffer and way.count + len(data) <= way.room and not self._is_closing:
@@ -588,18 +579,8 @@ class Transport(asyncio.Transport):
         if self._is_writing_paused and self._buffered <= self._low:
             self._is_writing_paused = False
             self._protocol.resume_writing()
-        if not self._buffered and self._ends_after_buffer:
-            self._ends_after_buffer = False
-            if not self._end.is_closed:
-                self._end.out.push(_FIN)
         if not self._buffered and self._is_closing:
             self._loop.call_soon(self._finish, None)
-
-    def write_eof(self) -> None:
-        if self._is_lost or self._is_closing:
-            return
-        self._ends_after_buffer = True
-        self._flush()
 
     @property
     def is_cut(self) -> bool:
@@ -674,8 +655,6 @@ class Transport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "peername":
             return self._end.peer.place
-        if name == "sockname":
-            return self._end.place
         if name == "socket":
             return self._end.socket
         return default

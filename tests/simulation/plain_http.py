@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -243,14 +242,6 @@ class ClientConnection(asyncio.Protocol):
         data, _, self._data = self._data.partition(end)
         return data
 
-    async def read_all(self) -> bytes:
-        """What comes before the end of the connection. Raises OSError."""
-        self._check()
-        with suppress(Broken):
-            while True:
-                await self._more()
-        return self._data
-
     def _check(self) -> None:
         if self._lost is not None:
             raise self._lost
@@ -285,9 +276,6 @@ class Reply:
         return data
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        if self.headers.get("transfer-encoding") != "chunked":
-            yield await self._connection.read_all()
-            return
         while True:
             size = int((await self._connection.read_to(b"\r\n")).split(b";")[0], 16)
             data = await self._connection.read(size + 2)
