@@ -74,7 +74,6 @@ class Outbox:
         "_bytes",
         "_droppable",
         "_droppable_bytes",
-        "_is_final_taken",
         "_messages",
         "_share",
         "_silence",
@@ -95,7 +94,6 @@ class Outbox:
         self._bytes = self._droppable_bytes = 0
         self.dropped = 0
         self.final: FinalMessage | None = None
-        self._is_final_taken = False
         self.last = self.taken = 0
         """The number of the last message so far, and of the one that was taken last."""
         self._share: Share | None = None
@@ -164,6 +162,10 @@ class Outbox:
             return self._bytes
         return self._bytes + len(self.final.body)
 
+    @property
+    def _is_final_taken(self) -> bool:
+        return self.final is not None and self.taken == self.last
+
     async def take(self) -> Item:
         """The next message; None if the client needs a keep-alive."""
         if self._waiter is not None or self._pending() is None:
@@ -202,7 +204,7 @@ class Outbox:
     def _next(self) -> Item:
         if not self._messages:
             if self.final is not None:
-                self._is_final_taken, self.taken = True, self.last
+                self.taken = self.last
             return self.final
         self.taken, message = self._messages.popitem(last=False)
         self._bytes -= len(message)

@@ -175,7 +175,7 @@ class Stream(Outbox):
             self._messages[number] = message  # not among the notifications: what was read once is not dropped
             self._messages.move_to_end(number, last=False)
             self._bytes += len(message)
-        self._is_final_taken, self.taken = position == self.last and self.final is not None, position
+        self.taken = position
         self.written()
 
     def _forget_written(self) -> None:

@@ -250,7 +250,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, head: ReceivedHead, rest: bytes) -> bytes:
         """Begin with a request; `rest` stands behind its head. Returns what is not parsed yet."""
-        if self._ahead.used or not self.wire.writes:
+        if self._ahead.used or not self.wire.writes:  # the head had a deadline
             self._ahead.hold(0)
             self._stop_timer()
         body = _READ

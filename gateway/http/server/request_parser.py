@@ -51,7 +51,7 @@ class HeadParser:
         """Return the next head, and what stands behind it; None if that is not here yet. Raises Malformed."""
         half, is_in_one = self._half, self._half is None
         if half is None:
-            data = data.lstrip(b"\r\n")
+            data = data.lstrip(b"\r\n")  # old clients send one more line end behind a body (RFC 9112, 2.2)
             start, end, rest = data.partition(HEAD_END)
             if end and (known := self._known.find(start)) is not None:
                 return known, rest
@@ -90,7 +90,7 @@ class _HalfHead:
         head = self.data
         before = len(head)
         head += data
-        size = head.find(HEAD_END, max(0, before - 3)) + len(HEAD_END)
+        size = head.find(HEAD_END, max(0, before - 3)) + len(HEAD_END)  # its end may have begun in the part before
         is_whole = size >= len(HEAD_END)
         if is_whole:
             del head[size:]

@@ -89,7 +89,7 @@ class WholeResponse(Response):
     def finish(self, http: HttpRequest) -> Awaitable[None] | None:
         """See `Response`."""
         wire = http.wire
-        if len(self.body) > PIECE_BYTES and http.head.method != "HEAD":
+        if len(self.body) > PIECE_BYTES and http.head.method != "HEAD":  # too large to copy it behind its head
             wire.write(self._head(http, f"Content-Length: {len(self.body)}\r\n"))
             return wire.send(self.body)
         wire.write(self.encoded(http))

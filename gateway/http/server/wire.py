@@ -117,7 +117,7 @@ class Wire:
             raise ConnectionResetError(_LOST)
         if self._room is None or self._room.done():
             self._room = asyncio.Future()
-        await asyncio.shield(self._room)
+        await asyncio.shield(self._room)  # others may wait for it too
 
     def new_share(self) -> Share:
         """Return a share for what waits for this client; if the client is behind too long, it is cut off."""
