@@ -20,7 +20,7 @@ from gateway.http.incoming import Caller, received
 from gateway.http.known_call import KnownCall
 from gateway.http.reply import Challenge, HttpReply
 from gateway.http.server.connection import Connection
-from gateway.http.server.request import HttpRequest
+from gateway.http.server.request import ALL_READ, HttpRequest, ReceivedHead
 from gateway.http.server.response import Response
 from gateway.http.server.wire import PIECE_BYTES
 from gateway.parking.lot import Lot
@@ -114,9 +114,9 @@ class DirectCalls:
     in_flight: int = 0
     """Calls that are not answered, and that no task serves."""
 
-    def begin(self, http: HttpRequest, body: bytes, connection: Connection) -> DirectCall | None:
+    def begin(self, head: ReceivedHead, body: bytes, connection: Connection) -> DirectCall | None:
         """Begin the call of a request; returns None if it has to be served as any other."""
-        known = http.head.values
+        known = head.values
         way: KnownWay | None = None if known is None else known.way
         if way is None or bodies.on or self._draining.has_begun:
             return None
@@ -128,6 +128,7 @@ class DirectCalls:
         if request is None:
             return None
         started = world.monotonic()
+        http = HttpRequest(head, ALL_READ, connection.wire)
         call = DirectCall(
             ClientCall(live, request, way.key, way.headers, len(body), http.identify(self._own_ids)),
             self._lot,

@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 from yarl import URL
 
 from gateway.http.server.known_heads import KnownHeads
-from gateway.http.server.request import NO_HEADERS, BodyBroken, HttpRequest, ReceivedHead, RequestBody
+from gateway.http.server.request import ALL_READ, NO_HEADERS, BodyBroken, HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.request_parser import ChunkedBody, HeadParser, Malformed, SizedBody
 from gateway.http.server.response import Response, TextResponse, json_response
 from gateway.http.server.traffic import Traffic
@@ -52,10 +52,8 @@ class Begun(Protocol):
         """The client has left."""
 
 
-Begin = Callable[[HttpRequest, bytes, "Connection"], Begun | None]
+Begin = Callable[[ReceivedHead, bytes, "Connection"], Begun | None]
 """Begins a request whose body is here, and that `Connection.reply` answers; returns None if a handler has to."""
-_READ: Final = RequestBody(is_complete=True)
-"""The body of such a request, and of one that has none."""
 _UNKNOWN: Final = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
 """The head of a malformed request, of which nothing else is known."""
 
@@ -205,13 +203,14 @@ class Connection(asyncio.Protocol):
             while data:
                 if self._arriving is not None:
                     data = self._take_body(self._arriving, data)
-                elif self.is_serving:
+                elif self.task is not None or self._begun is not None:
                     self._keep(data)
                     return
                 elif self.wire.is_lost:  # TLS hands over what comes before the client has closed its side too
                     return
                 elif (found := self._heads.find(data)) is not None:
-                    data = self._begin(*found)
+                    head, rest = found
+                    data = self._begin(head, rest)
                 else:
                     self._wait_for_head(len(data))
                     return
@@ -253,7 +252,7 @@ class Connection(asyncio.Protocol):
         if self._ahead.used or not self.wire.writes:  # the head had a deadline
             self._ahead.hold(0)
             self._stop_timer()
-        body = _READ
+        body = ALL_READ
         if head.length and len(rest) == head.length:
             if self._has_begun(head, rest):
                 return b""
@@ -273,7 +272,7 @@ class Connection(asyncio.Protocol):
         if begin is None or self.wire.is_last:
             return False
         try:
-            self._begun = begin(HttpRequest(head, _READ, self.wire), body, self)
+            self._begun = begin(head, body, self)
         except Exception:  # the outermost edge of such a request, which may have been sent: it is not served again
             self._service.traffic.metrics.task_failures.inc()
             log.exception(Event.TASK_FAILED, task="begin a request")
@@ -284,7 +283,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self) -> None:
         """Answer a malformed request, and end the connection."""
         with suppress(ConnectionError):
-            self.wire.write(TextResponse("400 Bad Request\n", 400).encoded(HttpRequest(_UNKNOWN, _READ, self.wire)))
+            self.wire.write(TextResponse("400 Bad Request\n", 400).encoded(HttpRequest(_UNKNOWN, ALL_READ, self.wire)))
         self.wire.end()
 
     # -- requests in a task -------------------------------------------------------------------------------------

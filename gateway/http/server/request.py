@@ -132,6 +132,10 @@ class RequestBody(msgspec.Struct, eq=False):
             waiter.set_result(None)
 
 
+ALL_READ: Final = RequestBody(is_complete=True)
+"""The body of a request that has none, or whose body somebody else has."""
+
+
 class HttpRequest(msgspec.Struct, eq=False):
     """One request on its connection."""
 
