@@ -126,6 +126,7 @@ def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteSta
     return RouteStatus(
         path=route.path,
         upstream=route.upstream.name,
+        # A modern server needs no handshake, which would tell: it answers over streamable HTTP.
         transport=live.upstream.transport or ("auto" if last_ok is None else "streamable-http"),
         era="unknown" if is_modern is None else "modern" if is_modern else "old",
         continuation=route.continuation,

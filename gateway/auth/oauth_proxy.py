@@ -71,7 +71,7 @@ class OAuthProxy:
         issuer = config.principal.issuer if config.principal.source == "jwt" else None
         self._issuer = issuer if oauth_metadata.origin(issuer) is not None else None
         """The issuer whose tokens the gateway itself requires, if it is a URL, as RFC 8414 requires."""
-        self._upstream = OAuthUpstream()
+        self._upstream = OAuthUpstream()  # what was cached may be another upstream's on the same path
 
     def _at(self, suffix: str) -> LiveRoute | None:
         """The route of a suffix, which has no slash at its end."""

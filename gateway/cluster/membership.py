@@ -155,7 +155,7 @@ class Membership:
     def others(self) -> dict[str, Address]:
         """The other members that are known now, with their addresses."""
         found, worker = self.known(), self._worker
-        found.pop(self.host, None)
+        found.pop(self.host, None)  # `replica.peers` lists this host too
         siblings = range(worker.count) if worker is not None else ()
         found |= {f"{self.host}#{number}": "this host" for number in siblings}
         found.pop(self.own, None)

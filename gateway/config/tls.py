@@ -71,7 +71,7 @@ def listener_context(tls: Tls) -> ssl.SSLContext | None:
 def upstream_context(tls: UpstreamTls, section: str) -> ssl.SSLContext | None:
     """Return the context for an upstream; None for the default. Raises ConfigError, with keys of this section."""
     if tls == UpstreamTls(server_name=tls.server_name):
-        return None
+        return None  # the name of the server is given with each connection
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -50,6 +50,7 @@ def for_text(form: str, value: object, default: object) -> str:
         endpoint = "/mcp" if form == "url" and "/" not in str(value) else ""
         for meant in (each.format(value) + endpoint for each in _MEANT.get(form, ())):
             with suppress(ValueError):
+                # A value that is shown cut, or with a part hidden, would not be accepted as it is written.
                 if FORMS[form].parse(meant) is not None and shown(meant) == json.dumps(meant):
                     return f"write {shown(meant)}"
     # The default, if there is one, because another key may have the example of the form.

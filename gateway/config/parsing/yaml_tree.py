@@ -111,7 +111,7 @@ class _Tree:
         if isinstance(node, ScalarNode) and node.tag == f"{_TAG}str":
             found = number(node.value)
             plain = _SPELT.get(node.value, node.value) if found is None else found
-            return plain if node.style is None else node.value
+            return plain if node.style is None else node.value  # in quotes, it is a text whatever it spells
         if not isinstance(node, MappingNode) or node.tag != f"{_TAG}map":
             return self._refuse(node, "has a YAML tag, which is not supported; remove it")
         tree: dict[str, object] = {}

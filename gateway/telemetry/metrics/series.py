@@ -90,7 +90,7 @@ class Labelled(dict[tuple[str, ...], S]):
             for value, (label, known) in zip(values, self._known.items(), strict=True)
         )
         if found != values:
-            return self[found]
+            return self[found]  # not kept under the values that came: strangers would choose how many there are
         series = self[values] = cast("S", Times(self._bounds) if self._bounds else Count())
         return series
 
