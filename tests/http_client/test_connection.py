@@ -510,6 +510,16 @@ async def test_an_abort_after_the_reply_harms_no_other_request(client: HttpClien
         assert server.connections == 1
 
 
+async def test_a_connection_that_is_distrusted_late_ends_with_the_request_that_uses_it_then() -> None:
+    begun = Begun().receive(OK)
+    later = begun.heard_again()
+    begun.pending.distrust()
+    _ = begun.receive(OK)
+    assert (later.words, later.body) == (COMPLETE, b"ok")
+    begun.owner.freed.assert_called_once_with(begun.connection)
+    assert not begun.connection.is_open
+
+
 async def test_a_request_that_is_begun_at_the_end_of_another_uses_its_connection(client: HttpClient) -> None:
     async with FakeHttp(answers(OK)) as server:
         sender = Sender(client, server.url)

@@ -49,7 +49,7 @@ def test_a_reply_of_a_known_form_is_understood_with_its_own_values() -> None:
         b"Keep-Alive",
         b"Content-Length",
     ]
-    assert (parts, rest, head.form.keep_alive_seconds) == ((b"later",), "kept", 5)
+    assert (parts, rest, head.keep_alive_seconds) == ((b"later",), "kept", 5)
 
 
 def test_the_head_of_a_reply_that_is_still_coming_does_not_keep_the_part_that_came_with_it() -> None:
