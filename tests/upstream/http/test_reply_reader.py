@@ -282,3 +282,4 @@ async def test_an_error_of_who_hears_a_reply_in_one_piece_is_for_the_coroutine(c
     reading.whole(event(b"bad") if b"event" in content_type else b"bad", content_type)
     assert isinstance(reading.reply.failure, CallLost)
     assert reading.overs == 1
+    assert "distrust" in reading.carrier.asked
