@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut
+from gateway.http_client.errors import MalformedReply, NoReply, ReplyCut
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, ReplyParser
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, closes_when_used_again, says, stays
@@ -471,22 +471,6 @@ async def test_a_request_that_is_paused_before_it_is_sent_hears_nothing(client: 
         assert heard.words == COMPLETE
 
 
-@pytest.mark.parametrize("when", ["head", "body"])
-@pytest.mark.parametrize("behind", [b"", b"x", OK])
-async def test_an_abort_in_a_reply_that_was_read_whole_is_the_last_word(
-    client: HttpClient, when: str, behind: bytes
-) -> None:
-    bugs: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
-    async with FakeHttp(stays(OK + behind)) as server:
-        heard, pending = Sender(client, server.url).begin()
-        heard.react = lambda word: pending.abort() if word == when else None
-        await server.left.wait()
-        await eventually(lambda: not client.open_connections)
-        assert heard.words == ["head", "body"][: 1 + (when == "body")]
-        assert not bugs
-
-
 async def test_an_abort_before_the_reply_closes_the_connection(client: HttpClient) -> None:
     async with FakeHttp(stays()) as server:
         heard, pending = Sender(client, server.url).begin()
@@ -530,18 +514,6 @@ async def test_a_request_that_is_begun_at_the_end_of_another_uses_its_connection
         await later[0].over()
         assert later[0].words == COMPLETE
         assert server.connections == 1
-
-
-@pytest.mark.parametrize("when", ["head", "body"])
-async def test_a_listener_that_raises_fails_its_own_request(client: HttpClient, when: str) -> None:
-    async with FakeHttp(stays(H + b"Content-Length: 9\r\n\r\nok")) as server:
-        heard, _ = Sender(client, server.url).begin()
-        heard.react = raises_at(when)
-        await heard.over()
-        assert heard.words[-1] == "failed"
-        assert isinstance(heard.failure, ListenerFailed)
-        assert isinstance(heard.failure.__cause__, LookupError)
-        await server.left.wait()
 
 
 @pytest.mark.parametrize("when", ["end", "failed"])

@@ -226,12 +226,19 @@ async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(
 @pytest.mark.parametrize("when", ["head", "body"])
 @pytest.mark.parametrize(
     ("begun", "rest"),
-    [(CHUNKED + b"1\r\nl\r\n" * 2 + b"0\r\n\r\n", b""), (LATER[:-5], b"later"), (CHUNKED, b"1\r\nl\r\n0\r\n\r\n")],
+    [
+        (CHUNKED + b"1\r\nl\r\n" * 2 + b"0\r\n\r\n", b""),
+        (LATER + b"x", b""),
+        (LATER + LATER, b""),
+        (LATER[:-5], b"later"),
+        (CHUNKED, b"1\r\nl\r\n0\r\n\r\n"),
+    ],
 )
-async def test_a_listener_that_ends_in_a_familiar_reply_hears_nothing_more(
-    begun: bytes, rest: bytes, when: str, *, raises: bool
+@pytest.mark.parametrize("taught_by", [(), (DATED, STREAM)], ids=["unknown", "familiar"])
+async def test_a_listener_that_ends_in_a_reply_hears_nothing_more(
+    begun: bytes, rest: bytes, when: str, taught_by: tuple[bytes, ...], *, raises: bool
 ) -> None:
-    it = Begun(taught(DATED, STREAM))
+    it = Begun(taught(*taught_by))
 
     def react(word: str) -> None:
         if word == when and raises:
