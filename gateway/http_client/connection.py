@@ -353,20 +353,17 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
+        is_proper = is_ended_properly(self._transport)  # now: behind the pieces, the connection is closed
         if self._pieces is None:
-            self._ended(is_proper=None)
-        else:  # over TLS its alert is read now, before the connection is closed
-            self._pieces.then(partial(self._ended, is_proper=is_ended_properly(self._transport)))
+            self._ended(is_proper=is_proper)
+        else:
+            self._pieces.then(partial(self._ended, is_proper=is_proper))
 
-    def _ended(self, *, is_proper: bool | None) -> None:
-        """The upstream has ended the connection; `is_proper` if that is known to be its own doing."""
+    def _ended(self, *, is_proper: bool) -> None:
+        """The upstream has ended the connection, and everything is parsed that was read from it."""
         if self._pending is None:
             self._owner.ended_idle(self)
-        if not isinstance(self._reader, UnsizedRest):
-            is_proper = False
-        elif is_proper is None:
-            is_proper = is_ended_properly(self._transport)
-        if is_proper:
+        if is_proper and isinstance(self._reader, UnsizedRest):
             self._end("closed")
         else:
             self._fail(self._loss(None))
