@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from gateway.sessions import accepted_credentials
 from tests.support.fake_upstream import FakeUpstream, Turn, asks, waits
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, configuration, jwt
+from tests.support.workbench import Client, Stand, configuration, jwt, later
 from tests.upstream.test_faults import challenge
 
 SECRET = "s3cret-of-the-gateway"
@@ -68,10 +68,10 @@ async def test_a_route_has_a_pool_of_its_own_size(upstream: FakeUpstream, other:
     stand = await begin(routes=full, timeouts={"session_wait_seconds": 0.05})
     for fake in (upstream, other):
         fake.tool(waits(go, "done"))
-    first = [asyncio.create_task(at_other(stand).call())]
+    first = [later(at_other(stand).call())]
     await other.saw("tools/call")
     assert (await at_other(stand).call()).status == 503
-    first += [asyncio.create_task(stand.client().call()) for _ in range(2)]
+    first += [later(stand.client().call()) for _ in range(2)]
     await upstream.saw("tools/call", 2)
     go.set()
     assert [(await each).text for each in first] == ["done"] * 3

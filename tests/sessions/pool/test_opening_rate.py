@@ -24,11 +24,10 @@ COMMAND = {"upstream": {"command": ["server"], "max_children": 2, "new_children_
 @pytest.mark.parametrize(
     ("sections", "burst", "name"),
     [
-        ({"sessions": {"max": 4, "new_per_second": SLOW}}, 4, "sessions.new_per_second"),
         ({"sessions": {"max": 1, "new_per_second": 7}}, 7, "sessions.new_per_second"),
         ({"route": COMMAND}, 2, "upstream.new_children_per_second"),
     ],
-    ids=["route", "at least one second's", "children"],
+    ids=["at least one second's", "children"],
 )
 async def test_a_burst_of_all_permitted_sessions_is_followed_by_a_clear_refusal(
     sections: dict[str, Any], burst: int, name: str
