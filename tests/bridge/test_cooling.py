@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.config import parse
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.server.drain import drain
@@ -16,7 +15,7 @@ from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.replicas import opened, steps
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Reply, Stand, configuration, eventually, jwt, later
+from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
 
 USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
 """Two tokens of one principal."""
@@ -357,7 +356,7 @@ async def test_a_cold_call_outlives_its_route(
 ) -> None:
     route = {"path": "/other"} if change == "no route" else {}
     url = upstream.url.replace("/mcp", "/elsewhere")
-    stand.gateway.apply(parse(configuration(url, hold=SOON, route=route), "test", {}))
+    stand.reload(url, hold=SOON, route=route)
     assert json.loads((await client.answer(asked)).text) == [ACCEPT]
     assert {seen.path for seen in upstream.seen} == {"/mcp"}
 

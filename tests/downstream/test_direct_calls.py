@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from gateway.config import parse
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, asks, text
 from tests.support.known_calls import LABELS, Gate, arguments, calling, known, reply, request, retry_of, said, status
 from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import Stand, configuration, eventually, later
+from tests.support.workbench import Stand, eventually, later
 
 
 @pytest.fixture(autouse=True)
@@ -191,8 +190,7 @@ async def test_what_was_learnt_before_a_reload_counts_no_more(
     upstream: FakeUpstream, stand: Stand, gate: Gate
 ) -> None:
     async with calling(stand) as (raw, sent):
-        config = parse(configuration(upstream.url, limits={"body_bytes": 100}), "test", {})
-        stand.gateway.apply(config)
+        stand.reload(upstream.url, limits={"body_bytes": 100})
         await raw.send(sent)
         assert await status(raw) == 413
 

@@ -4,13 +4,12 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.config import parse
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks
 from tests.support.host import initialize
 from tests.support.logs import Lines
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Stand, configuration
+from tests.support.workbench import ACCEPT, Stand
 
 BRIDGE: Final = {"era": "bridge"}
 ANSWERED: Final = '{"action": "accept", "content": {"name": "Ada"}}'
@@ -38,11 +37,6 @@ def dual(upstream: FakeUpstream) -> FakeUpstream:
 
 def probes(stand: Stand) -> float:
     return sum(stand.metric("mcp_gateway_era_probes_total", era=era) for era in ("legacy", "modern", "unknown"))
-
-
-def apply(stand: Stand, url: str, route: dict[str, Any]) -> None:
-    """Reload with this route."""
-    stand.gateway.apply(parse(configuration(url, route=route), "test", {}))
 
 
 async def test_without_the_key_a_dual_era_server_gets_modern_requests_unchanged(
@@ -150,7 +144,7 @@ async def test_a_modern_server_that_learns_the_legacy_era_has_sessions_from_then
 async def test_a_reload_to_bridge_holds_for_the_next_request(dual: FakeUpstream, stand: Stand) -> None:
     client = stand.client()
     assert (await client.call()).error["code"] == -32600
-    apply(stand, dual.url, BRIDGE)
+    stand.reload(dual.url, route=BRIDGE)
     assert (await client.answer(await client.call())).text == ANSWERED
     assert len(dual.probes) == 1, "the one from before the reload"
 
@@ -159,7 +153,7 @@ async def test_a_call_that_is_held_goes_on_when_a_reload_ends_the_bridge(dual: F
     stand = await begin(route=BRIDGE)
     client = stand.client()
     asked = await client.call()
-    apply(stand, dual.url, {"era": "auto"})
+    stand.reload(dual.url)
     assert (await client.call()).error["code"] == -32600, "new calls are passed through"
     assert (await client.answer(asked)).text == ANSWERED
 
@@ -179,7 +173,7 @@ async def test_a_task_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, 
             return result
 
     task_id = (await ask("tools/call", name="tool", arguments={}))["taskId"]
-    apply(stand, dual.url, {"era": "auto"})
+    stand.reload(dual.url)
 
     async def until(status: str) -> dict[str, Any]:
         while (found := await ask(mcp.TASKS_GET, taskId=task_id))["status"] != status:

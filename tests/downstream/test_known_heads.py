@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from gateway.config import parse
 from gateway.parking.lot import Lot
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, ask, asks, text
@@ -15,7 +13,7 @@ from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import Stand, configuration, eventually, later
+from tests.support.workbench import Stand, eventually, later
 
 
 @pytest.fixture(params=["by the task", "directly"], autouse=True)
@@ -89,8 +87,7 @@ async def test_what_a_head_decided_is_decided_anew_after_a_reload(
     upstream: FakeUpstream, stand: Stand, gate: Gate
 ) -> None:
     async with calling(stand, "Authorization: Bearer a") as (raw, sent):
-        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
-        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        stand.reload(upstream.url, security={"allowed_hosts": ["other.example"]})
         await raw.send(sent)
         assert await status(raw) == 403
     assert gate.ended == [True] * 3
@@ -102,8 +99,7 @@ async def test_a_request_that_waits_behind_another_one_is_decided_anew_after_a_r
     async with calling(stand, "Authorization: Bearer a") as (raw, sent):
         await gate.catch(stand, raw, sent)
         accepted[-1].data_received(sent)
-        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
-        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        stand.reload(upstream.url, security={"allowed_hosts": ["other.example"]})
         gate.opened.set()
         assert await status(raw) == 200, "it began before"
         assert await status(raw) == 403
@@ -332,12 +328,10 @@ async def test_what_a_legacy_head_decided_is_decided_anew_after_a_reload(
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         assert upstream.seen[-1].headers["X-Dropped"] == "a"
-        route: dict[str, Any] = {"drop_headers": ["X-Dropped"]}
-        stand.gateway.apply(parse(configuration(upstream.url, route=route), "test", {}))
+        stand.reload(upstream.url, route={"drop_headers": ["X-Dropped"]})
         await known(stand, raw, sent)
         assert "X-Dropped" not in upstream.seen[-1].headers
-        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
-        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        stand.reload(upstream.url, security={"allowed_hosts": ["other.example"]})
         await raw.send(sent)
         assert await status(raw) == 403
     assert gate.ended == [True] * 6

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.sessions import accepted_credentials
 from tests.support.fake_upstream import FakeUpstream, Turn, asks, waits
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, configuration, jwt, later
+from tests.support.workbench import Client, Stand, jwt, later
 from tests.upstream.test_faults import challenge
 
 SECRET = "s3cret-of-the-gateway"
@@ -130,8 +129,7 @@ async def test_a_new_secret_keeps_sessions_and_calls(upstream: FakeUpstream, beg
     upstream.tool(asks("answered"))
     stand = await begin(route={"credentials": REPLACE})
     asked = await stand.client().call()
-    renewed = configuration(upstream.url, route={"credentials": {**REPLACE, "token": "renewed"}})
-    stand.gateway.apply(parse(renewed, "test", {}))
+    stand.reload(upstream.url, route={"credentials": {**REPLACE, "token": "renewed"}})
     assert (await stand.client().answer(asked)).text == "answered"
     assert [seen.headers["Authorization"] for seen in upstream.of("answer")] == ["Bearer renewed"]
     assert len(upstream.of("initialize")) == 1

@@ -269,6 +269,10 @@ class Stand:
     def client(self, authorization: str | None = None, **options: Any) -> Client:
         return Client(self.http, self.url, authorization, **options)
 
+    def reload(self, upstream_url: str, **sections: Any) -> None:
+        """Apply another configuration."""
+        self.gateway.apply(parse(configuration(upstream_url, **sections), "test", {}))
+
     def metric(self, name: str, **labels: str) -> float:
         return total(self.gateway.metrics, name, **labels)
 
