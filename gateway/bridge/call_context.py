@@ -239,7 +239,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     def answered(self, ending: Ending) -> None:
         """Count how the upstream answered the call, with the time that it took for that."""
         now = world.monotonic()
-        until = self._parked_at if self.exchange.state in HELD else now
+        until = self._parked_at if self.exchange.state in HELD else now  # its user's time is not the upstream's
         seconds = until - self._began - self._held_seconds
         self.live.process.metrics.calls[self.live.route.path, self.request.method, ending.error_type].observe(seconds)
         if self._call_span is not None:

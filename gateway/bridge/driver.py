@@ -135,7 +135,7 @@ class Driver(Engine):
         self._context.began_before(seconds)
         self._wait(leg)
         self._feed(on.Called(leg))
-        if seconds > TICK_SECONDS and self._deadline(LEG) is not None:
+        if seconds > TICK_SECONDS and self._deadline(LEG) is not None:  # the shared timer counts from now
             self._arm(LEG, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
     def take_over(
@@ -172,6 +172,7 @@ class Driver(Engine):
         """Continue with a further leg; raises a DownstreamError and then leaves the call as it was."""
         answers = request.input_responses or {}
         self._wait(leg)
+        # Before the event: while it is handled, the answers go upstream with these credentials.
         before, self._context.headers = self._context.headers, headers
         try:
             self._feed(on.Answered(leg, round_, digest_answers(answers), answers))
@@ -227,7 +228,7 @@ class Driver(Engine):
         if not is_resumable and not self._context.may_run_twice:
             return False
         if is_resumable:
-            self._upstream_call.let_go()
+            self._upstream_call.let_go()  # before the event, whose commands release the session
         self._feed(on.LetGo(cancel=not is_resumable))
         return True
 
@@ -340,6 +341,7 @@ class Driver(Engine):
             if record is None or not self._lot.cold.has_room(record):
                 self._arm(COLD)
                 return
+            # Nothing is awaited from here on: a retry finds either the exchange or the record (decision 39).
             self._context.cooled()
             call.let_go()
             self._feed(on.LetGo(cancel=False))
@@ -481,6 +483,7 @@ class Driver(Engine):
     def _cancel(self, reason: str) -> None:
         call = self._upstream_call
         self._context.cancelled()
+        # Not picked up here, so what is cancelled is the call that the state describes.
         if self._takeover is not None and call.session is None and not call.runs:
             self._takeover.end(self._context, reason, asks=True)
         call.cancel(reason)
@@ -501,7 +504,7 @@ class Driver(Engine):
         except GatewayError as exc:
             self._fail(ask.legs, exc)
             self._feed(on.Stopped(exc))
-            self._feed(on.Expired())
+            self._feed(on.Expired())  # the legs have the error, so it is not kept
         else:
             self._end(ask.legs, body, _ASKED if ask.questions else _STATE_ONLY)
 

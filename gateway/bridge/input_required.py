@@ -60,4 +60,5 @@ def input_required(context: Context, ask: Ask, upstream: Whereabouts | None, lef
     context.sealed(smaller, is_whole=smaller is envelope)
     asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
     meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, context.server_info) if context.server_info else b""
+    # The state is base64url with dots, so nothing in it needs an escape.
     return b'{"resultType":"input_required",%b"requestState":"%b"%b}' % (asked, state.encode(), meta)

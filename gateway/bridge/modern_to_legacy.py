@@ -25,7 +25,7 @@ def legacy_call(
 ) -> Call:
     """The request as a legacy server knows it; `task` asks the server to run it as a task."""
     said, params = request.said, request.params
-    token = call_id if said.progress_token is not None else b""
+    token = call_id if said.progress_token is not None else b""  # the client's may come again in this session
     if not token and task is None and span is None and not said.user_meta:
         text = params.text if isinstance(params, TextParams) else params
         return Call(call_id, jsonrpc.request(call_id, request.method, text), listener)
@@ -65,7 +65,7 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
         case on.Failed(error=error):
             context.answered(Ending(Outcome.ERROR, str(error.code)))
             if error.code == mcp.LEGACY_URL_REQUIRED:
-                return event
+                return event  # as it is: the exchange makes a round of its URLs
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
             return on.Withdrawn(id_, replayable=context.may_run_twice)

@@ -79,6 +79,7 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
 
     def waiter(self) -> asyncio.Future[None]:
         """Return what is done when `final` is set, or the queue of the exchange has something for the client."""
+        # Not `create_future`, which takes 1,900 instructions in uvloop in place of 1,000 (decision 61).
         waiter = self._waiter = self._waiter or asyncio.Future()
         return waiter
 
@@ -86,7 +87,7 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
         """The client has left."""
         if self.final is None:
             driver = self.promote()
-            self.queue.waits_no_more()
+            self.queue.waits_no_more()  # `promote` has set the time of its keep-alive
             driver.leave(self.queue)
 
     def hear(self, event: on.Event) -> None:
@@ -103,7 +104,7 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
                     is_tool_error = modern.is_tool_error
                 ending = TOOL_FAILED if is_tool_error else COMPLETE
             except ValueError:
-                pass
+                pass  # an exchange says what is wrong with it
             else:
                 self.final = body, ending
                 live.process.calls.add(asked.key.principal, -self._size)

@@ -113,7 +113,7 @@ class RequestCall(UpstreamCall):
         pool = self._context.live.upstream.pool
         self._is_sent = False
         self._session = None
-        pool.forget_idle(self._context.key)
+        pool.forget_idle(self._context.key)  # a server that was restarted has forgotten those, too
         pool.release(lost, clean=False)
         return await self._ready_session(again=True)
 

@@ -38,7 +38,7 @@ class ResponseQueue(Outbox, Leg):
     def awaited(self, waiter: asyncio.Future[None], seconds: float = 0.0, limit: float = 0.0) -> None:
         """Somebody has waited with `waiter` for `seconds` already, of the `limit` after which a keep-alive is due."""
         self._waiter = waiter
-        if seconds > TICK_SECONDS:
+        if seconds > TICK_SECONDS:  # the shared timer would count from now
             self._silence_timer = asyncio.get_running_loop().call_later(max(0.0, limit - seconds), self._wake)
         else:
             self._silence.arm(self, self._wake)

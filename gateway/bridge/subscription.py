@@ -121,6 +121,7 @@ class Subscription:
         params = {"_meta": self._meta, "notifications": self._acknowledged_filter}
         self.stream.send(jsonrpc.notification(mcp.ACKNOWLEDGED, params))
         self._is_acknowledged = True
+        # An end that came before the acknowledgement could not be told then.
         if self._is_ending or self._live.upstream.pool.closed:
             self.end()
         elif self._topics:
@@ -248,7 +249,7 @@ class Subscription:
             try:
                 session = await self._open()
             except Refused:
-                return None
+                return None  # waiting does not make a refused credential good
             except GatewayError as exc:
                 self._live.upstream.health.count(exc)
                 continue

@@ -259,6 +259,7 @@ class UpstreamCall(Runner, ABC):
         """The headers of the newest leg, with those of the call's own span if it has one."""
         if call.span is None:
             return self._context.headers
+        # The route's own come last: the headers of the span must not replace them.
         return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
 
     def _sent(self, call: Call) -> None:
@@ -313,19 +314,19 @@ class UpstreamCall(Runner, ABC):
     def send_answers(self, answers: tuple[tuple[Question, Raw], ...]) -> None:
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
-            self._call.stirs()
+            self._call.stirs()  # the silence of its server counts from the answers on
         runs = self.runs
 
         async def deliver() -> UpstreamError | None:
             """Send the answers one after the other; return why not all of them were sent."""
-            if self.opened is not None and not await asyncio.shield(self.opened):
+            if self.opened is not None and not await asyncio.shield(self.opened):  # others wait for it
                 return None  # without an open stream the call would have its effects, and its result would be lost
-            session = self._session
-            if session is None or runs != self.runs:
+            session = self._session  # the one that was adopted meanwhile, if the call is another replica's
+            if session is None or runs != self.runs:  # a further run gets them from the record
                 return None
             for number, (question, answer) in enumerate(answers):
                 assert question.upstream_id is not None
-                if not self.takes_answers:
+                if not self.takes_answers:  # a task may be cancelled between two of them
                     return None
                 try:
                     await session.answer(Raw(question.upstream_id), answer, self._context.headers)
@@ -347,7 +348,7 @@ class UpstreamCall(Runner, ABC):
         async def sending() -> UpstreamError | None:
             try:
                 if before is not None:
-                    _ = await asyncio.wait((before,))
+                    _ = await asyncio.wait((before,))  # which, unlike `await before`, raises none of its bugs
                 return await send()
             finally:
                 self._unsent -= 1
@@ -387,6 +388,7 @@ class UpstreamCall(Runner, ABC):
 
     def cancel(self, reason: str) -> None:
         """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
+        # As they are now: before this is sent, the call may run again in another session.
         session, call, headers = self._session, self._call, self._context.headers
         if session is None or call is None or not self._is_sent:
             self._stop_task()
@@ -398,6 +400,7 @@ class UpstreamCall(Runner, ABC):
             is_young, is_over = world.monotonic() - call.sent < _YOUNG_SECONDS, False
             for pause in _CANCEL_PAUSES if is_young else _CANCEL_PAUSES[:1]:
                 await asyncio.sleep(pause)
+                # The first one is sent in any case: a call whose stream broke is not in flight here, but may run on.
                 if pause and session.in_flight is not call:
                     break  # it has ended, or nothing reads it any more
                 is_over = await self._attempt(session.cancel(call, reason, headers))

@@ -172,7 +172,7 @@ class Continuation:
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
-            raise InvalidState("ended")
+            raise InvalidState("ended")  # a call of this very process would be here
         return await self._router.route(
             Held(envelope.owner, envelope.exchange, envelope.is_resumable), incoming, reply
         )
@@ -186,10 +186,11 @@ class Continuation:
     async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Response:
         with round_.weigh(is_continued=True):
             await driver.authorise(round_.key, round_.headers)
+        # The call may have ended while the upstream checked the credential, or been let go.
         found = self.lot.find(envelope.exchange)
         if found is None and self._is_let_go(envelope.exchange):
             return await self._serve_elsewhere(round_, envelope)
-        return await self._answer(round_, envelope, found or driver)
+        return await self._answer(round_, envelope, found or driver)  # one that has ended says so
 
     def _held(self, envelope: Envelope) -> Driver | None:
         """Return the held call of a state, unless another run has continued it: the state is of a newer round."""
@@ -225,10 +226,10 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry continued the call meanwhile
             return await self._answer(round_, envelope, driver)
-        if self._router.has_parted:
+        if self._router.has_parted:  # while the upstream checked the credential
             return await self._serve_elsewhere(round_, envelope)
         if cold is not None and not self.lot.cold.take(cold):
-            raise InvalidState("ended")
+            raise InvalidState("ended")  # it expired meanwhile
         round_.incoming.keep_once()
         queue = round_.queue()
         is_task = upstream is not None and upstream.task is not None

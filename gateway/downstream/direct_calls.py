@@ -72,6 +72,7 @@ class DirectCall(PlainCall, eq=False, kw_only=True):
 
     def _answered(self, body: bytes, ending: Ending) -> None:
         """Reply with the result of the call, unless a task has to do that."""
+        # A larger body goes out in pieces, each when the client has read the one before: a coroutine waits for that.
         if bodies.on or len(body) > PIECE_BYTES or not self.connection.reply(body):
             self.connection.serve_rest()
         else:

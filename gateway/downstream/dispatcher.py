@@ -35,6 +35,7 @@ def serve(round_: Round, continuation: Continuation) -> Awaitable[Response]:
         return continuation.serve(round_)
     if request.method in task_requests.METHODS:
         return task_requests.serve(round_, continuation.lot, continuation.tasks)
+    # Behind the rounds of held calls and the requests about tasks, which are served here during a drain, too.
     if round_.live.process.draining.has_begun:
         return _send_on(round_)
     if request.method == mcp.LISTEN:
@@ -83,7 +84,7 @@ def _begin(round_: Round, continuation: Continuation) -> Awaitable[Response]:
     """Begin an exchange."""
     live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
     if request.method in mcp.ASKING:
-        continuation.lot.check(key.principal)
+        continuation.lot.check(key.principal)  # before it runs: one that asks and finds no place is lost
     if round_.incoming.opened is not None:
         round_.incoming.keep_once()
     if request.method == mcp.TOOLS_CALL:
@@ -118,6 +119,7 @@ def _call(
     group: Group[Session] | None = None,
 ) -> Awaitable[Response]:
     """Send a call upstream; `group` is that of its key, if it was looked up already."""
+    # A forwarded call may have to end its leg before the result comes, which takes an exchange.
     if choice is Choice.PLAIN and round_.incoming.peer_request is None:
         plain = PlainCall(round_, continuation.lot)
         if plain.begin(group or round_.live.upstream.pool.group(round_.key)):

@@ -46,7 +46,7 @@ class Legs:
 
     def _ring(self, now: float) -> float | None:
         for plain in [plain for plain, deadline in self.plain.items() if deadline <= now]:
-            self.plain[plain] = math.inf
+            self.plain[plain] = math.inf  # not deleted: whoever waits for the call does that
             if plain.final is None:
                 self._tasks.guard(plain.promote, "begin an exchange")()
         return min(self.plain.values(), default=None)

@@ -143,7 +143,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         forwarded = tuple([(name, headers[name]) for name in names if name in headers])
         key = PoolKey(caller.principal, bytes(said.client_info), bytes(said.capabilities), forwarded)
         sender = _Sender(said, live.route, key, headers)
-        if known is not None and request.said.is_shared:
+        if known is not None and request.said.is_shared:  # else the next request has another object
             known.sender = sender
     return Round(
         live,
@@ -177,7 +177,7 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
         if name not in incoming.headers and name not in meta:
             continue
         header = joined(incoming.headers, name)
-        value = (jsonrpc.text(meta.get(name)) if meta else None) or header
+        value = (jsonrpc.text(meta.get(name)) if meta else None) or header  # `_meta` comes first (SEP-414)
         if value is not None and TRACE_VALUE.fullmatch(value):
             sent[name] = value
     if incoming.span is not None:

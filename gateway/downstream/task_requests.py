@@ -45,7 +45,7 @@ async def serve(round_: Round, lot: Lot[Driver], table: TaskTable) -> Response:
         if not isinstance(task, LiveTask):
             return task
         await task.known()
-        await task.authorise(round_.key, round_.headers)
+        await task.authorise(round_.key, round_.headers)  # what follows is answered from memory (decision 4)
         task.renew(round_.headers)
         if request.input_responses is None:  # it may wait long for the task
             round_.drop_body()
@@ -84,7 +84,7 @@ async def _elsewhere(
     if (task := table.find(handle.exchange)) is not None:  # another request came first
         return task
     if handle.upstream is None:
-        raise UnknownTask
+        raise UnknownTask  # it did not fit into the handle, so only the owner could go on
     table.check(round_.key.principal)
     request = replace(round_.request.taken(), method=mcp.TOOLS_CALL)  # the call that made the task
     call = ClientCall(round_.live, request, round_.key, round_.headers)

@@ -81,6 +81,7 @@ class Engine(ABC):
                     before, settled = settled, after
                     self._moved(before, after)
         except Exception as exc:
+            # The refusal of a later event would reach only the caller that fed the first one.
             if is_taken or not isinstance(exc, _REFUSALS):
                 self._crashed(settled)
             raise
@@ -102,6 +103,7 @@ class Engine(ABC):
             partial(self._moved, settled, ENDED),
             self._forget,
         ]
+        # One that had ended has given back all but its kept result, which goes when LINGER rings.
         for step in steps[:2] if settled is ENDED else steps:
             with suppress(Exception):
                 step()

@@ -19,6 +19,7 @@ MAX_INFO_BYTES: Final = 16_384
 _NAMED: Final = ("name", "version")
 _UNKNOWN: Final = b'{"name":"unknown","version":"0"}'
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
+# Without `tasks`: a server of 2026-07-28 must not declare that, only the extension (ext-tasks).
 _SERVER_KEYS: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools", "extensions")
 
 
@@ -111,7 +112,7 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
             name: raw for name, raw in jsonrpc.fields(shaken.capabilities[key]).items() if not jsonrpc.is_null(raw)
         }
         if key == "extensions":
-            _ = kept.pop(mcp.TASKS, None)
+            _ = kept.pop(mcp.TASKS, None)  # a legacy session has the tasks of 2025-11-25 at most
         capabilities[key] = jsonrpc.merge(kept.items())
     if shaken.offers_tasks:
         # With an empty object: some clients ignore the extension if it has members.

@@ -57,6 +57,7 @@ def question_digest(question: Question) -> bytes:
     try:
         named = canonical({"method": question.method, "params": jsonrpc.value(question.params)})
     except (ValueError, RecursionError):
+        # Such as a number that Python cannot hold. A server that is called again spells it alike.
         named = b"%b %b" % (question.method.encode(), question.params)
     return hashlib.sha256(named).digest()[:16]
 
@@ -201,7 +202,7 @@ def url_questions(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Quest
         taken = set(used)
         for raw in listed:
             opened = jsonrpc.fields(raw)
-            opened.setdefault("mode", Raw(b'"url"'))
+            opened.setdefault("mode", Raw(b'"url"'))  # -32042 can ask for nothing else
             asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
             if not asked.allowed:
                 raise MalformedQuestion("an elicitation is not of mode url")

@@ -120,7 +120,7 @@ class Policy(msgspec.Struct, frozen=True):
     may_ask: bool = True
     is_tool: bool = True
     refuse_undeclared: bool = False
-    shed_rounds: int = 4
+    shed_rounds: int = 4  # SDK clients take 10 rounds of a call at most, and these count
     holds: bool = True
     returns: bool = False
 
@@ -243,6 +243,7 @@ class Exchange:
             self._repeated(event)
             return self._ask_again(event.leg)
         is_broken = self.state is BROKEN
+        # Both check the answers, and may raise, so they come before anything is changed (rule 3).
         matched, late = self.nested_requests.answered(event.answers), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
@@ -260,7 +261,7 @@ class Exchange:
         for question, _ in matched:
             del self.questions[question.key]
         self.state = ASKING if self.questions else RUNNING
-        return [do.SendAnswers(matched), *out] if matched else []
+        return [do.SendAnswers(matched), *out] if matched else []  # the late ones wait for the end of this run
 
     def _answer_referred(self, event: on.Answered) -> Commands:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
@@ -316,7 +317,7 @@ class Exchange:
         """
         self._repeated(event)
         self.legs += (event.leg,)
-        self.state = ASKING if self.questions else RUNNING
+        self.state = ASKING if self.questions else RUNNING  # questions may have come while no leg waited
         return []
 
     def _collect(self, event: on.Answered) -> Commands:
@@ -334,11 +335,11 @@ class Exchange:
                 return self._run_again(completed=True)
         if self._final is None:
             raise InvalidState("ended")
-        self._digests[event.round] = event.digest
+        self._digests[event.round] = event.digest  # from now on, other answers do not collect it
         out: Commands = [replace(self._final, legs=(event.leg,))]
         if self.state is FINISHED:
             self.state, self._lingers = ENDED, True
-            out.append(do.Arm(LINGER))
+            out.append(do.Arm(LINGER))  # it runs already if the legs had left before the end came
         return out
 
     def _leave(self, event: on.Left) -> Commands:
@@ -379,9 +380,9 @@ class Exchange:
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
         self.questions[question.key] = question
         out = [do.Count(event.method, "asked")]
-        if self.state in (RUNNING, ASKING):
+        if self.state in (RUNNING, ASKING):  # else no leg waits, and questions gather
             self.state = ASKING
-            out.append(_ARM_QUIET)
+            out.append(_ARM_QUIET)  # anew with each question, so that several share a round
         return out
 
     def _withdraw(self, event: on.Withdrawn) -> Commands:
@@ -479,7 +480,7 @@ class Exchange:
             return []  # the upstream withdrew these questions meanwhile: its call goes on without the answers
         if event.replayable and self._ledger.can_run_again:
             return self._break(on.Broke(event.error, replayable=True, runs_on=event.runs_on))
-        if not event.retryable or self.round == 0:
+        if not event.retryable or self.round == 0:  # an answer given in advance: the client has no state
             return self._abort(event.error)
         # The upstream took no answer of this retry: the call waits as before.
         out: Commands = [do.Fail(self.legs, event.error)] if self.legs else []
@@ -489,6 +490,7 @@ class Exchange:
         self._ledger.strike(event.questions)
         # Those that the upstream withdrew while their answers were in flight stay closed.
         self.nested_requests.put_back(self._ledger.still_open(event.questions, self.nested_requests.shown))
+        # Unclaimed: a result that comes without these answers is for the next retry, whatever that answers.
         self._digests.pop(self.round, None)
         self.state = PARKED
         return [*out, _ARM_TTL]
@@ -565,6 +567,7 @@ class Exchange:
     def _cancel_task(self, _: on.Cancelled) -> Commands:
         """The task is cancelled for its client, whatever its server makes of that."""
         withdrawn = [_withdraw(question) for question in self.questions.values()]
+        # First, because it decides whether the server may still be answered (`TaskCall.cancel`).
         cancel = do.CancelCall("the client cancelled its task")
         return [cancel, *withdrawn, *self._end(do.Fail((), TaskCancelled()), completed=False)]
 
@@ -606,7 +609,7 @@ class Exchange:
     def _part(self, reason: str | None) -> Commands:
         """End the exchange and keep nothing of it; with a reason, cancel the call, to which no client comes back."""
         out = self._cancel(reason) if reason is not None else []
-        out.append(self._release(completed=self.state is REFERRED))
+        out.append(self._release(completed=self.state is REFERRED))  # then its call has ended, with -32042
         self.questions.clear()
         self.state = ENDED
         return out
@@ -653,7 +656,7 @@ class Exchange:
 
     def _end(self, final: Ending, *, completed: bool) -> Commands:
         """The call is over: give the final message to the legs that wait, or keep it."""
-        release = self._release(completed=completed)
+        release = self._release(completed=completed)  # before the questions go: an open one spoils the session
         self.questions.clear()
         if self.state is OWNED:
             self.state = SETTLED

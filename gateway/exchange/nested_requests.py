@@ -223,7 +223,7 @@ class NestedRequests:
         """
         since = self.open.copy()
         again = {key: question for key, question in questions.items() if self.asked(question.upstream_id) is None}
-        self.open.clear()
+        self.open.clear()  # in place, because the exchange shares the dictionary
         self.open.update(again | since)
 
     def check_askable(self, answers: Mapping[str, Raw]) -> None:

@@ -91,6 +91,7 @@ class ReplayLedger:
         keys = {question.key for question in questions}
         self._unsent = tuple(key for key in self._unsent if key not in keys)
         if self.record is not None:
+            # Due ones stay: each run gives keys anew, so a key of the earlier run may be another question's by now.
             self.record = tuple([each for each in self.record if each.is_due or each.key not in keys])
 
     @property

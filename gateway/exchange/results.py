@@ -70,9 +70,9 @@ def modern(
         if nulls and key in _LISTED and bytes(value).startswith(b"["):
             # Without null members where the schema allows none; free-form values stay as they are.
             parts[key] = b"[%b]" % b",".join([_item(item, _LEVELS) for item in jsonrpc.items(value)])
-    parts["resultType"] = b'"complete"'
+    parts["resultType"] = b'"complete"'  # over one that the server sent
     if method == mcp.TOOLS_CALL and "content" not in parts:
-        parts["content"] = b"[]"
+        parts["content"] = b"[]"  # the modern SDKs reject a tool result without it
     if method in mcp.CACHEABLE:
         if _TTL.fullmatch(bytes(opened.get("ttlMs", b""))) is None:
             parts.pop("ttlMs", None)  # keep the server's own value only if it is valid
@@ -153,6 +153,7 @@ def plain(result: bytes | Raw) -> bool | None:
         return None
     for block in found.content:
         resource = block.resource
+        # These are `Raw`, whose decoder takes a null, too.
         if _NULL in (block.text, block.data) or (resource is not UNSET and _NULL in (resource.text, resource.blob)):
             return None
     return found.isError is True

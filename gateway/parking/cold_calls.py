@@ -139,7 +139,7 @@ class ColdCalls:
 
     def take(self, call: ColdCall) -> bool:
         """Drop a record; returns False if it is gone already. Whoever takes it may continue or end the call."""
-        if self._calls.get(call.id) is not call:
+        if self._calls.get(call.id) is not call:  # by identity: the call may have gone cold again since
             return False
         self._drop(call)
         due = self._due[call.due]

@@ -52,7 +52,7 @@ class ColdExpiry:
         try:
             while self._queue:
                 call, failures = self._queue.popleft()
-                if not (failures or await self._is_left(call)):
+                if not (failures or await self._is_left(call)):  # one that failed was asked about before
                     continue
                 remains, headers = call.unpacked()
                 is_over = await orphans.end(call.live, remains, "the client did not answer in time", headers)

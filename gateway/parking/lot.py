@@ -127,7 +127,7 @@ class Lot(Generic[P]):
         share = self.results.share(partial(self._forget, parked), parked.principal)
         self._kept[id_] = parked, share
         self._kept_of.add(parked.principal, id_, 1)
-        share.hold(parked.kept_bytes)
+        share.hold(parked.kept_bytes)  # last, because this very one may have to give way
 
     def remove(self, parked: P) -> None:
         """Forget an exchange, if it is here."""

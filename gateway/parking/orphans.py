@@ -36,7 +36,7 @@ async def end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) 
         await _end(live, remains, reason, headers)
     except (UpstreamError, TimeoutError) as exc:
         log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))
-        return isinstance(exc, Refused | SessionLost)
+        return isinstance(exc, Refused | SessionLost)  # a refused credential stays so; a lost session has no call
     return True
 
 

@@ -85,7 +85,7 @@ class Claims(Generic[T]):
 
     def open(self, sealed: str) -> T:
         """The content of a claim, whosever it is; raises InvalidState, whose reason is for metrics and logs only."""
-        if len(sealed) > self._most:
+        if len(sealed) > self._most:  # before it costs its decoding (threat 13)
             raise InvalidState("too_large")
         return decode_content(self._decoder, self._ring.value.open(sealed))
 

@@ -39,6 +39,7 @@ _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/\0\0")
 """The characters that base64url does not have count as any other that is wrong."""
 _KEY_ID_CHARACTERS: Final = 8
+# The most that NIST SP 800-38D (8.3) allows under one key with random nonces.
 _SEALS_PER_SALT: Final = 2**32
 _SUBKEYS_KEPT: Final = 1024
 """Cached subkeys, most of them of other processes; one derivation costs about 10 µs."""
@@ -103,6 +104,7 @@ class Keyring:
         # Of the spellings that mean the same, only the one that `seal` writes is taken.
         if b2a_base64(sealed, newline=False).rstrip(b"=") != standard:
             raise InvalidState("malformed")
+        # Bytes of a header that are not UTF-8 are surrogates in the id: it is unknown then, and nothing raises.
         return self._decrypt(key_id, sealed, f"{PREFIX}.{key_id}.".encode("utf-8", "surrogatepass"))
 
     def _encrypt(self, plaintext: bytes, bound: bytes) -> bytes:

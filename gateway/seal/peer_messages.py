@@ -163,7 +163,7 @@ class PeerSealer:
             next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS or len(self._seen) >= _MAX_REMEMBERED
         ):
             _ = self._seen.popitem(last=False)
-        self._seen[request.once] = max(now, request.issued)
+        self._seen[request.once] = max(now, request.issued)  # one from the future would be good for longer
         if request.issued > now + SKEW_SECONDS:
             raise InvalidState("future")
         return request

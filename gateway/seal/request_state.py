@@ -101,6 +101,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 _RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])
+# Against bombs (threat 13). What a ledger records is far below: 64 KiB of answers, and their keys.
 _MAX_RECORD_BYTES: Final = 4_194_304
 
 
@@ -115,7 +116,7 @@ def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
         return ()
     inflater = zlib.decompressobj()
     try:
-        return _RECORD.decode(inflater.decompress(packed, _MAX_RECORD_BYTES))
+        return _RECORD.decode(inflater.decompress(packed, _MAX_RECORD_BYTES))  # what is cut off there does not decode
     except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidState("version") from exc
 

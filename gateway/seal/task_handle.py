@@ -56,6 +56,7 @@ class TaskSealer:
     """Seals and opens handles and keys; raises InvalidState, whose reason is for metrics and logs only."""
 
     def __init__(self, keys: InForce[Keys]) -> None:
+        # Twice as much opens as should be sealed: `seal` gives the smaller one out though it may not fit either.
         self._handles = Claims(keys, PURPOSE, TaskHandle, 2 * MAX_HANDLE_BYTES, InForce(MAX_HANDLE_BYTES))
         self.questions = Claims(keys, PURPOSE, QuestionKey, _MAX_KEY_BYTES)
         """The keys of questions, each of which is different."""
