@@ -3,21 +3,17 @@
 A call is told from the others by its question, and its answer by the name in it: both stand in the ledger.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.parts.launch import OldServer
-from tests.support.cluster import Cluster
 from tests.support.gateway_process import Gateway
 from tests.support.workbench import Client, Json, Reply
 
 CONTINUATIONS: Final = "mcp_gateway_continuations_total"
-PROMPT_SECONDS: Final = 2.0
-"""The promised time in which a retry for a dead replica's call learns that the call is lost."""
 STEPS: Final = ("held", "forwarded", "resumed", "replayed", "lost")
 KEY: Final = "Name"
 """The key of the question, from the title of its form."""
@@ -87,26 +83,11 @@ class Call:
         contents = [entry["result"].get("content") or {} for entry in self.server.ledger("answered", self.tool)]
         return sum(content.get("name") == self.name for content in contents)
 
-    @property
-    def sessions(self) -> list[str]:
-        """Where it ran."""
-        return [e["session"] for e in self.server.ledger("run", self.tool) if e["arguments"]["question"] == self.name]
+    async def began(self) -> None:
+        await self.server.until(lambda: self.runs > 0, f"{self.name} run")
 
-    @property
-    def ends(self) -> list[str]:
-        """How its runs ended; meaningful only if no other call ran in their sessions."""
-        sessions = self.sessions
-        kinds = {"finished", "failed", "cancelled"}
-        return [e["event"] for e in self.server.ledger() if e["event"] in kinds and e["session"] in sessions]
-
-    async def began(self, times: int = 1) -> None:
-        await self.server.until(lambda: self.runs >= times, f"{self.name} run {times} times")
-
-    async def answered(self, times: int = 1) -> None:
-        await self.server.until(lambda: self.answers >= times, f"{self.name} answered {times} times")
-
-    async def ended(self, how: str, times: int = 1) -> None:
-        await self.server.until(lambda: self.ends.count(how) >= times, f"{self.name} {how} {times} times")
+    async def answered(self) -> None:
+        await self.server.until(lambda: self.answers > 0, f"{self.name} answered")
 
 
 async def steps(replicas: Iterable[Gateway]) -> Counter[str]:
@@ -115,23 +96,3 @@ async def steps(replicas: Iterable[Gateway]) -> Counter[str]:
     for replica in replicas:
         found.update({step: int(await replica.metric(CONTINUATIONS, step=step)) for step in STEPS})
     return +found  # without zeroes
-
-
-async def stepped(replicas: Iterable[Gateway], before: Counter[str], step: str, times: int = 1) -> None:
-    """Wait until they took that step since then."""
-    replicas = list(replicas)
-
-    async def taken() -> bool:
-        return (await steps(replicas))[step] - before[step] >= times
-
-    await replicas[0].until(taken, f"{step} {times} times")
-
-
-def others(c: Cluster, owner: Gateway) -> list[Gateway]:
-    return [replica for replica in c.replicas if replica is not owner]
-
-
-async def prompt(work: Awaitable[Reply], seconds: float = PROMPT_SECONDS) -> Reply:
-    """Retry, within the promised time."""
-    async with asyncio.timeout(seconds):
-        return await work

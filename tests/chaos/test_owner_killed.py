@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.chaos.stage import Call, Gate, others, prompt, stepped, steps
+from tests.chaos.stage import Call, Gate, steps
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import Cluster, cluster, needs
@@ -40,6 +40,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     needs("nginx"),
 ]
+
+PROMPT_SECONDS = 2.0
+"""The promised time in which a retry for a dead replica's call learns that the call is lost."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,13 @@ async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Reply] | None",
         await scene.owner.kill()
     task = waiting or asyncio.get_running_loop().create_task(scene.call.retry(scene.elsewhere, state))
     if step == "lost":
-        return await prompt(task)
-    await stepped(scene.survivors, before, step)
+        async with asyncio.timeout(PROMPT_SECONDS):
+            return await task
+
+    async def is_taken() -> bool:
+        return (await steps(scene.survivors))[step] > before[step]
+
+    await scene.survivors[0].until(is_taken, step)
     scene.before.open()
     scene.after.open()
     return await task
@@ -146,7 +154,7 @@ async def play(state: str, scene: Scene, step: str) -> Reply | None:
 async def judge(stage: Stage, state: str, tool: str, path: Path) -> None:
     server, c = stage.server, stage.c
     owner = next(stage.turns)
-    survivors = others(c, owner)
+    survivors = [replica for replica in c.replicas if replica is not owner]
     gates = Gate(path / "before"), Gate(path / "after")
     call = Call(server, tool, f"{state} {tool}", *gates)
     step = expected(server.name, tool, state)

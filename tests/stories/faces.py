@@ -112,9 +112,6 @@ async def legacy_call(client: LegacyClient, told: Client, steps: Lines, diary: D
             return diary.note(f"refused by {status}")
     else:
         stream = await client.open(message)
-        if stream.status not in (200, 404):  # the Python SDK ends its session, with all calls
-            stream.close()
-            return diary.note(f"session lost by {stream.status}")
 
     try:
         await converse(stream.message, client.post, diary)
