@@ -49,7 +49,7 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
     def opened(self) -> jsonrpc.Message:
         """The message alone; raises ParseError or InvalidRequest."""
         body = self.incoming.body
-        _ = request.members(body)
+        _ = request.members(body)  # refuses a repeated key, of which two readers may take another value
         try:
             message = jsonrpc.message(body)
         except ValueError as exc:

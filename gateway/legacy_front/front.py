@@ -76,6 +76,7 @@ async def continued(sessions: SessionTable, at: Arrival) -> Response | None:
         found = sessions.ids.open(given)
         found.check(at.bearer)
     except InvalidState as exc:
+        # The request passes on all the same: a gateway behind this one may have sealed the id.
         at.live.process.metrics.state_rejections[exc.reason,].inc()
         return None
     if found.front == "http":
@@ -130,7 +131,7 @@ async def _get(session: FrontSession, at: Arrival) -> Response:
     place = at.incoming.headers.get(mcp.LAST_EVENT_ID)
     if place is not None:
         name, _, number = place.partition("-")
-        is_place = len(place) <= 40 and name.isdecimal() and number.isdecimal()
+        is_place = len(place) <= 40 and name.isdecimal() and number.isdecimal()  # `int` raises beyond 4,300 digits
         found = session.streams.get(int(name)) if is_place else None
         if found is None or not (found.is_resumable and found.can_resume(int(number))):
             raise NotAllowed(  # what clients take for `no stream here`, without giving up their session

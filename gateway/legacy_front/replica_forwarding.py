@@ -33,6 +33,7 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     watched = _WatchedReply(reply, incoming.rpc_id)
     headers = CIMultiDict(incoming.headers)
     headers[mcp.SESSION_ID] = given  # a client of HTTP+SSE has it in its address
+    # `known` has the values of the client's own headers.
     named = msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
     try:
         replied = await at.live.process.router.to_holder(owner, named, watched)
@@ -45,7 +46,7 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
             "The replica that has this session broke off its reply; the request may have had effects", status=502
         ) from exc
     except OwnerStalled as exc:
-        stalled = Stopping(
+        stalled = Stopping(  # no 404, which would end a session that may live on
             f"The replica {owner} that has this session does not react; send the request again",
             data={"reason": "owner_stalled"},
         )

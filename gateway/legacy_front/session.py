@@ -127,14 +127,14 @@ class FrontSession:
             )
         weight = self.live.process.calls.take(self.caller.principal, 2 * len(message.data))
         stream = self.standalone if self.front == "sse" else self._new_stream(request)
-        self._open[request] = _OpenRequest(stream, weight)
+        self._open[request] = _OpenRequest(stream, weight)  # first: the backend may answer at once
         if is_initialize:
             self._initialize, self.refusal = request, None
             self.greeted.clear()
         try:
             self.backend.receive(message)
         except BaseException:
-            if request in self._open:
+            if request in self._open:  # else the backend has answered it
                 self._open.pop(request).weight.release()
             if stream is not self.standalone:
                 self._drop(stream)
@@ -200,6 +200,7 @@ class FrontSession:
             request, given = opened.rpc_id or b"", NO_HEADERS
             if request in self._open and request == self._initialize and isinstance(opened.result, Raw):
                 self.is_initialized = True
+                # Older SDKs take the empty event that begins such a stream for an error (`mcp` 1.10, TypeScript 1.20).
                 self.standalone.is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
                 given = {mcp.SESSION_ID: self.id}
             self._respond(request, FinalMessage(message, headers=given))

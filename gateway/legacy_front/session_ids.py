@@ -55,6 +55,7 @@ class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 def given_id(incoming: Incoming) -> str | None:
     """Return the session id of a request if it may be one of a gateway."""
     given = incoming.headers.get(mcp.SESSION_ID) or incoming.url.query.get(QUERY)
+    # To open one of an upstream's would cost an exception for each of its requests.
     return given if given is not None and given.startswith(f"{PREFIX}.") else None
 
 

@@ -74,7 +74,7 @@ class SessionTable:
                     f"{path}; call later",
                     status=503,
                 )
-        pool.take_opening()
+        pool.take_opening()  # last: a session that is refused takes nothing of the rate
         session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
         self._sessions[id_] = session
         self._count(session, 1)

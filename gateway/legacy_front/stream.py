@@ -65,7 +65,7 @@ class Stream(Outbox):
     @contextmanager
     def read_by(self, reader: object, position: int) -> Iterator[None]:
         """Have a reader take what comes behind a number; what it has taken and not written comes again after it."""
-        self._wake()
+        self._wake()  # the reader before notices that it was replaced
         self.waits_no_more()
         self.reader = reader
         self._seek(position)
@@ -112,6 +112,7 @@ class Stream(Outbox):
     async def _write(self, reply: ReplyWriter, item: Item) -> Response:
         """Write everything, after an item that was taken already."""
         self.began = True
+        # A priming event: a client that loses the stream here has an id to come back with.
         begin = self._event(b"", self.delivered) if self.is_resumable else b""
         if isinstance(item, bytes):
             begin += self._event(item, self.taken)

@@ -97,7 +97,7 @@ class CallReport:
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
         metrics.mirrored_calls[path,].inc(-1)
         metrics.operations[path, self._request.method, self._version, *ending].observe(seconds - self._thought)
-        if rounds == 1 and ending is COMPLETE:
+        if rounds == 1 and ending is COMPLETE:  # as in the bridge, such calls are in the metrics alone
             return
         cause = "" if error is None else error.message
         self.spoken.finished(rounds, ending.outcome, self._started, error, cause)

@@ -99,6 +99,7 @@ class Rounds:
     def outgoing(self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS) -> ModernRequest:
         """The request of the present round, with a trace context in place of the client's; raises InvalidParams."""
         (method, target), is_task = self.aim, self.progress.task is not None
+        # Declared always, each optional tool would become a task, and lose its progress (decision 40).
         profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
         added: dict[str, bytes | Raw] = {}
         if self.answers:
@@ -186,6 +187,7 @@ class Rounds:
                 if not task_id:
                     raise ValueError("a CreateTaskResult needs `taskId`")
                 self.progress = Progress(self.progress.round, task=task_id)
+                # The keys of a task's questions begin anew, so the answers of the rounds before must not go to it.
                 self.live_task, self.answers, self.began = task_id, {}, world.monotonic()
                 return _pause(opened)
             case _:
@@ -196,7 +198,7 @@ class Rounds:
             said = error.message[:200]
             if error.code == mcp.INTERNAL_ERROR:  # another try may succeed
                 raise CallLost(f"The server answered with an error when asked about the task of this call: {said}")
-            if error.code == mcp.INVALID_PARAMS and not self.answers:
+            if error.code == mcp.INVALID_PARAMS and not self.answers:  # else an answer may be what is invalid
                 self.live_task = None
                 raise _Unserved(
                     f"The server does not know the task of this call any more ({said}): its time was over, or the "
@@ -269,9 +271,10 @@ class Rounds:
         params = jsonrpc.fields(read.params)
         mode = jsonrpc.text(params.get("mode"))
         if mode == "url":
+            # 2026-07-28 has no such id. A replica that runs the round again asks under the same one.
             named = f"{self._exchange}\n{self.progress.round}\n{key}".encode("utf-8", "surrogatepass")
             params["elicitationId"] = Raw(jsonrpc.encode(hashlib.sha256(named).hexdigest()[:32]))
-        elif mode == "form" and not self.profile.resumes:
+        elif mode == "form" and not self.profile.resumes:  # `mode` came with 2025-11-25, as coming back did
             del params["mode"]
         return Question(key, method, None, params=jsonrpc.merge(params.items()))
 

@@ -129,12 +129,13 @@ class Changes:
         self._opening = opening = _ChangeStream(self, listening(self.profile, headers, uris))
         try:
             honoured = await in_time(opening.acknowledged, mcp.LISTEN)
-            self._check_open(closed)
-        except BaseException:
+            self._check_open(closed)  # `close` may come between the acknowledgement and this line
+        except BaseException:  # also if the client left: nothing else would end the stream
             _ = opening.task.cancel()
             raise
         finally:
             self._opening = None
+        # Only now does the stream before end: had the server refused the new one, it would go on.
         before, self._stream = self._stream, opening
         if before is not None:
             _ = before.task.cancel()
@@ -157,7 +158,7 @@ class Changes:
                 continue
             pause = _PAUSES[min(attempts, len(_PAUSES) - 1)]
             attempts += 1
-            await asyncio.sleep(pause * (1 + 0.5 * world.random()))
+            await asyncio.sleep(pause * (1 + 0.5 * world.random()))  # a server that restarts loses all streams at once
             try:
                 honoured = await self.listen(self._headers)
             except GatewayError as exc:

@@ -108,6 +108,7 @@ def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
         if "roots" in kept:
             kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
         if "extensions" in kept:
+            # The gateway declares the tasks itself, for the calls that need them (`with_tasks`).
             extensions = jsonrpc.fields(kept["extensions"])
             kept["extensions"] = jsonrpc.merge((key, raw) for key, raw in extensions.items() if key != mcp.TASKS)
         modern = jsonrpc.merge(kept.items())
@@ -147,7 +148,7 @@ def request_of(id_: bytes, message: jsonrpc.Message) -> LegacyRequest:
     field = mcp.TARGET_FIELD.get(method)
     if field is not None and jsonrpc.text(params.get(field)) is None:
         raise InvalidParams(f'{method} needs "params.{field}", a string')
-    return LegacyRequest(id_, method, jsonrpc.merge(params.items()))
+    return LegacyRequest(id_, method, jsonrpc.merge(params.items()))  # a copy, so that the body can go
 
 
 def level_of(params: jsonrpc.Fields) -> str:

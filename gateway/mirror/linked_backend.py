@@ -84,7 +84,7 @@ class MirrorBackend:
         method, headers, changes = message.opened.method, message.headers, self._changes
         if method == mcp.INITIALIZE:
             self._spawn(id_, self._greeting(message))
-        elif method == mcp.PING:
+        elif method == mcp.PING:  # the only request that may come before `initialize` is answered
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif changes is None:
             raise InvalidRequest("The session begins with initialize; send that first, and wait for its result")
@@ -119,7 +119,7 @@ class MirrorBackend:
         if self._is_greeted:
             raise InvalidRequest("The session is initialized already; a new one needs a new connection")
         profile = of_initialize(params_of(message.opened))
-        self._is_greeted = True
+        self._is_greeted = True  # before the first await: a second `initialize` may come meanwhile
         return self._initialize(profile, message.headers)
 
     async def _initialize(self, profile: Profile, headers: Headers) -> bytes:

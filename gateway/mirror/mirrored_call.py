@@ -117,6 +117,7 @@ class MirroredCall(Engine, Hearer):
             final = FinalMessage.of_error(error, id_, self.report.request_id, in_session=self.is_in_session)
             self._finish(legs, final)
         else:
+            # SEP-1442 has 404 for unknown methods; in a session, clients take 404 for its end.
             is_unknown = error.code == mcp.METHOD_NOT_FOUND and not self.is_in_session
             self._answer(legs, jsonrpc.failure(id_, error), 404 if is_unknown else 200)
 
@@ -152,7 +153,7 @@ class MirroredCall(Engine, Hearer):
         rounds = self._rounds
         with telling(self._broke):
             while (pause := self._pause) is not None:
-                self._pause = None
+                self._pause = None  # `hear` sets it if another request is to follow
                 if pause:
                     await asyncio.sleep(pause)
                 limit = self.live.config.tasks.ttl_seconds
@@ -200,7 +201,7 @@ class MirroredCall(Engine, Hearer):
 
     def _try_again(self, error: GatewayError) -> None:
         """Try again after a request that failed, if the server works on a task; else the call fails."""
-        if isinstance(error, Unreachable) and self._rounds.progress.round:
+        if isinstance(error, Unreachable) and self._rounds.progress.round:  # it says that nothing has run
             error = CallLost(f"{error.message}; the rounds before may have had effects")
         is_hopeless = isinstance(error, Refused | InvalidParams) or self._failures >= len(TASK_AGAIN_SECONDS)
         if self._rounds.live_task is None or is_hopeless:

@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 30.0
 """How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
+# A client's own answers or state would pass for those of a round of the gateway.
 _NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
 _OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
 _ACCEPT: Final = "application/json, text/event-stream"
@@ -232,7 +233,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     _ = await read_pages(page, lambda result: tools.update(tool_list.read(result).tools or {}))
                 catalog.keep(principal, tools)
-        finally:
+        finally:  # also if this call is cancelled: others wait for the list
             del catalog.listing[principal]
             listing.set_result(None)
 
@@ -277,7 +278,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             client.arriving,
             live.process.stream_times.drain_seconds,
             unread=REDIRECTS,
-            refusal_bytes=limit,
+            refusal_bytes=limit,  # an error of a modern server is a response like others, whatever its status
             request=request,
             idle=None if request.method == mcp.LISTEN else live.deadlines.idle,
         )
@@ -306,8 +307,8 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             raise refused(self.endpoint, status, reply.head.texts())
         if not body.lstrip().startswith(b"{"):
             raise _lost(self.endpoint, f"answered HTTP {status} without a JSON-RPC response")
-        if status < 300 or not hearer.hear(body):
-            reply.pending.distrust()
+        if status < 300 or not hearer.hear(body):  # a 2xx body was heard when it was complete
+            reply.pending.distrust()  # the next response on it may be another request's, too
             raise _lost(self.endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
 
 
@@ -344,7 +345,7 @@ class _ServerResponse(Hearer):
                     return False
                 self._learn(message)
             _ = self._hearer.hear(data)
-        except (ValueError, RecursionError) as exc:
+        except (ValueError, RecursionError) as exc:  # what could just be read may be too deep to be searched
             endpoint = self._server.endpoint
             said = endpoint.quoted(str(exc))
             raise _lost(endpoint, f"sent a malformed message ({said})") from exc

@@ -33,7 +33,7 @@ def initialize_result(discovered: Raw, profile: Profile) -> bytes:
     parts: list[tuple[str, bytes | Raw]] = [
         ("protocolVersion", jsonrpc.encode(profile.version)),
         ("capabilities", jsonrpc.merge(kept.items())),
-        ("serverInfo", meta.get(mcp.META_SERVER_INFO, _UNKNOWN)),
+        ("serverInfo", meta.get(mcp.META_SERVER_INFO, _UNKNOWN)),  # 2025-11-25 requires it
     ]
     if jsonrpc.text(opened.get("instructions")) is not None:
         parts.append(("instructions", opened["instructions"]))
@@ -84,6 +84,7 @@ def legacy_error(method: str, error: jsonrpc.Error) -> on.Resulted | on.Failed:
     """How a call ends for a legacy client with a modern error."""
     if error.code == mcp.MISSING_CAPABILITY and method == mcp.TOOLS_CALL:
         return failed(method, error.message)  # the client has no code for a tool that cannot ask
+    # 2026-07-28 has no code for an unknown resource; the URI in the data tells.
     if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and "uri" in jsonrpc.members(error.data):
         return on.Failed(jsonrpc.Error(mcp.LEGACY_RESOURCE_NOT_FOUND, error.message, error.data))
     return on.Failed(internal_error(error.message, error) if error.code in _NOT_LEGACY_CODES else error)

@@ -131,12 +131,13 @@ class HttpPassage(Passage):
             with CoarseTimeout(self.live.deadlines.idle if waits else upstream.client.answering):
                 for _ in range(2):
                     url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
+                    # Lenient: a header that HTTP forbids is left out (`passed_back`), and does not cost the reply.
                     reply = await upstream.client.send(incoming.method, url, headers, incoming.body, is_lenient=True)
                     if reply.head.status not in REDIRECTS:
                         upstream.health.ok()
                         self._said = reply
                         return reply
-                    reply.close()
+                    reply.close()  # without its body, which may never end
                     location = reply.head.text(b"location")
                     if target is None:
                         endpoint.follow(location)
@@ -197,7 +198,7 @@ class HttpPassage(Passage):
         else:
             headers = self._headers(said)
             if is_sse:
-                headers.setdefault("X-Accel-Buffering", "no")
+                headers.setdefault("X-Accel-Buffering", "no")  # nginx in front would hold events back
             reason = head.reason if head.reason and is_valid_value(head.reason) else None
             if body is not None:
                 response = WholeResponse(body, status, headers, reason)
@@ -284,7 +285,7 @@ def _may_call(body: bytes) -> bool:
     try:
         message = jsonrpc.message(body)
     except ValueError:
-        return True
+        return True  # such as a batch, which may have calls in it
     return message.method is not None and isinstance(message.id, Raw)
 
 

@@ -84,5 +84,5 @@ def _template(head: FamiliarReply) -> _Template:
     if form.content_type == "text/event-stream" and "X-Accel-Buffering" not in headers:
         lines.append("X-Accel-Buffering: no\r\n")
     if "Content-Type" not in headers:
-        lines.append("Content-Type: application/octet-stream\r\n")
+        lines.append("Content-Type: application/octet-stream\r\n")  # as `Response._head` does
     return _Template("".join(lines).encode(), kept, "Date" in headers)

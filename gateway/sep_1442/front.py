@@ -51,7 +51,7 @@ class Stateless:
             return True
         body = incoming.body
         if _KEY not in body and _SEALED not in body and b"\\" not in body:
-            return False
+            return False  # without an escape, both can only be written as they are
         try:
             message = jsonrpc.message(body)
         except ValueError:
@@ -88,6 +88,7 @@ class Stateless:
         declared = vocabulary.declared(params_of(message), at.incoming.headers)
         session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
+            # Only `initialize` says who the client is.
             declared = replace(declared, profile=replace(declared.profile, info=session.profile.info))
         request = replace(message, params=Raw(declared.params))
         match message.method:
@@ -124,6 +125,7 @@ class Stateless:
         if at.live.process.draining.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
+        # After the last await before the call is entered there.
         if session is not None and (session.key, request.id) in self._shared.running:
             raise IdInUse
         binding = _stateless(at, replace(declared.profile, echoes_state=False))

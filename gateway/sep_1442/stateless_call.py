@@ -44,7 +44,7 @@ class StatelessCall(StreamedCall):
         self._is_held = False
         """Whether the server waits for answers."""
         exchange = world.token_urlsafe(9)
-        key = exchange if session is None else session.key
+        key = exchange if session is None else session.key  # without a session, any client may use the same id
         super().__init__(shared, at, binding, exchange, request, declared.log_level, server=server, key=key)
 
     # -- the client's side of the call --------------------------------------------------------------------------

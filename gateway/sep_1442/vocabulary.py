@@ -88,6 +88,7 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
     if level is not None and level not in mcp.LOG_LEVELS:
         raise InvalidParams(f"{_LOG_LEVEL[0]!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
     kept = jsonrpc.with_meta(params, {key: raw for key, raw in meta.items() if key not in _OWN})
+    # The paper lets a server stream only to a client that declares capabilities.
     return Declared(jsonrpc.merge(kept.items()), profile, CAPABILITIES in meta, roots, level)
 
 

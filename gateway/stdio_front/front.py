@@ -44,7 +44,7 @@ class StdioFront:
         """Serve the host until it sends nothing more."""
         async for line in self._host.lines():
             if self._legacy is not None:
-                await self._legacy.room(len(line or b""))
+                await self._legacy.room(len(line or b""))  # a pipe can wait, where a client over HTTP is refused
             try:
                 self._receive(line)
             except GatewayError as exc:
@@ -82,7 +82,7 @@ class StdioFront:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while loop.time() < deadline:
-            self._cancel_questions()
+            self._cancel_questions()  # each time: a call that goes on may ask again
             is_busy = any(each is not None and each.is_busy for each in (self._modern, self._legacy))
             if not is_busy:
                 return

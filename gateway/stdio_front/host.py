@@ -103,7 +103,7 @@ class Host(WrittenPipe):
             _ = await asyncio.wait((self.free, self.gone), timeout=seconds)
         for transport in self._transports:
             if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()
+                transport.abort()  # `close` would go on writing to a host that does not read
             else:
                 transport.close()
         self._behind.release()
@@ -120,6 +120,7 @@ class Host(WrittenPipe):
             return file
         reading, writing = os.pipe()
         ours, ends = (reading, (file, writing)) if is_input else (writing, (reading, file))
+        # A read of a terminal cannot be interrupted, and must not keep the process alive.
         pump = threading.Thread(target=_pump, args=ends, name="pump", daemon=True)
         pump.start()
         if not is_input:  # what is read may never end

@@ -86,7 +86,7 @@ class Follower:
         if past is not None:
             self._waits, self._looked = not past.is_shared, past.looked
             if past.former_holder:
-                for number in range(_HELD_IDS):
+                for number in range(_HELD_IDS):  # any may still be held, and would fetch the next question
                     await self._withdraw(past.former_holder, number)
         failures = 0
         while not self._is_stopped:
@@ -162,7 +162,7 @@ class Follower:
 
     async def cancel(self) -> None:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""
-        if orphans.must_not_be_cancelled(self.task_id):
+        if orphans.must_not_be_cancelled(self.task_id):  # `mcp` 1.30 would end a session, maybe another caller's
             return
         message = jsonrpc.request(new_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
         await self.session.channel.send(message, self._context.headers)

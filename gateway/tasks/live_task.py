@@ -199,6 +199,7 @@ class LiveTask(Driver):
             self._lot.remove(self)
         super()._moved(before, after)
         if after is OWNED:
+            # The base class has armed that of a parked call.
             self._arm(TTL, max(self._handle.expires - world.wall(), 0))
 
     def _ended(self) -> None:
@@ -262,7 +263,7 @@ class LiveTask(Driver):
         else:
             outcome, self._outcome = TaskOutcome.FAILED, ("failed", final.error)
         self.live.process.metrics.tasks_ended[self.live.route.path, outcome].inc()
-        seconds = round(max(world.wall() - self._handle.issued, 0), 3)
+        seconds = round(max(world.wall() - self._handle.issued, 0), 3)  # `issued` may be another replica's time
         if cause is None:
             log.info(Event.TOOL_TASK_ENDED, **self._about, outcome=outcome, seconds=seconds)
             return
@@ -300,7 +301,7 @@ class LiveTask(Driver):
         try:
             async with asyncio.timeout(seconds):
                 if (opened := self._call.opened) is not None:
-                    _ = await asyncio.shield(opened)
+                    _ = await asyncio.shield(opened)  # all requests about the task wait for it
         except TimeoutError:
             raise Unreachable(
                 f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
@@ -338,7 +339,7 @@ class LiveTask(Driver):
         assert self._context.server_info, "it came with the handle"
         questions, seal, known = self._exchange.questions, self._table.sealer.questions.seal, self._keys
         self._keys = {
-            key: known.get(key)
+            key: known.get(key)  # sealed anew, it would be another question to its client
             or seal(QuestionKey(self.id, each.method, each.upstream_id or b"", question_digest(each)))
             for key, each in questions.items()
         }
@@ -390,14 +391,14 @@ class LiveTask(Driver):
                 answers.append((question, raw))
             elif self._is_adopted:  # another replica may have asked it
                 answers.append((Question(sealed, key.method, key.upstream_id, key.digest), raw))
-        before = self._call.newest
+        before = self._call.newest  # earlier answers, whose failure is not that of these
         try:
             self._feed(on.Updated(tuple(answers)))
         except InvalidParams as exc:
             why = exc.message.partition("; the call still waits")[0]
             raise InvalidParams(f"{why}; the task still waits: send tasks/update again") from exc
         if (sending := self._call.newest) is not None:
-            failure = await asyncio.shield(sending)
+            failure = await asyncio.shield(sending)  # a client that leaves takes no answers with it
             if failure is not None and sending is not before:
                 raise failure
 

@@ -115,7 +115,7 @@ class TaskCall(UpstreamCall):
 
     def run_again(self) -> None:
         """Ask for another task, and follow the one before no longer."""
-        self._follower = None
+        self._follower = None  # its end is then not taken for that of the new run
         super().run_again()
 
     async def _follow_from_creation(

@@ -65,7 +65,7 @@ class SessionRelay(SideListener):
 
     def receive(self, message: ClientMessage) -> None:
         """See `backend.Backend`."""
-        if isinstance(self._server, MirrorBackend) and self._sender is None:
+        if isinstance(self._server, MirrorBackend) and self._sender is None:  # else it would overtake what waits
             self._server.receive(message)
             return
         size = len(message.data)
@@ -120,8 +120,8 @@ class SessionRelay(SideListener):
                 meta = jsonrpc.members(jsonrpc.members(message.opened.params).get("_meta"))
                 token = meta.get(mcp.META_PROGRESS_TOKEN)
                 opened = _RelayedRequest(self, request, None if token is None else request_id(token))
-                self._open[request] = opened
-                if server.answers_apart:
+                self._open[request] = opened  # first: the answer may come before `send` returns
+                if server.answers_apart:  # a task, since the reply lasts as long as the call
                     opened.call = self.live.process.tasks.start(self._call(server, opened, message), "relayed call")
                 else:
                     await server.send(message.data, message.headers)
@@ -274,7 +274,7 @@ class SessionRelay(SideListener):
                             with suppress(UpstreamError):
                                 await server.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
             finally:
-                await server.close(end_session=not running)
+                await server.close(end_session=not running)  # a DELETE under a call kills some servers (`mcp` 1.10)
 
 
 class _RelayedRequest(Hearer):

@@ -60,6 +60,7 @@ async def answer(shared: Shared, at: Arrival, session: MirroredSession, message:
         found = await _route(at, asked)
         if not isinstance(found, TakeOver):
             return found
+        # Looked for again: another answer may have restored the call meanwhile.
         held = shared.lot.find(asked.exchange) or _restored(shared, at, session, asked, is_proven=found.proven)
         _continued(at, Step.LOST if held is None else Step.RESUMED)
     if is_echo and held is None:
@@ -68,7 +69,7 @@ async def answer(shared: Shared, at: Arrival, session: MirroredSession, message:
         if is_echo and not held.is_open(asked):
             raise InvalidRequestState("answered")
         held.answer(asked, message, at)
-    return await at.accept()
+    return await at.accept()  # a late answer too, as legacy servers do
 
 
 def _restored(
@@ -108,7 +109,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
     # What follows goes to whoever holds this credential, so the upstream sees it first.
     _ = await initialize(RouteServer(at.live, at.caller.principal), session.profile, at.headers)
     may_go_on = not is_own and await _may_go_on(at, session, left, is_proven=is_proven)
-    held, step = lot.find(left.exchange), Step.HELD
+    held, step = lot.find(left.exchange), Step.HELD  # after the last await: it may have been restored meanwhile
     if held is None and may_go_on:
         held = _restored(shared, at, session, left, is_proven=is_proven)
         step = Step.RESUMED if left.asking or left.progress.task is not None else Step.REPLAYED
@@ -121,7 +122,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             "before calling again",
             data={"reason": "owner_lost"},
         )
-        await at.reply.start()
+        await at.reply.start()  # the reply to a GET is an event stream
         return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
     if not is_own:
         held.continued(left)

@@ -51,7 +51,7 @@ async def serve(shared: Shared, came: Arrival) -> Response:
             place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
             if place is not None and (subscribed := shared.tokens.subscribed(place, session)) is None:
                 return await call_continuation.resume(shared, at, session, place)
-            if draining.has_begun and at.incoming.peer_request is None:
+            if draining.has_begun and at.incoming.peer_request is None:  # `_home` passes forwarded ones on
                 raise ShuttingDown("open the stream again")
             with draining.leaving_out():
                 home = await _home(shared, at, session)
@@ -112,7 +112,7 @@ def _session(shared: Shared, at: Arrival) -> MirroredSession:
 async def _request(
     shared: Shared, at: Arrival, session: MirroredSession, id_: bytes, message: jsonrpc.Message
 ) -> Response:
-    if (session.key, id_) in shared.running:
+    if (session.key, id_) in shared.running:  # of this replica alone: none has all calls of a session
         raise IdInUse
     response = jsonrpc.result(id_, b"{}")
     keeps_level = sep_1655_item.is_kept(at.live, session)

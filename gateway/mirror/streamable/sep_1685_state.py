@@ -60,6 +60,6 @@ def taken(place: CallPlace, message: jsonrpc.Message, tokens: Tokens) -> tuple[C
         found = tokens.place(STATE, state, place.session)
     except InvalidState as exc:
         raise InvalidRequestState(exc.reason) from exc
-    if found.brief != place.brief:
+    if found.brief != place.brief:  # the id may have had no room for what continues the call
         raise InvalidRequestState("other_target")
     return found, replace(message, result=Raw(jsonrpc.merge(jsonrpc.with_meta(result, meta).items())))

@@ -148,14 +148,14 @@ class Home:
                 honoured = await self._changes.listen(headers)
             except InvalidParams as exc:
                 said = f"There is no standalone stream: {exc.message}"
-                raise NotAllowed(said, allowed="POST, DELETE") from exc
+                raise NotAllowed(said, allowed="POST, DELETE") from exc  # 405 is `no stream here` to clients
             self._count()
-            self._end_stream()
+            self._end_stream()  # only now: had the server refused, the stream before would go on
             live, queue = self.live, Outbox(self.live.deadlines.silence)
             queue.ask(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)  # it begins the stream
             self._queue, live.upstream.streams[self] = queue, None
             if self._had_stream:
-                self._changes.tell_all(honoured)
+                self._changes.tell_all(honoured)  # what changed between two streams was told to nobody
             self._had_stream = True
             live.process.metrics.subscriptions[live.route.path,].inc(1)
             try:

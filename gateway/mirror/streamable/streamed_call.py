@@ -142,6 +142,7 @@ class StreamedCall(MirroredCall):
         self._now = self._place_asking()
         rounds, tokens, events = self._rounds, self._shared.tokens, []
         has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self.live.route.dialects
+        # Whoever answers has the questions, and their params would fill the id.
         asking = tuple([replace(each, params=None) for each in self._exchange.questions.values()])
         for each in questions:
             place = self._place(
@@ -182,7 +183,7 @@ class StreamedCall(MirroredCall):
         self._weight.release()
         self._asked.clear()
         shared = self._shared
-        if shared.running.get(self._key) is self:
+        if shared.running.get(self._key) is self:  # a call that was continued here may have the same id
             del shared.running[self._key]
         if self._is_continued:
             shared.ended.keep(self.principal, self.id, None)
@@ -216,6 +217,7 @@ class StreamedCall(MirroredCall):
     def _place_asking(self) -> CallPlace:
         """The place of a call whose client is asked, with all questions of the round."""
         progress, before, still_open = self._rounds.progress, self._now, self._exchange.questions
+        # Answered questions stay in the place: if this replica dies, they are asked again (`continued`).
         is_same_round = before.progress.round == progress.round
         asking = (before.asking if is_same_round else ()) or tuple(still_open.values())
         answered = tuple(question.key for question in asking if question.key not in still_open)

@@ -32,8 +32,8 @@ Kind = Literal["mirror nested", "mirror event", "mirror state"]
 
 _MAX_NESTED: Final = 3_000
 _MAX_EVENT: Final = 4_000
-_MAX_TOKEN: Final = 8_190
-_MAX_URIS_BYTES: Final = 2_800
+_MAX_TOKEN: Final = 8_190  # aiohttp, for one, refuses a longer header value
+_MAX_URIS_BYTES: Final = 2_800  # sealed and in base64, within `_MAX_EVENT`
 _URI_BYTES: Final = 3
 """What a URI takes besides its characters."""
 
@@ -106,6 +106,7 @@ class Tokens:
 
     def __init__(self, keys: InForce[Keys], of: str = "") -> None:
         """`of` names a dialect that has tokens of its own."""
+        # Former keys open these two: no measured SDK initializes again after 404, so a rotation must end no session.
         self.sessions = Claims(keys, of + SESSION, MirroredSession, _MAX_TOKEN, opens_former=True)
         self._standalone = Claims(keys, of + SESSION, Subscribed, _MAX_TOKEN, opens_former=True)
         self._places = {
@@ -135,7 +136,7 @@ class Tokens:
         """The id of an event on the standalone stream; it is valid for as long as the session's own."""
         kept, room = [], _MAX_URIS_BYTES
         for uri in uris:
-            written = uri.encode("utf-8", "surrogatepass")
+            written = uri.encode("utf-8", "surrogatepass")  # JSON can escape half of a surrogate pair
             if len(written) + _URI_BYTES <= room:
                 kept.append(written)
                 room -= len(written) + _URI_BYTES
