@@ -103,6 +103,7 @@ class Follower:
                 failures = (0 if was_cut else failures) + (not isinstance(exc, Refused))
                 if failures > len(TASK_AGAIN_SECONDS):
                     raise
+                # The last pause if nothing has failed: a refused credential must not come again and again at once.
                 await asyncio.sleep(TASK_AGAIN_SECONDS[failures - 1])
                 continue
             failures = 0
