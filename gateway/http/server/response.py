@@ -136,7 +136,7 @@ def json_response(http: HttpRequest, body: bytes) -> bytes:
     return _JSON_RESPONSE % (len(body), _formatted(int(world.wall())), http.id.encode(), body)
 
 
-class _Stage(Enum):
+class _Progress(Enum):
     """Where a stream is: before its head, in a body of one of these forms, or behind its end."""
 
     NEW = auto()
@@ -149,34 +149,34 @@ class _Stage(Enum):
 class StreamResponse(Response):
     """A body in parts: chunked, unless its length is known; over HTTP/1.0 it ends with the connection."""
 
-    _stage = _Stage.NEW
+    _progress = _Progress.NEW
     _wire: Wire
 
     def begin(self, http: HttpRequest) -> None:
         """Write the head; raises ConnectionError."""
-        self._wire, self._stage = http.wire, _Stage.AS_IT_IS
+        self._wire, self._progress = http.wire, _Progress.AS_IT_IS
         framing, length = "", self.headers.get("Content-Length")
         if length is not None:
             framing = f"Content-Length: {length}\r\n"
         if http.head.method == "HEAD" or self.status in BODILESS:
-            self._stage = _Stage.BODILESS
+            self._progress = _Progress.BODILESS
         elif length is None and http.head.is_1_1:
-            self._stage, framing = _Stage.CHUNKED, "Transfer-Encoding: chunked\r\n"
+            self._progress, framing = _Progress.CHUNKED, "Transfer-Encoding: chunked\r\n"
         http.wire.write(self._head(http, framing))
 
     async def write(self, data: bytes) -> None:
         """Write a part, and wait until the client has room for more; raises ConnectionError."""
-        if self._stage in (_Stage.CHUNKED, _Stage.AS_IT_IS):
-            await self._wire.send(data, in_chunks=self._stage is _Stage.CHUNKED)
+        if self._progress in (_Progress.CHUNKED, _Progress.AS_IT_IS):
+            await self._wire.send(data, in_chunks=self._progress is _Progress.CHUNKED)
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`; a second time, it does nothing."""
-        if self._stage is _Stage.NEW:
+        if self._progress is _Progress.NEW:
             self.begin(http)
-        before, self._stage = self._stage, _Stage.OVER
-        if before is _Stage.CHUNKED:
+        before, self._progress = self._progress, _Progress.OVER
+        if before is _Progress.CHUNKED:
             http.wire.write(b"0\r\n\r\n")
-        if before is not _Stage.OVER:
+        if before is not _Progress.OVER:
             await http.wire.drained()
 
 
