@@ -126,10 +126,11 @@ class Child(WrittenPipe):
         ours, theirs = world.socket_pair()
         pipes: list[tuple[FileIO, FileIO]] = []
         try:
-            with theirs:
+            with theirs:  # closed here, or the end of the reaper would never show
                 ours.setblocking(False)
                 pipes += (world.pipe(), world.pipe(), world.pipe())
                 (stdin, _), (_, stdout), (_, stderr) = pipes
+                # -I: PYTHONPATH and the like in `upstream.env` are meant for the server.
                 program = (sys.executable, "-I", "-S", str(_REAPER), str(theirs.fileno()), upstream.cwd or "")
                 # Not asyncio's subprocess: uvloop gives a child sockets, which cannot be reopened as /dev/stdin, and
                 # leaks file descriptors to it.
@@ -257,6 +258,7 @@ class Child(WrittenPipe):
     def _end_soon(self, why: str) -> None:
         if self._last_output is None:
             loop = asyncio.get_running_loop()
+            # What was read by then is heard first: it may be the answer to a call.
             self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._output.then, partial(self._end, why))
 
     def give_up(self, why: str) -> None:

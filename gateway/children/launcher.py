@@ -93,7 +93,7 @@ class ChildLauncher:
     def keep(self, child: Child) -> None:
         """Let a child that has received nothing of a client wait for a session, unless enough do."""
         child.hear_with(None)
-        if len(self._prestarted) < max(self._upstream.warm, 1):
+        if len(self._prestarted) < max(self._upstream.warm, 1):  # one even without `warm`, since it runs already
             self._prestarted.append(child)
             self._changed.set()
         else:
@@ -147,9 +147,9 @@ class ChildLauncher:
             try:
                 await child.start()
             except OSError as exc:
-                child.over.set_result(f"cannot be started: {exc.strerror}")
+                child.over.set_result(f"cannot be started: {exc.strerror}")  # its callback `_over` counts the failure
                 raise Unreachable(f"{self.where} {child.over.result()}") from exc
-            except BaseException:
+            except BaseException:  # its start was cancelled, which says nothing of the command
                 self._unproved.discard(child)
                 self._settle(child)
                 raise
@@ -177,7 +177,7 @@ class ChildLauncher:
     def _gone(self, child: Child) -> None:
         del self._children[child]
         self._health.child_ended(child.over.result(), asked=child.asked)
-        self._slots.release()
+        self._slots.release()  # not before: a child that is ending still counts in `max_children`
         self._changed.set()
 
     def _settle(self, child: Child) -> None:

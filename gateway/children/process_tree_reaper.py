@@ -49,7 +49,7 @@ class ProcessTreeReaper:
         for end in (woken, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, Python writes nothing to the wakeup fd
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         if _LINUX:
@@ -66,7 +66,7 @@ class ProcessTreeReaper:
         self._watch(woken)
         deadline = time.monotonic() + _KILL_SECONDS
         while self._reap() and time.monotonic() < deadline:
-            if self._server:
+            if self._server:  # 0 would be the reaper's own process group
                 _send(-self._server, signal.SIGKILL)
             for pid in _descendants():
                 _send(pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ class ProcessTreeReaper:
             except OSError as exc:
                 os.write(tell, f"{exc.errno} {'directory' if exc.filename == directory else 'command'}".encode())
             finally:
-                os._exit(127)
+                os._exit(127)  # a fork must not run the code of the reaper
         os.close(tell)
         failure = os.read(told, 100).decode()  # empty after a successful exec, which closes the pipe
         os.close(told)
@@ -141,7 +141,7 @@ def _become(parent: int, directory: str, command: list[str]) -> None:
     os.setsid()
     if _LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the reaper died before prctl, so no signal will come
             os._exit(127)
     signal.set_wakeup_fd(-1)
     for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):

@@ -14,7 +14,7 @@ log = get_logger()
 _LINE_BYTES: Final = 1000
 _LINES_PER_SECOND: Final = 50
 _KEPT: Final = 5
-_SHORTEST_SECRET: Final = 6
+_SHORTEST_SECRET: Final = 6  # to hide a value like `1` or `true` would hide it in ordinary words
 _HIDDEN: Final = "[hidden]"
 
 
@@ -28,6 +28,7 @@ class StderrLog(PieceReader):
         self.pid = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._route = route
+        # The longest first, because one may begin with another.
         self._secrets = sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
         self._incomplete = b""
         self._second = 0
@@ -55,7 +56,7 @@ class StderrLog(PieceReader):
         for end in whole:
             self._log(self._incomplete + end)
             self._incomplete = b""
-        self._incomplete = (self._incomplete + rest)[: _LINE_BYTES + 1]
+        self._incomplete = (self._incomplete + rest)[: _LINE_BYTES + 1]  # one byte more shows that the line is cut
 
     def finish(self) -> None:
         """Log the last, incomplete line."""

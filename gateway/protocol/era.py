@@ -60,7 +60,7 @@ def is_modern(http_method: str, version_header: str | None, body: bytes, parse_b
 def names_modern(version: str | None) -> bool:
     """Whether this is the name of a modern version, even of one that the gateway does not support."""
     version = (version or "").strip()
-    return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
+    return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN  # dates in this form compare as texts
 
 
 def discover(id_: bytes) -> bytes:

@@ -196,7 +196,7 @@ class MethodNotFound(DownstreamError):
 
     rejection = "method_not_found"
     code = mcp.METHOD_NOT_FOUND
-    status = 404
+    status = 404  # required (basic/transports/streamable-http, Protocol Version Header)
 
     @property
     def status_in_session(self) -> int:
@@ -212,6 +212,7 @@ class Unauthorized(DownstreamError):
 
     def __init__(self, why: str, *, has_token: bool) -> None:
         super().__init__(why)
+        # RFC 6750, 3.1: a request without a token is told no error code.
         error = f' error="invalid_token", error_description="{why}"' if has_token else ""
         self.headers["WWW-Authenticate"] = f"Bearer{error}"
 
@@ -238,7 +239,7 @@ class UnsupportedEncoding(DownstreamError):
 
     def __init__(self) -> None:
         super().__init__("The gateway takes no Content-Encoding; send the body as it is")
-        self.headers["Accept-Encoding"] = "identity"
+        self.headers["Accept-Encoding"] = "identity"  # with 415, it says what is accepted (RFC 9110, 15.5.16)
 
 
 class Busy(DownstreamError):

@@ -259,6 +259,7 @@ def compact(raw: Raw | bytes) -> tuple[Fields, Raw | bytes]:
     """As `distinct`, with the text: `raw` itself, or without white space that of which all members are views."""
     opened = fields(raw)
     keys, size = "".join(opened), sum(map(len, opened.values()))
+    # Each member has two quotes, a colon, and a comma or the closing brace.
     if len(raw) == max(2, 1 + 4 * len(opened) + len(keys) + size):
         return opened, raw
     written = exact(inspect(lambda text: msgspec.json.format(bytes(text), indent=-1), raw))

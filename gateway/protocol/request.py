@@ -241,6 +241,7 @@ def check(parsed: ParsedBody, headers: HeaderValues | None, repeated: Repeated |
     """
     if parsed.id is None:
         raise Notification(f"{parsed.method[:80]} is a notification")
+    # If `_meta` was not valid, it is read again for its error.
     said = parsed.declarations or declarations(parsed.meta or {})
     method, tool = parsed.method, parsed.tool
     params = parsed.params

@@ -28,7 +28,7 @@ _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
 _USUAL_DEPTH: Final = 6
 """With the two levels around it, this is within MAX_DEPTH."""
 _REMEMBERED: Final = 1_024
-_REMEMBERED_BYTES: Final = 1_024
+_REMEMBERED_BYTES: Final = 1_024  # so each cache has at most 1 MiB of text, whatever clients vary
 _MAX_DECLARATION_BYTES: Final = 16_384
 NO_META: Final[jsonrpc.Fields] = {}
 UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
@@ -101,6 +101,7 @@ def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
 
 
 def _is_repeated(raw: bytes) -> bool:
+    # The SDKs use the id of the request as its progress token.
     return len(raw) <= _REMEMBERED_BYTES and raw.find(_PROGRESS_TOKEN) < 0
 
 

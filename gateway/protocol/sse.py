@@ -105,6 +105,7 @@ class Parser:
         lines = b"".join((self._unfinished, chunk[:end])) if self._unfinished else chunk[:end]
         self._unfinished = bytearray(chunk[end:])
         events = self._read(lines)
+        # Without the last line end, as `_read` measures an event that is complete.
         self._check(self.unfinished_bytes if self._unfinished else self._size - 1)
         return events
 
@@ -134,7 +135,7 @@ class Parser:
                 self._data += value
             elif name == b"event":
                 self._event = str(value, "utf-8", "replace")
-            elif name == b"id" and b"\0" not in value:
+            elif name == b"id" and b"\0" not in value:  # the standard ignores such an id
                 self._id = str(value, "utf-8", "replace")
             elif name == b"retry" and value.isdigit() and len(value) <= _RETRY_DIGITS:
                 self.retry_ms = int(value)

@@ -37,7 +37,7 @@ class Share(msgspec.Struct, eq=False):
 
     def evict(self) -> None:
         """Hold nothing any more, and tell the holder so."""
-        self.used, self.is_over = 0, True
+        self.used, self.is_over = 0, True  # first, because the holder may release it in the callback
         self.give_way()
 
 

@@ -20,7 +20,7 @@ class CoarseTimeout:
         task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._task = task
-        self._before = task.cancelling()
+        self._before = task.cancelling()  # a deadline around this one may have passed already
         self._timer.arm(self, self._expire)
         return self
 

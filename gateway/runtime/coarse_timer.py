@@ -48,7 +48,7 @@ class Alarm:
             return
         self.stop()
         self.due = due
-        seconds = max(due - world.monotonic(), self._tick)
+        seconds = max(due - world.monotonic(), self._tick)  # however often it is set, it rings once a tick at most
         self._timer = asyncio.get_running_loop().call_later(seconds, _ring_if_kept, self._self)
 
     def stop(self) -> None:

@@ -71,7 +71,7 @@ class Pieces:
         """Parse nothing more of what is here; what was to come after it comes now."""
         self._packets.clear()
         self._at = 0
-        if self._next is not None:
+        if self._next is not None:  # without one, nothing waits, or a turn calls this and ends by itself
             self._next.cancel()
             self._end()
 

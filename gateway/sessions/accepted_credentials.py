@@ -30,7 +30,7 @@ class AcceptedCredentials:
 
     def note(self, headers: Headers) -> None:
         """The upstream has just served a request with this credential."""
-        if headers is not self._headers:
+        if headers is not self._headers:  # the same object is the newest entry already
             self._headers, self._credential = headers, credential_of(headers)
             _ = self._times.keep(self._credential, 0.0)
         self._times[self._credential] = world.monotonic()

@@ -59,7 +59,7 @@ class Capacity(Generic[S]):
             return None
         request = next(iter(quota.openers))
         if quota.count >= self._most_of_one:
-            return Open(request, next(iter(quota.evictable)))
+            return Open(request, next(iter(quota.evictable)))  # at its limit, it is eligible only if it has one
         if self.count < self._most:
             return Open(request, None)
         oldest = next(iter(self.evictable), None)
@@ -71,7 +71,7 @@ class Capacity(Generic[S]):
         group.waiting[request] = None
         if not request.is_fresh:
             group.takers[request] = None
-        if request.is_fresh or not group.is_affine:
+        if request.is_fresh or not group.is_affine:  # of an affine group, `review` chooses one at a time
             self._set_opener(request, is_opener=True)
 
     def remove(self, request: SessionRequest[S]) -> None:
@@ -94,7 +94,7 @@ class Capacity(Generic[S]):
         self.count += 1
         quota = self._quotas.get(group.key.principal) or Quota()
         quota.count += 1
-        _ = self.eligible.pop(group.key.principal, None)
+        _ = self.eligible.pop(group.key.principal, None)  # `_settle` adds it again, behind the others
         self._settle(group.key.principal, quota)
 
     def started(self) -> None:
@@ -193,5 +193,6 @@ def reusable(group: Group[S]) -> S | None:
     """The idle session that the next call of a group would get. One that was lost waits to be swept or evicted."""
     for newest in reversed(group.idle):
         if not newest.lost:
+            # Joiners come only to the one session of an affine group, so no other can be idle.
             return newest if not newest.shared.joiners or newest.shared.can_begin else None
     return None

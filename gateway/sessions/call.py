@@ -121,7 +121,7 @@ class Call(msgspec.Struct, eq=False):
         """Stop reading: the answer came on the side stream, or the call was given up."""
         if self.left:
             return
-        self.left = True
+        self.left = True  # `Session._read` tells by it why it is cancelled
         if isinstance(self.reading, asyncio.Task):
             _ = self.reading.cancel()
         elif self.reading is not None:

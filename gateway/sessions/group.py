@@ -46,6 +46,7 @@ class ChangeListeners:
     def uris(self, principal: bytes) -> Collection[str]:
         """The resources that the listeners of a principal subscribed to, or as many of them as a session takes."""
         chosen = itertools.chain.from_iterable(self._listeners.get(principal, {}).values())
+        # Keys compare like a set, and have the same order in every process (decision 59).
         return dict.fromkeys(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED)).keys()
 
     def of(self, principal: bytes) -> Collection[Watcher]:
@@ -131,6 +132,6 @@ class Group(Generic[S]):
 
     def deaf(self, *, heard: bool) -> None:
         """Forget everything if the stream once worked: the server was restarted, and may be a different one now."""
-        self._sweeper.set(world.monotonic())
+        self._sweeper.set(world.monotonic())  # an idle session that is lost now is closed within a second
         if heard:
             self.missed()

@@ -19,6 +19,7 @@ Answer = on.Resulted | on.Failed
 
 def answers(message: jsonrpc.Message, call: Call | None) -> bool:
     """Whether a message carries the id of the call in flight as a response."""
+    # The gateway's own ids have no character that a JSON writer would escape.
     return call is not None and message.method is None and message.id == Raw(call.id)
 
 
@@ -41,7 +42,7 @@ def plain_answer(data: bytes, call: Call | None) -> Answer | None:
         is_tool_error = results.plain(result)
         if is_tool_error is not None:
             if not data.isascii():
-                _ = data.decode()
+                _ = data.decode()  # the result goes to the client unread, so it must be UTF-8
             return on.Resulted(result, is_tool_error=is_tool_error)
     return None
 
@@ -62,6 +63,6 @@ def told(
         return on.Progressed(opened) if is_ours else None
     if method == mcp.LOG and isinstance(params, Raw):
         return on.Logged(jsonrpc.text(opened.get("level")) or "", params)
-    if method == mcp.CANCELLED and "requestId" in opened:
+    if method == mcp.CANCELLED and "requestId" in opened:  # the TypeScript SDK withdraws a question after 60 s
         return on.Withdrawn(opened["requestId"])
     return None

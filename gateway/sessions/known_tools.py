@@ -37,6 +37,7 @@ class KnownTools:
         others = self._listed - {headers.get("Authorization")}
         known = self.by_name if others and self.by_name is not None else {}
         self.by_name = {**known, **tools} if len(known) < _TOOLS_KEPT else tools
+        # A credential that is forgotten only has the tools listed once more.
         self._listed = {*others, headers.get("Authorization")} if len(others) < _CREDENTIALS_KEPT else set()
 
     def find(self, name: str, headers: Headers) -> Tool | None:

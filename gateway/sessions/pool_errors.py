@@ -48,7 +48,7 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
         # A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3).
         may_miss = (route.upstream.url or "").startswith("https") and route.upstream.tls.cert_file is None
         hint = "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
-        return Unreachable(exc.message.partition(";")[0] + hint)
+        return Unreachable(exc.message.partition(";")[0] + hint)  # no call was sent that may have had effects
     if isinstance(exc, ValueError | RecursionError):
         return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
     if isinstance(exc, NoHandshake) and route.era == "bridge":

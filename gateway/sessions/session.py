@@ -41,7 +41,7 @@ _FLOODED: Final = (
 _FLOODED_FIX: Final = "find out why the server asks so often; the gateway leaves further requests unanswered"
 _MAX_UNSENT: Final = 64
 """The gateway's own answers that may be queued for a slow server; its further requests stay unanswered."""
-_MAX_ID_BYTES: Final = 1024
+_MAX_ID_BYTES: Final = 1024  # real servers count from 0; the ids in a full queue take 64 KiB
 NOTHING: Final[Collection[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
@@ -177,7 +177,7 @@ class Session(SideListener, Hearer):
 
         The upstream already had its handshake. A new side stream is opened before anything is answered.
         """
-        self.adopted = self._owes = True
+        self.adopted = self._owes = True  # first: the call may run, so a session that fails to open is not ended
         self._is_shared, self._headers = is_shared, headers
         self.shared = SharedSession(self, has_stray=left_at.may_have_others)
         self.shaken = handshake.Handshake(
@@ -203,7 +203,7 @@ class Session(SideListener, Hearer):
         """
         if log_level not in (None, self._log_level) and self.shaken.offers("logging"):
             await self.ask(mcp.SET_LEVEL, {"level": log_level}, headers, timeout_seconds)
-            self._log_level = log_level
+            self._log_level = log_level  # also after a refusal, or every call would ask again
         before = self._subscribed
         if uris != before and self.shaken.offers("resources", "subscribe"):
             for method, some, others in ((mcp.UNSUBSCRIBE, before, uris), (mcp.SUBSCRIBE, uris, before)):
@@ -260,7 +260,7 @@ class Session(SideListener, Hearer):
         reply = self.channel.begin(call.message, headers, self)
         if reply is None:
             return False
-        self._sent(call, headers, runner, reply)
+        self._sent(call, headers, runner, reply)  # in time, as no listener is called in the stack that begins
         return True
 
     async def read(self, call: Call) -> None:
@@ -324,7 +324,7 @@ class Session(SideListener, Hearer):
             raise
         except asyncio.CancelledError:
             reader = asyncio.current_task()
-            if not call.left or reader is None or reader.uncancel() > 0:
+            if not call.left or reader is None or reader.uncancel() > 0:  # cancelled not by `leave`, or not alone
                 self.lose()
                 raise
             # `Call.leave`: the answer was delivered already, or is not wanted.
@@ -384,7 +384,7 @@ class Session(SideListener, Hearer):
         if bodies.on:
             self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
-            return True
+            return True  # its call is over, and nothing more of the reply is wanted
         try:
             answer = inbound.plain_answer(data, call)
             message = jsonrpc.message(data) if answer is None else None
@@ -436,6 +436,7 @@ class Session(SideListener, Hearer):
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> None:
         """Take one message of the side stream; several calls may own it if it `is_ambiguous`."""
         call = self.in_flight or self.standing
+        # The Python SDK 1.8 and 1.10 send an answer here if its own stream has broken.
         if self._take(message, data, call, aside=True, is_ambiguous=is_ambiguous) and call is not None:
             call.leave()
 
@@ -455,6 +456,7 @@ class Session(SideListener, Hearer):
                 call = None  # the request may be any call's, so it does not show that this one is alive
             event = self._asked(message.id, method, message.params, call, is_ambiguous=is_ambiguous)
         elif method in inbound.CHANGES:
+            # A watcher of this session may also listen to all of its caller.
             for watcher in dict.fromkeys((self.group, *self.watchers, *self.group.listeners)):
                 watcher.changed(method, data)
         else:
@@ -488,7 +490,7 @@ class Session(SideListener, Hearer):
         is_answer = isinstance(event, _ANSWERS)
         if is_answer:
             self._owes = False
-            self._settle()
+            self._settle()  # before the listener, which may release the session
         elif not isinstance(event, on.Nested):
             call.listener.hear(event)
             return False
@@ -513,6 +515,7 @@ class Session(SideListener, Hearer):
                 self._is_flooded = True
                 log.warning(Event.UPSTREAM_FAILED, route=self._route, cause=_FLOODED, fix=_FLOODED_FIX)
             return
+        # A joiner has none of its own until the upstream has served its call.
         headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
         answer = Raw(bytes(id_)), body, headers  # a copy: the id would keep the whole message
         if self._unsent is None:
@@ -533,7 +536,7 @@ class Session(SideListener, Hearer):
                 except GatewayError as exc:
                     log.debug(Event.UPSTREAM_FAILED, route=self._route, cause=exc.message)
         finally:
-            self._unsent = None
+            self._unsent = None  # nothing is awaited between the last look into the queue and this
 
     def side_reopened(self) -> None:
         """Tell the watchers what they may have missed."""

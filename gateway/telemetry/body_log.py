@@ -21,6 +21,7 @@ _PARSED_BYTES: Final = 262_144
 """A larger message is not parsed: its beginning is masked as text."""
 _SPARE_BYTES: Final = 8192
 """Masked beyond the part that is shown, so that no secret is cut in two and missed."""
+# The last quote may be missing, because the text is cut.
 _PAIR: Final = re.compile(r'(?P<open>"(?P<key>(?:[^"\\]|\\.){1,100})"\s*:\s*)(?P<value>"(?:[^"\\]|\\.)*"?)')
 
 

@@ -120,7 +120,7 @@ def _json(_: object, level: str, line: EventDict) -> str:
         _repeated(key, value)
         if key in REPEATED and isinstance(value, str)
         else f"{_quoted(key)}{value!r}"
-        if type(value) in _NUMBERS and -inf < value < inf
+        if type(value) in _NUMBERS and -inf < value < inf  # not a bool, whose repr is no JSON
         else _member(key, plain(key, value))
         for key, value in line.items()
     ]
@@ -136,7 +136,7 @@ def _now() -> str:
     global _second  # noqa: PLW0603
     second, nanoseconds = divmod(world.wall_ns(), 1_000_000_000)
     if second != _second[0]:
-        _second = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
+        _second = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]  # without +00:00
     return f"{_second[1]}.{nanoseconds // 1000:06d}Z"
 
 

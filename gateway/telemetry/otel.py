@@ -50,6 +50,7 @@ def begin(version: str, replica: str) -> "Traces | None":
     own = {SERVICE_NAME: _NAME, SERVICE_VERSION: version, SERVICE_INSTANCE_ID: replica}
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win.
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
+    # `close` bounds the shutdown; nothing would at exit.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Traces(provider)
@@ -95,6 +96,7 @@ class Traces:
         Its parent is the context in `request.meta`, or else the one in `request.headers`. If both name one and they
         differ, the span links to the latter.
         """
+        # Without an empty context, the current one would be the parent where the client names none.
         parent = propagate.extract(request.meta, context=Context())
         beside = propagate.extract(request.headers, context=Context())
         named, transport = (trace.get_current_span(each).get_span_context() for each in (parent, beside))

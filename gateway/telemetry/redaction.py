@@ -23,8 +23,8 @@ _SECRET_TEXT = re.compile(
     r"|(?P<seal>\bmrtr1\.)[\w.=-]+"
     r"|(?P<jwt>\beyJ)[\w-]{8,}(?:\.[\w-]*)+"
     r"|(?P<userinfo>://)[^/\s@]+(?=@)"
-    r"|\b[0-9a-f]{64,}\b"
-    r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",
+    r"|\b[0-9a-f]{64,}\b"  # 32 bytes or more in hexadecimal
+    r"|(?P<base64>(?<![\w+/-])[\w+/-]{43,}={0,2})",  # 32 bytes or more
     re.IGNORECASE | re.ASCII,
 )
 _URL_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*\?)[^\s\"'<>]+", re.IGNORECASE)

@@ -42,7 +42,7 @@ async def authorise(  # noqa: PLR0913  (what is known of a call)
     try:
         if not await _is_served(pool, key, headers, own, elsewhere):
             # No session is left: opening one shows the credential, too.
-            obtain = pool.open if group.sessions else pool.acquire
+            obtain = pool.open if group.sessions else pool.acquire  # `acquire` may lend one in which the ping failed
             session = await obtain(key, headers, is_exempt=is_exempt)
             try:
                 if not group.credentials.include(headers):
@@ -80,6 +80,7 @@ async def _is_served(
             await session.ping(headers)
             return True  # noqa: TRY300
         except SessionLost as exc:
+            # The Python SDK 1.30 answers 404 to any credential but the one that opened the session.
             if await session.is_alive() and session is mine:
                 where = f"The upstream {pool.route.upstream.name} of route {pool.route.path}"
                 raise Refused(f"{where} does not accept the credential in the call's session", status=403) from exc

@@ -89,7 +89,7 @@ class Pool:
     def _change_limits(self, _: RouteSettings) -> None:
         self._capacity.change_limits(self.most, self.config.sessions.max_per_principal)
         if self._groups:
-            self._sweep_later()
+            self._sweep_later()  # `sessions.idle_seconds` may be shorter now
         for group in tuple(self._groups.values()):
             self._assign(group)
 
@@ -248,13 +248,13 @@ class Pool:
                     self.release(unused, clean=True)
                 else:
                     self._drop(unused)
-                    self._end_start(group)
+                    self._end_start(group)  # `_assign` counted the start, which no `_begin` ends
             raise
         finally:
             if not future.done():
                 self._capacity.remove(request)
                 self._forget_if_unused(group)
-                self._assign(group)
+                self._assign(group)  # of an affine group, the request behind it may open the session now
         if not future.done():
             raise pool_errors.busy(self.route, is_pinned=bool(group.key.pin))
         if future.exception() is not None:
@@ -354,7 +354,7 @@ class Pool:
         await session.settled(self.config.sessions.quarantine_seconds)
         if not session.pending and _is_orderly(session) and self._keep(session):
             return
-        self._drop(session)
+        self._drop(session)  # before `abandon`, after which no call would keep the session from being ended
         session.abandon()
 
     async def _depart(self, joiner: Session, *, clean: bool) -> None:

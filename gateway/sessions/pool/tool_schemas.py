@@ -82,13 +82,13 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exe
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
     clean, found = False, dict[str, Tool]()
     try:
-        if group.tools.find(name, headers) is None:
+        if group.tools.find(name, headers) is None:  # another call may have listed them meanwhile
             if session.shaken.offers("tools"):
                 _ = await read_pages(
                     lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
                     lambda page: found.update(_tools(pool, page)),
                 )
-            group.tools.learn(found, headers)
+            group.tools.learn(found, headers)  # also of a list that breaks off, or each call would list again
         clean = True
         return group.tools.find(name, headers) or UNKNOWN_TOOL
     finally:

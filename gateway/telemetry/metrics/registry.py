@@ -302,7 +302,7 @@ class Metrics:
     def watch_budget(self, budget: str, status: Callable[[], BudgetStatus]) -> None:
         """Show a budget, by the key in the configuration that sets its limit."""
         self._budgets[budget] = status
-        _ = self._given_way[budget,]
+        _ = self._given_way[budget,]  # shown from zero on, or an alert would miss the first step
 
     def budgets(self) -> dict[str, BudgetStatus]:
         """Return the present status of every budget."""

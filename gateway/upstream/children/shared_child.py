@@ -89,7 +89,7 @@ class SharedChild:
                 self._refuse(id_)
                 return
             hearing = asking or self.channels
-        for channel in hearing[:1]:
+        for channel in hearing[:1]:  # one is enough, because a session tells all listeners of its caller
             channel.hear(line)
 
     def give_up(self, id_: bytes) -> None:

@@ -106,7 +106,7 @@ class StdioEra:
             async with asyncio.timeout(_PROBE_SECONDS):
                 child = await self.launcher.take()
             answer = await child.probe(_INITIALIZE, _PROBE_ID, _PROBE_SECONDS)
-            child.end()
+            child.end()  # this answer pins a connection of the TypeScript SDK 2.4 to an era
             self._refuses_legacy = answer is not None and isinstance(jsonrpc.message(answer).error, Raw)
         except TimeoutError:  # `upstream.max_children` leaves room for no other child, nor for a legacy session
             self._refuses_legacy = True

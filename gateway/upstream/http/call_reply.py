@@ -100,7 +100,7 @@ class ResumedReply(StreamReply, kw_only=True):
 
     def opened(self) -> None:
         """The request goes on."""
-        if self.newest == self.request.headers:
+        if self.newest == self.request.headers:  # a GET with another credential proves nothing of the call's
             self.hearer.accepted()
         self.request.resumed(self.deadline)
         super().opened()

@@ -110,6 +110,7 @@ class EraProbe:
             _ = await asyncio.wait((self._asking,))
             if probe.found is not None:
                 return probe.found
+            # Refused with another caller's credential, the probe is made again with this one.
             if mine or not probe.refused or probe.headers == headers:
                 return False
         return self.known

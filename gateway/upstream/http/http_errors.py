@@ -137,9 +137,10 @@ def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = No
     if is_own and isinstance(opened.result, Raw):
         return opened.result
     if reply_messages.is_foreign(opened, asked):
-        reply.pending.distrust()
+        reply.pending.distrust()  # on this connection, the next request may get the response to this one
         opened = jsonrpc.Message()
     error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
+    # The Python SDK up to 1.23 and server-everything say it with 400 and a sentence.
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
         raise SuspectedSessionLoss(endpoint, status, error, is_own=is_own)
     if error is not None and (is_own or status < 500):
@@ -161,6 +162,7 @@ def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]])
     for name, value in headers:
         key = name.lower()
         if key in _ABOUT_CREDENTIALS and is_valid_value(value):
+            # Each challenge may have a header of its own (RFC 9110, 11.6.1).
             said[key] = f"{said[key]}, {value}" if key in said else value
     challenge, nonce = (
         value if value and len(value) <= _CHALLENGE_CHARACTERS else None for value in map(said.get, _ABOUT_CREDENTIALS)

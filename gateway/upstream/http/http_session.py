@@ -57,7 +57,7 @@ class HttpSession:
 
     def headers(self, given: Headers) -> dict[str, str]:
         """All headers of one message."""
-        whole = {**given, **self._fixed}
+        whole = {**given, **self._fixed}  # the session's own win over what the route forwards
         if (session_id := self.id) is not None:
             whole[mcp.SESSION_ID] = session_id
         return whole

@@ -100,6 +100,7 @@ class HttpSseChannel(OneStreamChannel):
 
         async def send() -> ReplyReader:
             stream = _SessionStream(self, client.limits.event_bytes, client.arriving, unread=_UNREAD, channel=self)
+            # Each GET opens a session, so it is not repeated, and needs a connection that is surely alive.
             pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
             self._stream = stream
             return await stream.over(pending)
@@ -156,7 +157,7 @@ class HttpSseChannel(OneStreamChannel):
                 "the server name a path"
             )
         if self._stream is not None:
-            self._stream.wake()
+            self._stream.wake()  # `_open_stream` waits for the address, not for the end of the stream
 
     def over(self, _: object, failure: Exception | None, /) -> None:
         """The stream has ended, or there is none."""
@@ -275,7 +276,7 @@ class HttpSseChannel(OneStreamChannel):
                         answered.add_done_callback(partial(_wait_no_more, reply))
                     _ = await reply.over(pending)
                     if reply.is_done:
-                        if self._messages is not None:
+                        if self._messages is not None:  # the stream may have ended meanwhile
                             self._messages = target
                         if self._call is not None and self._call[1] is answered and not answered.done():
                             self._call[0].accepted()

@@ -97,6 +97,7 @@ class Resumption:
     def cut(self, retry_ms: int | None) -> float | None:
         """A stream ended without the result; return the pause before the next GET, or None to give up."""
         self._silences += 1
+        # A call that is still wanted may run for as long as it takes.
         is_enough = self._is_given_up and self._pauses >= len(self._times.retry_seconds)
         return None if is_enough else self._pause(asked_seconds(retry_ms))
 

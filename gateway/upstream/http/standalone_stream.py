@@ -55,7 +55,7 @@ class StandaloneStream(Hearer):
         self._headers, self._listener = headers, listener
         loop = asyncio.get_running_loop()
         head = self._head = loop.create_future()
-        self._session.upstream.tasks.guard(self._get, "side stream")()
+        self._session.upstream.tasks.guard(self._get, "side stream")()  # a bug costs the stream, not the session
         timer = loop.call_later(self._session.upstream.times.side_head_seconds, self._wait_no_more)
         try:
             await head
@@ -86,7 +86,7 @@ class StandaloneStream(Hearer):
             reply = StreamReply(self, client.limits.event_bytes, client.arriving, unread=_UNREAD)
             reply.pending = self._session.get(self._headers, reply)
             self._next = reply
-        except BaseException:
+        except BaseException:  # headers that cannot be sent, for one: `open` must not wait in vain
             self._end()
             raise
 
@@ -107,7 +107,7 @@ class StandaloneStream(Hearer):
 
     def _end(self) -> None:
         """There will be no stream any more."""
-        listener, self._listener = self._listener, _DEAF
+        listener, self._listener = self._listener, _DEAF  # `close` ends it again, and then tells nothing
         self.is_open = False
         self._let_go()
         self._note_head()
@@ -158,7 +158,7 @@ class StandaloneStream(Hearer):
             case None if reply.status == _TAKEN:
                 self._broke(is_refused=True)
             case None:
-                if reply.status == _UNKNOWN and self._was_open:
+                if reply.status == _UNKNOWN and self._was_open:  # a first 404 only says that there is no such stream
                     self._session.forgotten()
                 self._end()  # the server does without this stream
             case ClientClosed():

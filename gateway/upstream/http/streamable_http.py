@@ -154,7 +154,7 @@ class StreamableChannel(Channel):
 
     def adopt(self, session_id: str, version: str) -> None:
         """Use a session that another process opened."""
-        self._is_ready = True
+        self._is_ready = True  # the process that opened it has sent `initialized`
         self._session.identify(session_id)
         self._session.negotiate(version)
 
@@ -217,6 +217,7 @@ class StreamableChannel(Channel):
         if place is None or place.cursor is None:  # only an event id shows that the server stores events
             raise cut
         place.start(place.cursor)
+        # A server of 2025-11-25 may cut a stream on purpose, and say when to come back.
         await asyncio.sleep(asked_seconds(cut.retry_ms))
         try:
             await self._resume(reply, hearer)
@@ -304,6 +305,7 @@ class StreamableChannel(Channel):
         reply = self._reader(_UNHEARD, needs_body=False)
         try:
             with CoarseTimeout(self._client.answering):
+                # All servers that were measured take the first of two answers, and say 202 to both.
                 _ = await reply.over(self._session.post(message, headers, reply, is_repeatable=True))
                 if not reply.is_done:
                     raise await self._refused(reply, headers)

@@ -47,7 +47,7 @@ class AutoDetectChannel(StreamableChannel):
             try:
                 result = await channel.initialize(message, headers)
             except BaseException as exc:
-                if channel is not self:
+                if channel is not self:  # the session does not know this one yet, so it cannot close it
                     await channel.close(end_session=True)
                 if not isinstance(exc, WrongTransport):
                     raise
