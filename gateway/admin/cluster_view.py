@@ -62,7 +62,9 @@ class ClusterView:
 
     async def tell(self, *, is_local: bool) -> str:
         """Return the status of this host for another replica; of this process alone for a worker of this host."""
+        # A worker that asked its siblings again would have them all ask each other without end.
         status = take_snapshot(self._source) if is_local else await self.host()
+        # Without its peers: the replica that asks lists its own, with what came of asking them.
         return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()
 
     async def _ask(self, names: Sequence[str], seconds: float) -> dict[str, Heard]:

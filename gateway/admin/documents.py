@@ -21,5 +21,6 @@ TITLES: Final = {
 @cache
 def document(name: str) -> str | None:
     """Return the text of a page; None if it is not one of these pages."""
+    # The path of a request names the page. Only a listed name is joined, so `..` leads nowhere.
     found = [folder / name for folder in _FOLDERS if name in TITLES and (folder / name).is_file()]
     return found[0].read_text(encoding="utf-8") if found else None

@@ -13,14 +13,13 @@ from typing import Final
 
 _LASTING: Final = frozenset({"counter", "histogram"})
 _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
-    "mcp_gateway_build_info": max,
+    "mcp_gateway_build_info": max,  # 1 in each process: the sum would count processes
     "process_start_time_seconds": min,
     # The worst of all workers counts.
     "mcp_gateway_ready": min,
     "mcp_gateway_config_last_reload_successful": min,
     "mcp_gateway_config_last_reload_success_timestamp_seconds": min,
     "mcp_gateway_certificate_expiry_timestamp_seconds": min,
-    # Each worker counts by itself, and has the whole limit.
 }
 
 
@@ -46,6 +45,7 @@ def parse(text: str) -> Families:
     for block in blocks:
         head, kind, *samples = block.rstrip("\n").split("\n")
         name, _, words = head.partition(" ")
+        # From the right: a label may contain spaces, the number does not.
         named = (line.rpartition(" ") for line in samples)
         families[name] = Family(words, kind.rpartition(" ")[2], {series: float(value) for series, _, value in named})
     return families

@@ -96,6 +96,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             sorted(processes, key=lambda process: (process.id.partition("#")[0], len(process.id), process.id))
         ),
         routes=tuple(failing_first(map(_route, routes.values()))),
+        # All parts have the same routes, except around a reload: a sum would repeat them.
         routes_total=max(part.routes_total for part in parts.values()),
         held=tuple(call for part in parts.values() for call in part.held),
         held_total=sum(part.held_total for part in parts.values()),
@@ -143,6 +144,7 @@ def _route(rows: Sequence[RouteStatus]) -> RouteStatus:
     failures = [row.last_failure for row in rows if row.last_failure is not None]
     failure = min(failures, key=lambda each: each.seconds_ago, default=None)
     last_ok = min((row.last_ok_seconds_ago for row in rows if row.last_ok_seconds_ago is not None), default=None)
+    # A process that has served no request of the route knows neither its era nor its transport.
     first = next((row for row in rows if row.era != "unknown"), rows[0])
     numbers = _ADDED_UP if first.children is None else (*_ADDED_UP, "children", "children_limit")
     return replace(

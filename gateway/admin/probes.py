@@ -40,6 +40,7 @@ class Probes(ABC):
         response: Response
         match http.head.path:
             case "/healthz":
+                # In a drain too: a process that is killed for draining loses its calls.
                 response = TextResponse("ok\n")
             case "/readyz":
                 # A failing upstream does not make this replica unready: other replicas use the same upstream.

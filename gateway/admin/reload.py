@@ -71,7 +71,7 @@ class Reload:
         async with self._turn:
             try:
                 applied = await self._once()
-            except Exception:
+            except Exception:  # a bug counts as well, and a supervisor signals its workers all the same
                 self._owner.reloaded(applied=False)
                 raise
             if applied is not None:
@@ -90,7 +90,7 @@ class Reload:
         except ConfigError as exc:
             return self._reject(exc.located)
         if self.is_closed:
-            return None
+            return None  # the drain has begun meanwhile, and relies on the present keys
         found = changes(self._in_force.value, new)
         if stuck := refused(found):
             return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])

@@ -166,7 +166,7 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         budgets=source.metrics.budgets(),
-        memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,
+        memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,  # resident (proc(5))
     )
 
 
@@ -175,6 +175,7 @@ def known_peers(members: Membership) -> list[PeerStatus]:
     moment = world.monotonic()
     found = []
     for name, address in members.others().items():
+        # Workers are among the processes of the status.
         if members.is_own_host(name):
             continue
         seen = members.seen.get(name)

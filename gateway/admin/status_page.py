@@ -34,12 +34,14 @@ _FOLDER: Final = resources.files(__package__)
 _STYLE: Final = _FOLDER.joinpath("status.css").read_text(encoding="utf-8")
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 HEADERS: Final[Mapping[str, str]] = {
+    # `data:` is for the icon alone.
     "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; "
+    # `default-src` covers what is fetched; these three have no fallback (CSP3 section 6).
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "Vary": "Accept",
+    "Vary": "Accept",  # /status is a page or JSON
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }

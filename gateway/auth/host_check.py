@@ -32,13 +32,16 @@ class HostCheck:
 
     def check(self, headers: MultiMapping[str]) -> None:
         """Raise Forbidden if Host is not a name of this gateway, or Origin is a foreign site."""
+        # Joined, so that a second Origin does not hide behind an allowed one.
         host, origin = headers.get("Host"), joined(headers, "Origin") if "Origin" in headers else None
         name = _name(host)
+        # An entry of security.allowed_hosts that has a port is good for that port alone.
         if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
             raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; list it in security.allowed_hosts")
         if origin is None or origin in self._origins:
             return
         origin_name = _origin_name(origin)
+        # A configured list is complete: it replaces the rules for the own origin and for loopback.
         same = origin_name is not None and origin_name == name and not self._origins
         if not (same or (self._local and not self._origins and origin_name in LOOPBACK)):
             raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")

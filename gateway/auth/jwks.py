@@ -49,7 +49,7 @@ class JwksVerifier:
         self._fetching: asyncio.Task[None] | None = None
         self._verified: Newest[bytes, Verified] = Newest(_TOKENS_KEPT)
         """By the token's digest, the least recently used first."""
-        self._fetch_soon()
+        self._fetch_soon()  # else the first request would wait for them
 
     async def principal(self, authorization: str | None) -> bytes:
         """The principal of an `Authorization` header value; raises Unauthorized or NoKeys."""
@@ -62,8 +62,10 @@ class JwksVerifier:
             self._fetch_soon()
         elif age >= _STALE_SECONDS and not await self._fetch():
             raise NoKeys("The issuer's signing keys cannot be fetched, so no token can be verified; call again later")
+        # Remembered by digest, so that the cache holds no credentials.
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
+        # A remembered token expires when `verify` would refuse it.
         if known is not None and world.wall() < known.expires + LEEWAY_SECONDS:
             self._verified.move_to_end(digest)
             return known.principal

@@ -39,6 +39,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 
 _FORM: Final = "application/x-www-form-urlencoded"
+# With `Authorization`, a client authenticates itself at the token endpoint (RFC 6749 section 2.3.1).
 _PASSED_UP: Final = ("Accept", "Accept-Language", "Authorization", "Content-Type", "MCP-Protocol-Version")
 _PASSED_DOWN: Final = (
     *("Cache-Control", "Content-Language", "Content-Security-Policy", "Content-Type", "Pragma", "Referrer-Policy"),
@@ -87,7 +88,7 @@ class OAuthProxy:
                 value = oauth_metadata.challenge(value, self._place(http, live))
             if live is not None and self._issuer is not None:
                 value = oauth_metadata.with_metadata(value, self._public(http), suffix)
-        except GatewayError:
+        except GatewayError:  # no public URL: an error about that would hide the 401
             pass
         return value
 
@@ -172,6 +173,7 @@ class OAuthProxy:
         if principals.is_trusted(http.wire.remote, self._config.principal.trusted_proxies):
             scheme = _first(http.head.headers.get("X-Forwarded-Proto")) or scheme
             host = _first(http.head.headers.get("X-Forwarded-Host")) or host
+        # `URL` alone reads `a@b` and `b/c` as the host b.
         public = oauth_metadata.origin(f"{scheme}://{host}") if _HOST.fullmatch(host) else None
         if public is None:
             raise InvalidRequest("The gateway's public URL cannot be told from the Host header; set public_url")
@@ -255,6 +257,7 @@ def _is_plain(value: str) -> bool:
 
 def _location(url: str, location: str, published: Published, place: Place) -> str:
     """The redirect target for a browser; its `iss` (RFC 9207) must be the issuer that the client knows."""
+    # A native app has a scheme of its own: `app.example:/done` (RFC 8252 section 7.1).
     if not location.startswith(("http://", "https://")) and ":" not in location.partition("/")[0]:
         location = urljoin(url, location)  # a page of the upstream that the gateway does not serve
     server = published.server or {}

@@ -41,6 +41,7 @@ class OAuthUpstream:
         path = URL(live.route.upstream.url or "").raw_path.rstrip("/")
         resource = await self._document(live, (oauth_metadata.RESOURCE + path, oauth_metadata.RESOURCE))
         issuer = oauth_metadata.own_server(resource, place)
+        # In the order in which a client has to ask (basic/authorization).
         server = await self._document(
             live, (oauth_metadata.SERVER + issuer, oauth_metadata.OPENID + issuer, issuer + oauth_metadata.OPENID)
         )
@@ -77,6 +78,7 @@ async def request(
     sent.update(live.route.set_headers)
     url = URL(f"{oauth_metadata.origin(live.route.upstream.url)}{target}", encoded=True)
     try:
+        # Lenient: sign-in pages often fold a long Content-Security-Policy onto several lines.
         with closing(await live.upstream.client.send(method, url, sent, body, is_lenient=True)) as reply:
             yield reply
     except RequestFailed as exc:

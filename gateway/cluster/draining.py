@@ -35,7 +35,7 @@ class Draining:
         """The ids of the exchanges that it has left to others."""
         self.unawaited = 0
         """Requests in flight that the drain does not wait for: streams that end only with their clients."""
-        self._preparations: dict[asyncio.Timeout, None] = {}
+        self._preparations: dict[asyncio.Timeout, None] = {}  # a drain gives them up in this order
 
     @property
     def is_resumable(self) -> bool:
@@ -101,11 +101,12 @@ class Draining:
                 self._preparations[preparation] = None
                 found = await preparing
         except TimeoutError as exc:
-            if not preparation.expired():
+            if not preparation.expired():  # what was prepared has timed out itself
                 raise
             raise ShuttingDown("call again") from exc
         finally:
             _ = self._preparations.pop(preparation, None)
+        # The drain began just now: what was prepared was here before the timeout could fire.
         if self.has_begun and not had_begun:
             raise ShuttingDown("call again")
         return found

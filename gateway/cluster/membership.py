@@ -99,13 +99,13 @@ class Membership:
         """Look for peers under the DNS name of a new configuration; forget those of another name."""
         before, self._replica = self._replica, replica
         for name, seen in self.seen.items():
-            self.seen[name] = replace(seen, skipped_until=0.0)
+            self.seen[name] = replace(seen, skipped_until=0.0)  # the reload may have corrected its address
         if replica.peers_dns != before.peers_dns:
             self._looked = float("-inf")
             self.found = {}
             self._greeted.clear()
             self._last.clear()
-            self.is_unsure = replica.peers_dns is not None
+            self.is_unsure = replica.peers_dns is not None  # until it has looked
         self._tasks.spawn(self.begin(), "look for peers")
 
     async def begin(self) -> None:
@@ -183,6 +183,7 @@ class Membership:
         """The members in the order in which this exchange fails over to them; other hosts without their workers."""
         if world.monotonic() - self._looked > _FRESH_SECONDS:
             await self.look()
+        # Not `known`: an introduction reaches some replicas before others, and their orders would differ.
         hosts = {self.host, *self.listed()}
         order: list[str] = []
         for host in sorted(hosts, key=lambda host: _weight(host, exchange)):
@@ -220,7 +221,7 @@ class Membership:
         address = self.known().get(host)
         if address is None:
             await self.look()
-            address = self.known().get(host) or self._last.get(host)
+            address = self.known().get(host) or self._last.get(host)  # a name service may drop one that lives
         if address is None:
             raise self._not_found(member)
         return address
@@ -279,13 +280,14 @@ class Membership:
         """Verify the introduction of a process at the address `remote` that claims to be `host`."""
         if self._replica.peers_dns is None or remote is None or host == self.host:
             return
+        # The port of the name: the source port is that of one connection.
         address = _joined(remote, split_address(self._replica.peers_dns)[1])
         if self.found.get(host) != address:
             self._tasks.spawn(self._verify(host, address), "verify a greeting")
 
     async def _verify(self, host: str, address: Address) -> None:
         try:
-            name = await self._connections.ask_name(address, "")
+            name = await self._connections.ask_name(address, "")  # introducing back would never stop
         except (PeerFailed, OwnerStalled):
             return
         if name == host:
@@ -328,7 +330,7 @@ class Membership:
                 _ = self._last.keep(name, address)
                 self.note(name, "answered")
         finally:
-            self._looked = world.monotonic()
+            self._looked = world.monotonic()  # after a failure too, so that it is followed by a pause
             self._lookup = None
 
 
@@ -338,4 +340,4 @@ def host_of(member: str) -> str:
 
 
 def _weight(member: str, exchange: str) -> bytes:
-    return hashlib.sha256(f"{member}\n{exchange}".encode()).digest()
+    return hashlib.sha256(f"{member}\n{exchange}".encode()).digest()  # `hash` differs in each process

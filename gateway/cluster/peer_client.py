@@ -78,6 +78,7 @@ class PeerClient:
         return PeerRequest(
             kind=kind,
             to=member,
+            # A message that is passed on keeps its time and nonce, so a recorded one runs in one process only.
             issued=world.wall() if came is None else came.issued,
             first=b"" if came is None else came.once,
             nonce=messages.nonce(),
@@ -88,6 +89,7 @@ class PeerClient:
             body=incoming.body,
             request_id=incoming.request_id,
             trace=incoming.span.token if incoming.span is not None else b"",
+            # Seconds, because a monotonic time means nothing on another host.
             leg_seconds=max(0.0, ends_at - world.monotonic()) if ends_at is not None else None,
         )
 
@@ -117,7 +119,7 @@ class PeerClient:
             exchange = await self._connections.accepted(address, peer_request, fresh=fresh)
             try:
                 replied = await exchange.relay(reply, self._draining.ends_at)
-            except BaseException:
+            except BaseException:  # the peer learns of a client that leaves by the end of the connection
                 exchange.reply.close()
                 raise
             if not exchange.reply.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
@@ -164,6 +166,7 @@ class PeerClient:
         # Longer than the connection's own timeouts, whose errors say more precisely what was silent.
         seconds = timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds
         try:
+            # A kept connection does not show whether the member accepts a new one.
             answer = await self._connections.question(
                 address, messages.question("who", address, ""), seconds, fresh=True
             )

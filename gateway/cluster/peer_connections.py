@@ -35,6 +35,7 @@ CONTENT_TYPE: Final = "application/octet-stream"
 ANSWER_BYTES: Final = 65_536
 """The longest answer to a question: a process that is not a replica must not fill the memory."""
 _UNIX: Final = "unix:"
+# Longer than to an upstream: the body waits for 100 Continue, so a stale connection loses nothing.
 _KEEP_ALIVE_SECONDS: Final = 15.0
 _UNUSED_SOCKET: Final = (errno.ECONNREFUSED, errno.ENOENT)
 """Errors that prove that no process listens on a unix socket."""
@@ -56,6 +57,7 @@ class PeerConnections:
         # The peers see this address as the source of requests, and take it for this process's address.
         interface = parsed_address(host)
         is_source = interface is not None and not interface.is_unspecified
+        # A slow name service says nothing about the peer, so a lookup does not use up the time to connect.
         connector = Connector(host if is_source else None, bounds_lookups=False)
         self._http = HttpClient(tasks, _KEEP_ALIVE_SECONDS, connector)
 

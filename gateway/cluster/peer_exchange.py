@@ -71,6 +71,7 @@ class PeerExchange:
             while True:
                 chunk = self.reply.taken() or await self._next(ends_at)
                 turn = Turn()
+                # Each frame has to be decrypted: many at once would hold the event loop.
                 for piece in cut(chunk):
                     for frame in self.frames.feed(piece):
                         replied = await self._take(frame, reply)
@@ -110,7 +111,7 @@ class PeerExchange:
                 return await reply.whole(FinalMessage(frame.data, frame.status, dict(frame.headers), ending(frame)))
             case messages.Head():
                 self._head = frame
-                if frame.streamed and not reply.started:
+                if frame.streamed and not reply.started:  # a replica that died may have begun the stream
                     await reply.start()
             case messages.Data(data=data) if head is not None and head.streamed:
                 await reply.write(data)

@@ -137,7 +137,7 @@ class Router:
                 break
             try:
                 return await self._peers.forward(kind, member, incoming, reply)
-            except PeerStuck:
+            except PeerStuck:  # it may be serving the request, so no other one may get it
                 raise
             except PeerFailed:
                 continue
@@ -200,7 +200,7 @@ class Router:
                 break
             try:
                 return await self._peers.forward("heir", member, incoming, reply)
-            except PeerStuck:
+            except PeerStuck:  # it may be serving the request
                 raise
             except (PeerFailed, OwnerStalled):
                 continue

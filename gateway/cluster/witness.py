@@ -74,7 +74,7 @@ class Witness:
 
     async def is_taken(self, exchange: str, round_: int) -> bool | None:
         """Whether another replica took over this replica's exchange after that round; None if one cannot be asked."""
-        if self.membership.is_unsure:
+        if self.membership.is_unsure:  # a replica that is unknown here may have it
             return None
         async with self._inquiries:
             hosts = self.membership.other_hosts()
@@ -96,6 +96,7 @@ class Witness:
         try:
             return await self._peers.ask(kind, member, about, detail)
         except (PeerFailed, OwnerStalled) as exc:
+            # A dead process holds nothing. As the answer to `reach`, this word counts for nothing.
             return "no" if isinstance(exc, PeerDead) else "unknown"
 
     # -- answers ------------------------------------------------------------------------------------------------

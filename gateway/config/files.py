@@ -43,6 +43,7 @@ def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
         routes=tuple(routes),
     )
     with collected(problems):
+        # To find what cannot be used. They are built again when the configuration is applied.
         _ = contexts(config)
     return config, problems
 

@@ -35,6 +35,7 @@ def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used."""
     try:
         with Path(path).open("rb") as file:
+            # A character has four bytes at most; `read_tree` refuses a text with too many characters.
             text = file.read(MAX_TEXT_CHARACTERS * 4 + 1).decode("utf-8")
     except OSError as exc:
         raise ConfigError([Problem(str(path), f"cannot be read ({exc.strerror}); check --config")], str(path)) from exc
@@ -79,7 +80,7 @@ def for_command(
             problem = Problem(f"--env {name}", f"is not set; export {name}, or write {name}=VALUE")
             raise ConfigError([problem], "command line")
         variables[name] = Given(value if has_value else own[name], "--env")
-    words = [Given(word, "--stdio") for word in command]
+    words = [Given(word, "--stdio") for word in command]  # `${` in a word is the command's own business
     return _for_one({"command": words, "env": variables}, listen, admin, env)
 
 

@@ -37,6 +37,7 @@ def broken_rules(config: Config) -> Iterator[Problem]:
 def _keys(state: State) -> Iterator[Problem]:
     seen: dict[bytes, str] = {}
     named = "state.keys_file key {}" if state.keys_file else "state.keys[{}]"
+    # The keys of a file are counted from 1; those of a list have an index, as in every path.
     keys = [(named.format(place + bool(state.keys_file)), text) for place, text in enumerate(state.keys)]
     keys += [(f"state.session_keys[{place}]", text) for place, text in enumerate(state.session_keys)]
     for path, text in keys:
@@ -76,6 +77,7 @@ def _addresses(config: Config) -> Iterator[Problem]:
         host, port = split_address(address)
         for other, used in taken.items():
             other_host, other_port = split_address(used)
+            # Port 0 is any free port, so two listeners may both ask for it.
             if port == other_port != 0 and (host == other_host or {host, other_host} & _WILDCARDS):
                 yield Problem(path, f"{address} is already used by {other} ({used}); choose another port")
         taken[path] = address

@@ -39,6 +39,7 @@ def contexts(config: Config) -> Contexts:
     with collected(problems):
         listener = listener_context(config.tls)
     with collected(problems):
+        # With this prefix, an error about `ca_file` names principal.jwks_ca_file.
         issuer = upstream_context(UpstreamTls(ca_file=config.principal.jwks_ca_file), "principal.jwks_")
     if (jwks := config.principal.jwks_file) is not None:
         with collected(problems):
@@ -97,6 +98,7 @@ def expiries(config: Config) -> dict[str, float]:
         if key.endswith(".cert_file"):
             with suppress(OSError, ValueError):
                 chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
+                # An intermediate certificate may expire first.
                 found[key] = min(each.not_valid_after_utc.timestamp() for each in chain)
     return found
 

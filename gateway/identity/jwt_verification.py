@@ -20,7 +20,7 @@ LEEWAY_SECONDS: Final = 30
 MAX_TOKEN_CHARACTERS: Final = 16_384
 _MAX_KEYS: Final = 100
 _MAX_KID_CHARACTERS: Final = 256
-_MIN_RSA_BITS: Final = 2048
+_MIN_RSA_BITS: Final = 2048  # RFC 7518 section 3.3
 
 _PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | ed448.Ed448PublicKey
 _RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
@@ -96,12 +96,13 @@ def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]
     algorithm, id_ = header.get("alg"), header.get("kid")
     if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
         raise BadToken("The token has a signature algorithm that is not accepted here")
-    if "crit" in header:
+    if "crit" in header:  # what is not understood must be refused (RFC 7515 section 4.1.11)
         raise BadToken("The token has a critical header that is not supported")
     if not isinstance(id_, str | None) or len(id_ or "") > _MAX_KID_CHARACTERS:
         raise BadToken("The token has a malformed key id")
     fitting = [key for key in keys if key.algorithm in (None, algorithm) and _fits(key.public, algorithm)]
     named = fitting if id_ is None else [key for key in fitting if key.id == id_]
+    # Among several keys, a token has to name its own (OpenID Connect Core 1.0 section 10.1).
     if not named or (id_ is None and len(named) > 1):
         return None
     claims = _claims(token, named[0].public, algorithm, issuer, audience)
@@ -135,6 +136,7 @@ def _claims(token: str, key: _PublicKey, algorithm: str, issuer: str, audience: 
             issuer=issuer,
             audience=list(audience) or None,
             leeway=LEEWAY_SECONDS,
+            # By itself, PyJWT lets a token without `exp` pass, and refuses any `aud` if no audience is given.
             options={"require": ["exp", "iss", "sub"], "verify_aud": bool(audience)},
         )
     except jwt.ExpiredSignatureError as exc:

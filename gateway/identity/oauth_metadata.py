@@ -103,6 +103,7 @@ def protected_resource(document: Document, place: Place) -> Document:
     servers = document.get("authorization_servers")
     if isinstance(servers, list):
         renamed = [place.public + place.suffix if place.is_private(each) else each for each in servers]
+        # Several servers at the upstream's origin become one URL.
         changed["authorization_servers"] = list(dict.fromkeys(each for each in renamed if isinstance(each, str)))
     return changed
 

@@ -59,6 +59,7 @@ def _of_credential(value: str, *, may_be_bare: bool = False) -> bytes:
     if may_be_bare and not token:
         scheme, token = "bearer", scheme
     parts = token.strip().split(".")
+    # An encrypted JWT has five parts (RFC 7516), and its claims cannot be read here.
     if scheme.lower() == "bearer" and len(parts) == 3:
         with suppress(ValueError, RecursionError):  # it is no JWT
             content = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
@@ -70,6 +71,7 @@ def _of_credential(value: str, *, may_be_bare: bool = False) -> bytes:
 
 def of_claims(issuer: str, subject: str, client: str) -> bytes:
     """The principal of a token's claims."""
+    # JSON, since joined texts of other parts could be equal. The prefix sets it apart from other credentials.
     return hashlib.sha256(b"jwt\0" + msgspec.json.encode((issuer, subject, client))).digest()
 
 

@@ -45,6 +45,7 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
         live.upstream.end_streams()
     if not alone:
         for driver in legs.running:
+            # It would also end the legs of clients that are connected to other replicas, and can stay there.
             if driver not in legs.relayed:
                 driver.hand_over()
         # While calls of this replica are held or run; what it passes on to other replicas does not count.

@@ -31,7 +31,7 @@ log = get_logger()
 _OVERHEAD_BYTES: Final = 262_144
 """The most that a request's headers and its seal may add to its body."""
 _PIECE_BYTES: Final = 65_536
-_ROUND_DIGITS: Final = 9
+_ROUND_DIGITS: Final = 9  # `int` raises ValueError for thousands of digits
 _LOG_SECONDS: Final = 1.0
 """The shortest time between two log lines about rejected requests; the metrics count each."""
 _REJECTED_FIX: Final = (
@@ -117,6 +117,7 @@ class PeerListener:
     ) -> None:
         """Serve a request that is authentic, if it is for this process or for another one of this host."""
         kind, host = peer_request.kind, self._membership.host
+        # Before `is_meant`: the replica that asks knows this address, and not yet whose it is.
         if kind == "who":  # it asks which one this is
             if peer_request.path:
                 self._membership.greeted(peer_request.path, http.wire.remote)

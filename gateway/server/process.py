@@ -172,6 +172,7 @@ class Gateway:
         if worker is not None:  # for the other workers of this host
             address = worker.socket("peer")
             _ = await self._open(Listener(partial(peers.handle, is_local=True), address, self._traffic), address)
+        # After the peer listener: replicas that hear of this one ask at its address for its id.
         await self.members.begin()
         self.listen = await self._open(self.client_listener, config.listen)
         admin = Admin(self._snapshot_source, cluster)
@@ -204,7 +205,7 @@ class Gateway:
             metrics=self.metrics,
             tasks=tasks,
             owner=self.members.own,
-            epoch=world.token_hex(8),
+            epoch=world.token_hex(8),  # tells this process from a former one of its id
             witness=self._witness,
             router=Router(self.members, self._peers, self._witness, self.draining, self.metrics),
             stream_times=stream_times,
@@ -248,7 +249,7 @@ class Gateway:
         self._authenticator.use(config, tls)
         self._in_force.replace(config)
         for listener in self.listeners:
-            listener.forget_heads()
+            listener.forget_heads()  # what is remembered with a head holds for the former configuration
         self.routes.rebuild(config, tls)
         self.downstream.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self.client_listener.is_secure:
@@ -273,7 +274,9 @@ class Gateway:
         for live in self.routes.live.values():
             live.upstream.retire()
         self.downstream.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
+        # The cancellations and ends of sessions that these have begun still go upstream.
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
+        # All at once, because each waits up to two seconds for what it still serves.
         _ = await asyncio.gather(*(listener.close() for listener in self.listeners))
         await self.routes.end_children()
         await self.tasks.close()

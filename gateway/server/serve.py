@@ -28,6 +28,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
     if is_whole_process:
         _raise_open_files()
+        # entry.py has blocked it, so a reload that was asked for during the start has waited.
         _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     starting, first = loop.create_task(gateway.start()), loop.create_task(signals.get())
     await _until_signal(starting, first)

@@ -111,7 +111,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
-        _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by entry.py
         log.info(
             Event.SUPERVISOR_STARTED,
             version=__version__,
@@ -150,6 +150,7 @@ class Supervisor:
             life = self._lives[number] = _Life(config, worker, self._file)
             self._overview.began(number, worker.socket("admin"))
             log.info(Event.WORKER_STARTED, worker=number, pid=life.pid)
+            # Without a health check from outside, nothing else would notice that it is ready.
             if number not in self._overview.proven:
                 self._tasks.spawn(self._prove(number), "watch worker")
             code = await life.ended()
@@ -163,7 +164,7 @@ class Supervisor:
                 # What made a first start fail would make the next one fail too.
                 self._failed = True
                 log.error(Event.WORKER_ENDED, worker=number, exit_code=code, note="it ended before it was ready")
-                self._stop(signal.SIGINT)
+                self._stop(signal.SIGINT)  # SIGTERM would wait for load balancers
                 return
             if seconds >= _LONG_LIFE_SECONDS:
                 pause = _FIRST_PAUSE_SECONDS

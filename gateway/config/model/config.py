@@ -93,7 +93,7 @@ class Hold(Section, frozen=True, kw_only=True):
     forgotten, the oldest first."""
     max_calls_per_principal: Count = 1_000
     """Maximum number of parked calls of one principal, and of its tasks."""
-    quiet_seconds: QuietSeconds = 0.04
+    quiet_seconds: QuietSeconds = 0.04  # enough for three questions on two streams in the conformance suite
     """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
     grace_seconds: Seconds = 6.0
     """When the client of a retry disconnects: how long it may come back before the call is cancelled. A client that
@@ -176,9 +176,9 @@ class Timeouts(Section, frozen=True, kw_only=True):
 class Sessions(Section, frozen=True, kw_only=True):
     """The pool of upstream sessions."""
 
-    max: Count = 11_000
+    max: Count = 11_000  # more than hold.max_calls, because running calls need sessions too
     """Maximum number of sessions per route, in use or idle. A parked call uses one."""
-    max_per_principal: Count = 1_100
+    max_per_principal: Count = 1_100  # more than hold.max_calls_per_principal, likewise
     """Maximum number of sessions of one principal on one route."""
     new_per_second: PerSecond = 200.0
     """How many sessions a route may open per second, after a burst of `max`."""
@@ -263,7 +263,7 @@ class Config(Section, frozen=True, kw_only=True):
     """host:port for clients. Port 0 picks a free port."""
     public_url: Origin | None = None
     """Origin at which clients reach this gateway, used in OAuth metadata. null: the request's `Host`."""
-    admin: Address | None = "127.0.0.1:9464"
+    admin: Address | None = "127.0.0.1:9464"  # 9090 is Prometheus's own port
     """host:port of /metrics, /healthz, /readyz and /status. null: no admin listener."""
     workers: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Number of processes that share `listen`. The caps of hold, limits and sessions apply to each process."""

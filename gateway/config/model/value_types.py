@@ -12,7 +12,7 @@ SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 Bytes = Annotated[int, Meta(ge=1, le=1_073_741_824)]
 QuietSeconds = Annotated[float, Meta(ge=0, le=5)]
-Rounds = Annotated[int, Meta(ge=0, le=9)]
+Rounds = Annotated[int, Meta(ge=0, le=9)]  # clients allow ten rounds, and the last one has the result
 LongSeconds = Annotated[float, Meta(ge=60, le=31_536_000)]
 PerSecond = Annotated[float, Meta(ge=0.001, le=1_000_000)]
 

@@ -55,7 +55,7 @@ class Walker:
     def _read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
         """Read one value of any kind; `extra` holds annotations in addition to its own: `form`, `secret`."""
         kind, own, is_optional = advice.plain(kind)
-        if type(value) is str:
+        if type(value) is str:  # not `Given`: the value of a variable is not substituted again
             try:
                 value = substitute(value, self._env)
             except ValueError as exc:
@@ -131,6 +131,7 @@ class Walker:
         if meant in section:
             return None
         self.written[joined(path, meant)] = joined(path, key)
+        # Read as if spelt right, so that a wrong value is reported in the same run.
         _ = self._field(known[meant], {meant: section[key]}, path)
         return meant
 
@@ -172,7 +173,7 @@ class Walker:
             found = number(value)
             value = value if found is None else found
         wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
-        if type(value) not in wanted:
+        if type(value) not in wanted:  # `isinstance` would take true for 1
             noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
             fix = advice.for_number(kind, value, path, extra.get("default"))
             return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; {fix}")

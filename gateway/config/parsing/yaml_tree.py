@@ -18,6 +18,7 @@ from gateway.config.parsing.problems import Problem, joined, shown
 MAX_TEXT_CHARACTERS = 262_144
 _MAX_DEPTH = 32
 _TAG = "tag:yaml.org,2002:"
+# 18 digits fit into 64 bits. YAML 1.1 reads a leading zero as octal.
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})", re.ASCII)
 _FLOAT = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}(?:[eE][-+]?[0-9]{1,2})?", re.ASCII)
 _SPELT = {
@@ -54,7 +55,7 @@ def read_tree(text: str) -> Document:
             UNREAD, [Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")], {}
         )
     try:
-        if problems := list(_unsupported(text)):
+        if problems := list(_unsupported(text)):  # before nodes are made, which aliases could multiply
             return Document(UNREAD, problems, {})
         node = yaml.compose(text, _TextLoader)
     except yaml.YAMLError as exc:

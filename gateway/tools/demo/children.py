@@ -34,6 +34,7 @@ class DemoProcess:
         for _ in range(round(READY_SECONDS / _LOOK_SECONDS)):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _ = self._process.wait(_LOOK_SECONDS)
+            # Up to the end of the line, because the file may end in the middle of one.
             if (found := re.search(f"{pattern}.*\n", self.output())) is not None:
                 return found[1]
             if self._process.returncode is not None:

@@ -39,6 +39,7 @@ def interpreters(cache: Path) -> tuple[str, str]:
             missing[release] = variable, home
     _at_once(
         (
+            # A build that was stopped has left half an environment.
             [sys.executable, "-m", "venv", "--clear", str(home)],
             f"cannot create the environment {home}",
             (

@@ -63,6 +63,7 @@ async def update_work_item(
 def main() -> None:
     """Serve on a free port, and print it."""
     listener = socket.create_server(("127.0.0.1", 0))
+    # The socket listens already, so a client that connects now waits for the server.
     print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
     app = server.streamable_http_app()
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

@@ -46,6 +46,7 @@ def rows(log: str) -> list[Row]:
         except (ValueError, KeyError, TypeError):
             continue  # it is no message, or the log has cut it short
         is_request = "method" in body
+        # A response goes against its request, and the requests of both directions may share an id.
         key = (side, to_server == is_request, str(body.get("id")))
         if is_request:
             asked[key] = str(body["method"])

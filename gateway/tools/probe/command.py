@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         subjects, config = _subjects(options)
     except (ConfigError, ValueError) as exc:
-        print(str(exc).replace("--upstream", "URL"), file=sys.stderr)
+        print(str(exc).replace("--upstream", "URL"), file=sys.stderr)  # `for_upstream` names the flag of `serve`
         return 1 if isinstance(exc, ConfigError) and options.config is not None else _USAGE
     configure_logging("error", "console")
     try:
@@ -148,6 +148,7 @@ def run(options: argparse.Namespace) -> int:
 async def _report(subjects: Sequence[Subject], config: Config | None) -> ProbeReport:
     task = asyncio.current_task()
     assert task is not None
+    # So that the sessions end, as they do after Ctrl-C.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     hide = Redactor(word for subject in subjects for word in subject.secrets)
     checks = () if config is None else tuple((await look_around(config, hide)).checks)

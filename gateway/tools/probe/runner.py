@@ -285,6 +285,7 @@ async def _examine_child(exam: ProbeContext) -> None:
         lines = " / ".join(launcher.newest.stderr_log.last) if launcher.newest is not None else ""
         said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
         late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
+        # The probe shows the stderr itself; it writes no log that the error could refer to.
         what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
         raise exam.notes.failed(
             "handshake",

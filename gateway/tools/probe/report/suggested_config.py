@@ -74,6 +74,7 @@ def _command(command: Sequence[str], secrets: Mapping[int, int]) -> str:
             shown.append(_text(text))
             continue
         plain = text[: secrets[index]]
+        # A variable cannot begin with a digit.
         option = (
             _NOT_IN_VARIABLES.sub("_", (plain or command[index - 1]).strip("-=: ")).upper().lstrip("0123456789")
             or "SECRET"

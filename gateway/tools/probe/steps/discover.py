@@ -111,6 +111,7 @@ def _look_at_head(exam: ProbeContext, reply: ProbeReply) -> None:
             else "The server, or a proxy in front of it, is not available.",
             f"Check that the server runs, and that the proxy {named and f'({named}) '}forwards to the right address.",
         )
+    # Some frameworks answer an unknown method with an error page, so that proves nothing yet.
     if is_page and reply.status < 400:
         raise website(exam, f"{answer}: a web page")
     exam.met_page = is_page
@@ -151,6 +152,7 @@ def website(exam: ProbeContext, found: str) -> ProbeStopped:
 async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
     """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
+    # The Python SDK answers 421 to a foreign Host, `createMcpExpressApp` of the TypeScript SDK 403.
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
         return exam.notes.failed(
             "host",

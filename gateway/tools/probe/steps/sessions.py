@@ -50,6 +50,7 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
             channel, result = await channel.open(jsonrpc.request(new_id(), mcp.INITIALIZE, params), headers)
         seconds = world.monotonic() - began
         shaken = handshake.handshake(bytes(result))
+        # Before `initialized`: server-everything 2025.11.25 asks at once, and without a GET stream that is lost.
         await channel.listen(shaken.version, headers, _NOT_HEARD)
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         yield ProbedSession(channel, shaken, seconds)

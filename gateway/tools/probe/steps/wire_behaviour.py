@@ -42,6 +42,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
         exam.notes.warn("replies", "JSON bodies")
         return
     exam.notes.ok("replies", "event streams")
+    # Only behind an earlier event is there an answer to replay, and a header takes no control characters.
     if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
         exam.learn(replays=await _replays(exam, headers, ids[0]))
     server = exam.server
@@ -61,6 +62,7 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
+            # Up to the answer, because some servers leave the stream open after it.
             reply = await ask(exam.client, "GET", exam.endpoint.url, own, seconds=_REPLAY_SECONDS, asked=_REQUEST_ID)
         except NO_REPLY:
             continue
