@@ -34,9 +34,8 @@ class ConfigFile(NamedTuple):
 def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used."""
     try:
-        with Path(path).open("rb") as file:
-            # A character has four bytes at most; `read_tree` refuses a text with too many characters.
-            text = file.read(MAX_TEXT_CHARACTERS * 4 + 1).decode("utf-8")
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            text = file.read(MAX_TEXT_CHARACTERS + 1)  # `read_tree` refuses a text with so many, however long it is
     except OSError as exc:
         raise ConfigError([Problem(str(path), f"cannot be read ({exc.strerror}); check --config")], str(path)) from exc
     except UnicodeDecodeError as exc:

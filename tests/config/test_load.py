@@ -110,6 +110,9 @@ def test_a_missing_file_and_a_binary_file_are_problems(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load(tmp_path / "binary", {})
+    (tmp_path / "long").write_text("# \U0001f512" + "\U0001f512" * 300_000)
+    with pytest.raises(ConfigError, match="has over 262144 characters"):
+        load(tmp_path / "long", {})
     (tmp_path / "bom").write_bytes(b"\xef\xbb\xbf" + ROUTES.encode())
     assert load(tmp_path / "bom", {}) == good()
 
