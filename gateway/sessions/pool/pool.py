@@ -354,7 +354,8 @@ class Pool:
         await session.settled(self.config.sessions.quarantine_seconds)
         if not session.pending and _is_orderly(session) and self._keep(session):
             return
-        self._drop(session)  # before `abandon`, after which no call would keep the session from being ended
+        # Before `abandon`: after that, no call would keep the session from being ended.
+        self._drop(session)
         session.abandon()
 
     async def _depart(self, joiner: Session, *, clean: bool) -> None:
