@@ -1,7 +1,6 @@
 """Runs a coroutine on the fastest event loop there is: uvloop's, or else asyncio's own."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -31,14 +30,5 @@ else:
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end."""
-    result: T = _run(_with_deaf_threads(work))
+    result: T = _run(work)
     return result
-
-
-async def _with_deaf_threads(work: Coroutine[Any, Any, T]) -> T:
-    """Run with threads that get no signals: they would end the process while the main thread changes its handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    # The threads are made for the first lookup, and keep the mask of then; uvloop needs none if a type is given.
-    _ = await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 0, type=0)
-    _ = signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return await work

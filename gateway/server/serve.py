@@ -4,12 +4,18 @@ import asyncio
 import gc
 import resource
 import signal
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Final
 
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigFile
 from gateway.runtime import idle_memory
 from gateway.server.drain import drain
 from gateway.server.process import Gateway
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 async def serve(
@@ -23,8 +29,9 @@ async def serve(
     gateway = Gateway(config, worker, file)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, number)
+    handle = on_signal if is_whole_process else loop.add_signal_handler
+    for number in _ENDING:
+        handle(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
     if is_whole_process:
         _raise_open_files()
@@ -57,15 +64,25 @@ async def _until_signal(work: asyncio.Task[None], stop: asyncio.Task[signal.Sign
     _ = await asyncio.wait((work,))
 
 
+def on_signal(number: signal.Signals, act: Callable[[signal.Signals], object], argument: signal.Signals) -> None:
+    """As `loop.add_signal_handler`, for a process that ends with its loop: `ignore_signals` undoes it in one step.
+
+    A loop that removes a handler, as asyncio's does when it closes, puts the default action back for a moment: it ends
+    the process, and another thread may take the signal whatever this one blocks.
+    """
+    loop = asyncio.get_running_loop()
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            _ = loop.call_soon_threadsafe(act, argument)
+
+    _ = signal.signal(number, handler)
+
+
 def ignore_signals() -> None:
     """Let nothing but the end of the process follow: one more signal would replace its exit code."""
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-    # The loop puts the default action back, which ends the process, when it removes a handler or closes.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        _ = loop.remove_signal_handler(number)
+    for number in _ENDING:
         _ = signal.signal(number, signal.SIG_IGN)
-    _ = signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def give_memory_back(gateway: Gateway) -> None:

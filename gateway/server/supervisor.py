@@ -33,7 +33,7 @@ from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
 from gateway.server.key_purposes import KEY_BYTES, ephemeral_key
 from gateway.server.listen_errors import explained
-from gateway.server.serve import ignore_signals, serve
+from gateway.server.serve import ignore_signals, on_signal, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
 log = get_logger()
@@ -109,7 +109,7 @@ class Supervisor:
             with explained(config, config.admin):
                 address = await self._listener.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, number)
+            on_signal(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
         _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by entry.py
         log.info(

@@ -16,6 +16,7 @@ import pytest
 from tests.parts.launch import REPOSITORY, free_port, ran, running
 from tests.support.gateway_process import gateway
 from tests.support.legacy_client import LegacyClient
+from tests.support.programs import output
 
 START_SECONDS = 60.0
 """For a start on a busy machine."""
@@ -166,6 +167,39 @@ async def test_a_second_signal_during_a_drain_fails_nothing() -> None:
         assert "Traceback" not in gw.stderr
         call.close()
         writer.close()
+
+
+ENDING = """
+import asyncio, signal
+
+done, replace = [], signal.signal
+signal.signal = lambda number, handler: (done.append((number, handler)), replace(number, handler))[1]
+
+from gateway.runtime import event_loop
+from gateway.server.serve import ignore_signals, on_signal
+
+async def main():
+    heard = asyncio.Queue()
+    on_signal(signal.SIGTERM, heard.put_nowait, signal.SIGTERM)
+    on_signal(signal.SIGINT, heard.put_nowait, signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.raise_signal(number)
+        assert await heard.get() is number
+    done.clear()
+    ignore_signals()
+
+event_loop.run(main())
+done += [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+print(sorted({(number.name, handler.name) for number, handler in done}))
+"""
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_signal_that_ends_the_process_never_has_its_default_action_again(loop: str) -> None:
+    """Another thread might take it in that moment, whatever the main thread blocks."""
+    program = ENDING if loop == "uvloop" else f"import sys; sys.modules['uvloop'] = None\n{ENDING}"
+    said = output(sys.executable, "-c", program, cwd=REPOSITORY)
+    assert said.strip() == "[('SIGINT', 'SIG_IGN'), ('SIGTERM', 'SIG_IGN')]"
 
 
 @pytest.mark.processes
