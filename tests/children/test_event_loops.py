@@ -33,6 +33,14 @@ def child_of(*command: str, folder: Path | None = None, problems: Mock | None = 
     return Child(upstream, "/mcp", fake_client(), tasks, problems or Mock()), tasks
 
 
+async def begun(child: Child, turns: int) -> asyncio.Task[None]:
+    """Start a child, and let its start have so many turns of the event loop."""
+    starting = later(child.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return starting
+
+
 def test_a_child_that_closes_its_input_and_ends_is_gone(runner: asyncio.Runner, tmp_path: Path) -> None:
     async def run() -> None:
         os.mkfifo(fifo := tmp_path / "fifo")
@@ -52,9 +60,7 @@ def test_a_start_that_is_cancelled_at_any_turn_ends_as_cancelled_and_leaves_noth
 
     async def start(turns: int) -> str:
         child, tasks = child_of("cat")
-        starting = later(child.start())
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        starting = await begun(child, turns)
         _ = starting.cancel()
         _ = await asyncio.wait((starting,))
         if not starting.cancelled() and starting.exception() is None:
@@ -87,9 +93,7 @@ def open_files() -> list[str]:
 def test_a_child_may_end_at_any_turn_of_its_start(runner: asyncio.Runner) -> None:
     async def start(turns: int) -> bool:
         child, tasks = child_of("false")
-        starting = later(child.start())
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        starting = await begun(child, turns)
         was_started = starting.done()
         _ = child._process.wait(SECONDS)  # meanwhile the event loop stands still
         await starting
