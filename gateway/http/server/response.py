@@ -3,10 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
-from enum import Enum, auto
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Literal
 
 from multidict import CIMultiDict
 
@@ -136,47 +135,38 @@ def json_response(http: HttpRequest, body: bytes) -> bytes:
     return _JSON_RESPONSE % (len(body), _formatted(int(world.wall())), http.id.encode(), body)
 
 
-class _Progress(Enum):
-    """Where a stream is: before its head, in a body of one of these forms, or behind its end."""
-
-    NEW = auto()
-    CHUNKED = auto()
-    AS_IT_IS = auto()
-    BODILESS = auto()
-    OVER = auto()
-
-
 class StreamResponse(Response):
     """A body in parts: chunked, unless its length is known; over HTTP/1.0 it ends with the connection."""
 
-    _progress = _Progress.NEW
+    _progress: Literal["new", "chunked", "as it is", "bodiless", "over"] = "new"
+    """Where it is: before its head, in a body of one of these forms, or behind its end."""
     _wire: Wire
 
     def begin(self, http: HttpRequest) -> None:
         """Write the head; raises ConnectionError."""
-        self._wire, self._progress = http.wire, _Progress.AS_IT_IS
+        self._wire, self._progress = http.wire, "as it is"
         framing, length = "", self.headers.get("Content-Length")
         if length is not None:
             framing = f"Content-Length: {length}\r\n"
         if http.head.method == "HEAD" or self.status in BODILESS:
-            self._progress = _Progress.BODILESS
+            self._progress = "bodiless"
         elif length is None and http.head.is_1_1:
-            self._progress, framing = _Progress.CHUNKED, "Transfer-Encoding: chunked\r\n"
+            self._progress, framing = "chunked", "Transfer-Encoding: chunked\r\n"
         http.wire.write(self._head(http, framing))
 
     async def write(self, data: bytes) -> None:
         """Write a part, and wait until the client has room for more; raises ConnectionError."""
-        if self._progress in (_Progress.CHUNKED, _Progress.AS_IT_IS):
-            await self._wire.send(data, in_chunks=self._progress is _Progress.CHUNKED)
+        if self._progress in ("chunked", "as it is"):
+            await self._wire.send(data, in_chunks=self._progress == "chunked")
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`; a second time, it does nothing."""
-        if self._progress is _Progress.NEW:
+        if self._progress == "new":
             self.begin(http)
-        before, self._progress = self._progress, _Progress.OVER
-        if before is _Progress.CHUNKED:
+        before, self._progress = self._progress, "over"
+        if before == "chunked":
             http.wire.write(b"0\r\n\r\n")
-        if before is not _Progress.OVER:
+        if before != "over":
             await http.wire.drained()
 
 
