@@ -27,7 +27,7 @@ _UNREAD: Final = range(300, 1000)
 _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
 _DEAF: Final = SideListener()
-"""In place of the listener, once the end of the stream is no news, or has been told."""
+"""In place of the listener, once the stream has ended for good."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +43,7 @@ class StandaloneStream(Hearer):
     """While `open` waits for the answer to the first GET."""
     _was_open: bool = False
     """Whether there ever was a stream: `is_open` may be a guess."""
+    _is_closing: bool = False
     _next: StreamReply | asyncio.TimerHandle | None = None
     """The reply to the GET in flight, or the pause before the next one."""
     _attempts: int = 0
@@ -70,7 +71,7 @@ class StandaloneStream(Hearer):
 
     def stop_reporting(self) -> None:
         """The session is about to end: the end of the stream is no news for its listener."""
-        self._listener = _DEAF
+        self._is_closing = True  # until then its messages count: a list may change for other sessions too
 
     def close(self) -> None:
         """Close the stream."""
@@ -92,7 +93,7 @@ class StandaloneStream(Hearer):
 
     def _broke(self, *, is_refused: bool = False) -> None:
         """There is no stream any more, or not yet; `is_refused` if the server may give one later."""
-        if self._listener is _DEAF:
+        if self._is_closing:
             self._end()  # the server ends it with the session
             return
         self._let_go()
@@ -111,7 +112,8 @@ class StandaloneStream(Hearer):
         self.is_open = False
         self._let_go()
         self._note_head()
-        listener.side_closed(was_open=self._was_open)
+        if not self._is_closing:
+            listener.side_closed(was_open=self._was_open)
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
@@ -162,7 +164,7 @@ class StandaloneStream(Hearer):
                     self._session.forgotten()
                 self._end()  # the server does without this stream
             case ClientClosed():
-                self._listener = _DEAF  # the whole process ends
+                self._is_closing = True  # the whole process ends
                 self._end()
             case RequestFailed() | UpstreamError() | sse.EventTooLarge():
                 self._broke()

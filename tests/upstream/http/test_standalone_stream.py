@@ -107,13 +107,14 @@ async def test_a_stream_that_ends_is_opened_again_and_the_gap_is_reported(listen
         await eventually(lambda: it.words == ["one", "reopened", "one"])
 
 
-async def test_a_stream_that_ends_with_its_session_is_not_opened_again(listen: Listen) -> None:
+async def test_a_stream_that_ends_with_its_session_is_heard_until_then_and_not_opened_again(listen: Listen) -> None:
     ends = asyncio.Event()
 
     async def script(wire: Wire) -> None:
         await wire.request()
         await wire.say(STREAM, EVENT)
         await ends.wait()
+        await wire.say(b"data: last\n\n")
 
     async with listen(script) as (it, server):
         await eventually(lambda: it.words == ["one"])
@@ -121,7 +122,7 @@ async def test_a_stream_that_ends_with_its_session_is_not_opened_again(listen: L
         ends.set()
         await eventually(lambda: not it.stream.is_open)
         await eventually(lambda: not it.calls.open_connections)
-        assert (it.words, len(server.requests)) == (["one"], 1)
+        assert (it.words, len(server.requests)) == (["one", "last"], 1)
 
 
 async def test_streams_that_end_at_once_are_given_up(listen: Listen) -> None:
