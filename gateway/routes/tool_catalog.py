@@ -16,7 +16,7 @@ _MAX_NAME: Final = 256
 
 
 class ToolCatalog:
-    """The tools by principal, as whole lists name them; what was used longest ago is forgotten first."""
+    """The tools by principal, as lists name them; what was used longest ago is forgotten first."""
 
     def __init__(self) -> None:
         self._callers: Newest[bytes, dict[str, Tool]] = Newest(_MAX_CALLERS)
@@ -32,7 +32,7 @@ class ToolCatalog:
         return self._callers.get(principal)
 
     def keep(self, principal: bytes, tools: dict[str, Tool]) -> None:
-        """Keep a whole list."""
+        """Keep a list, as far as it was read."""
         self.forget(principal)
         kept = {name: tool for name, tool in tools.items() if len(name) <= _MAX_NAME}
         self._count += len(kept) - len(self._callers.keep(principal, kept) or ())

@@ -12,7 +12,7 @@ _CREDENTIALS_KEPT: Final = 64
 
 
 class KnownTools:
-    """What complete answers to tools/list said, until a change may have made it wrong."""
+    """What answers to tools/list said, as far as they were read, until a change may have made it wrong."""
 
     __slots__ = ("_former", "_listed", "by_name")
 
@@ -29,7 +29,7 @@ class KnownTools:
         return bool(self.by_name or self._former)
 
     def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
-        """Take over a complete list, which shows what this credential may see.
+        """Take over a list, as far as it was read: it shows what this credential may see.
 
         Tools that another credential was shown stay known: a list of a narrower scope must not switch the header
         check of another tool off.
