@@ -106,17 +106,19 @@ def _finish(document: Document, source: str, env: Mapping[str, str]) -> Config:
     """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
     walker, shape = Walker(env), config_shape()
     problems = document.problems + override(document.tree, shape, env)
-    read = walker.read(shape, document.tree)
-    config, unreadable = with_files(read if isinstance(read, Config) else Config(routes=()), Path(source).parent)
-    problems += walker.problems + unreadable
-    # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
-    spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
-    problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
-    if problems:
-        written = {path: key for path, key in walker.written.items() if key in document.places}
-        places = document.places | {path: document.places[key] for path, key in written.items()}
-        raise ConfigError((problem.placed(places) for problem in problems), source)
-    return config
+    config = walker.read(shape, document.tree, "", {})
+    problems += walker.problems
+    if isinstance(config, Config):
+        config, unreadable = with_files(config, Path(source).parent)
+        # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
+        spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
+        problems += unreadable
+        problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
+        if not problems:
+            return config
+    written = {path: key for path, key in walker.written.items() if key in document.places}
+    places = document.places | {path: document.places[key] for path, key in written.items()}
+    raise ConfigError((problem.placed(places) for problem in problems), source)
 
 
 def digest(config: Config) -> str:

@@ -37,23 +37,16 @@ class Walker:
         self.written: dict[str, str] = {}
         self._env = env
 
-    def read(self, shape: inspect.StructType, tree: object) -> object:
-        """Return the struct that `tree` describes, with defaults in place of refused values.
-
-        If the tree as a whole cannot be read, the result is not a struct, and the empty path is spoilt.
-        """
-        found = self._read(shape, tree, "", {})
-        if not isinstance(found, shape.cls):
-            self.spoilt.append("")
-        return found
-
     def _refuse(self, path: str, text: str) -> Unreadable:
         self.problems.append(Problem(path, text))
         self.spoilt.append(path)
         return UNREAD
 
-    def _read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
-        """Read one value of any kind; `extra` holds annotations in addition to its own: `form`, `secret`."""
+    def read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
+        """Return one value of any kind, UNREAD if it is refused; in a struct, that leaves the default.
+
+        `extra` holds annotations in addition to those of the type: `form`, `secret`.
+        """
         kind, own, is_optional = advice.plain(kind)
         if type(value) is str:  # not `Given`: the value of a variable is not substituted again
             try:
@@ -103,7 +96,7 @@ class Walker:
         """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
         place = joined(path, field.name)
         if field.name in section:
-            value = self._read(field.type, section[field.name], place, {"default": field.default})
+            value = self.read(field.type, section[field.name], place, {"default": field.default})
         else:
             example = _EXAMPLES.get(field.name, "it")
             value = self._refuse(place, f"is missing; add {example}") if field.required else UNREAD
@@ -142,7 +135,7 @@ class Walker:
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
-        items = (self._read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
+        items = (self.read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
         return tuple(item for item in items if item is not UNREAD)
 
     def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
@@ -151,7 +144,7 @@ class Walker:
         found: dict[object, object] = {}
         for key, item in value.items():
             place = joined(path, key)
-            found[self._read(kind.key_type, key, place, {})] = self._read(kind.value_type, item, place, {})
+            found[self.read(kind.key_type, key, place, {})] = self.read(kind.value_type, item, place, {})
         return {key: item for key, item in found.items() if UNREAD not in (key, item)}
 
     def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:

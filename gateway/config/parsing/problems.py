@@ -73,12 +73,8 @@ def collected(problems: list[Problem]) -> Iterator[None]:
 
 
 def touches(one: str, other: str) -> bool:
-    """Return whether one path is inside the other, or equal to it; the empty path contains all."""
-    return _within(one, other) or _within(other, one)
-
-
-def _within(inner: str, outer: str) -> bool:
-    return outer in {inner, ""} or inner.startswith((f"{outer}.", f"{outer}["))
+    """Return whether one path is inside the other, or equal to it."""
+    return one == other or one.startswith((f"{other}.", f"{other}[")) or other.startswith((f"{one}.", f"{one}["))
 
 
 class Given(str):

@@ -98,4 +98,4 @@ def test_a_model_with_a_type_that_cannot_be_read_is_a_bug() -> None:
     shape = inspect.type_info(Odd)
     assert isinstance(shape, inspect.StructType)
     with pytest.raises(TypeError, match="value: the model uses"):
-        Walker({}).read(shape, {"value": "x"})
+        Walker({}).read(shape, {"value": "x"}, "", {})

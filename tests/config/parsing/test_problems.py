@@ -84,7 +84,6 @@ def test_a_value_is_quoted_short_and_without_secrets(value: object, text: str) -
 def test_paths_touch_if_one_is_inside_the_other() -> None:
     assert touches("hold.ttl_seconds", "hold")
     assert touches("routes", "routes[0].path")
-    assert touches("", "hold")
     assert not touches("hold.ttl", "hold.ttl_seconds")
 
 
