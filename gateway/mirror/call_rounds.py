@@ -114,7 +114,7 @@ class Rounds:
                 headers = with_trace(headers, trace)
                 written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
                 meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
-                params = jsonrpc.with_meta(params, meta)
+                params["_meta"] = Raw(jsonrpc.merge(meta.items()))
             return ModernRequest.new(
                 method,
                 params,

@@ -305,10 +305,12 @@ def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
     )
 
 
-def with_meta(members: Fields, meta: Fields) -> Fields:
-    """The members of an object with this `_meta` in place of their own; without one if it is empty."""
-    others = {key: value for key, value in members.items() if key != "_meta"}
-    return others | {"_meta": Raw(merge(meta.items()))} if meta else others
+def with_meta(members: Fields, meta: Fields) -> Raw:
+    """An object with this `_meta` in place of its own; without one if it is empty."""
+    members = {key: value for key, value in members.items() if key != "_meta"}
+    if meta:
+        members["_meta"] = Raw(merge(meta.items()))
+    return Raw(merge(members.items()))
 
 
 @lru_cache(maxsize=1024)

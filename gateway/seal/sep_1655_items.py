@@ -67,10 +67,9 @@ def with_item(response: bytes, name: str, sealed: str) -> bytes:
     except ValueError:
         return response
     meta[KEY] = Raw(jsonrpc.merge((state | {name: Raw(jsonrpc.encode(sealed))}).items()))
-    result = jsonrpc.with_meta(result, meta)
     if "cacheScope" in result:
         result["cacheScope"] = Raw(b'"private"')  # the item is for this client alone
-    return jsonrpc.result(message.id, jsonrpc.merge(result.items()))
+    return jsonrpc.result(message.id, jsonrpc.with_meta(result, meta))
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):

@@ -90,7 +90,7 @@ class Stateless:
         if session is not None:
             # Only `initialize` says who the client is.
             declared = replace(declared, profile=replace(declared.profile, info=session.profile.info))
-        request = replace(message, params=Raw(declared.params))
+        request = replace(message, params=declared.params)
         match message.method:
             case mcp.PING:
                 return await _result(at, id_, b"{}")

@@ -48,8 +48,8 @@ class InvalidSession(DownstreamError):
 class Declared(msgspec.Struct, frozen=True):
     """The declarations of one request about itself and its client."""
 
-    params: bytes
-    """The params without the words of the dialect, as JSON."""
+    params: Raw
+    """The params without the words of the dialect."""
     profile: Profile
     streams: bool
     """Whether the reply may be a stream."""
@@ -89,7 +89,7 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
         raise InvalidParams(f"{_LOG_LEVEL[0]!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
     kept = jsonrpc.with_meta(params, {key: raw for key, raw in meta.items() if key not in _OWN})
     # The paper lets a server stream only to a client that declares capabilities.
-    return Declared(jsonrpc.merge(kept.items()), profile, CAPABILITIES in meta, roots, level)
+    return Declared(kept, profile, CAPABILITIES in meta, roots, level)
 
 
 def _meta(params: jsonrpc.Fields) -> jsonrpc.Fields:

@@ -57,7 +57,7 @@ def without_task(result: Raw) -> Raw:
         meta = {key: raw for key, raw in jsonrpc.fields(opened["_meta"]).items() if key != mcp.META_RELATED_TASK}
     except (KeyError, ValueError):
         return result
-    return Raw(jsonrpc.merge(jsonrpc.with_meta(opened, meta).items()))
+    return jsonrpc.with_meta(opened, meta)
 
 
 def ended(got: Raw | jsonrpc.Error, answer: Raw | jsonrpc.Error) -> Ended:

@@ -6,7 +6,6 @@ client's next request.
 
 from typing import Final
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
@@ -35,7 +34,7 @@ def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession) -> tu
         return message, None  # its `_meta` is not an object, which the call reports
     if sealed is None:
         return message, None
-    kept = replace(message, params=Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items())))
+    kept = replace(message, params=jsonrpc.with_meta(params, meta))
     item = at.live.kept_item(sealed, NAME, at.bearer)
     return kept, item if item is not None and item.place == session.key else None  # state ends with its session
 

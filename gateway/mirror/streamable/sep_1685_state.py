@@ -36,7 +36,7 @@ def with_state(question: Question, state: str) -> Question:
     """The question with its state."""
     params = jsonrpc.fields(question.params or jsonrpc.EMPTY)
     meta = jsonrpc.members(params.get("_meta")) | {KEY: Raw(jsonrpc.encode(state))}
-    return replace(question, params=Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items())))
+    return replace(question, params=jsonrpc.with_meta(params, meta))
 
 
 def is_echo(place: CallPlace, message: jsonrpc.Message) -> bool:
@@ -62,4 +62,4 @@ def taken(place: CallPlace, message: jsonrpc.Message, tokens: Tokens) -> tuple[C
         raise InvalidRequestState(exc.reason) from exc
     if found.brief != place.brief:  # the id may have had no room for what continues the call
         raise InvalidRequestState("other_target")
-    return found, replace(message, result=Raw(jsonrpc.merge(jsonrpc.with_meta(result, meta).items())))
+    return found, replace(message, result=jsonrpc.with_meta(result, meta))
