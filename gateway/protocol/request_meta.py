@@ -3,8 +3,9 @@
 Sources: specification 2026-07-28 basic/index (`_meta`), server/utilities/logging.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
-from functools import _lru_cache_wrapper, lru_cache
+from functools import lru_cache, wraps
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -90,14 +91,16 @@ class Meta(NamedTuple):
     """Whether it is no deeper than what is usual."""
 
 
-def meta_of(raw: Raw) -> Meta:
-    """Open `_meta`; raises InvalidParams or InvalidRequest unless it is an object."""
-    return _remembered(_opened, bytes(raw))
+def _remembered(read: Callable[[bytes], T]) -> Callable[[bytes | Raw], T]:
+    """Have what a client repeats read once; nothing is remembered that is large, or differs in each request."""
+    known = lru_cache(_REMEMBERED)(read)
 
+    @wraps(read)
+    def look_up(raw: bytes | Raw) -> T:
+        text = bytes(raw)
+        return known(text) if _is_repeated(text) else read(text)
 
-def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
-    """Read what a client repeats in each request; nothing is remembered that is large, or differs each time."""
-    return read(raw) if _is_repeated(raw) else read.__wrapped__(raw)
+    return look_up
 
 
 def _is_repeated(raw: bytes) -> bool:
@@ -105,8 +108,9 @@ def _is_repeated(raw: bytes) -> bool:
     return len(raw) <= _REMEMBERED_BYTES and raw.find(_PROGRESS_TOKEN) < 0
 
 
-@lru_cache(_REMEMBERED)
-def _opened(raw: bytes) -> Meta:
+@_remembered
+def meta_of(raw: bytes) -> Meta:
+    """Open `_meta`; raises InvalidParams or InvalidRequest unless it is an object."""
     members = jsonrpc.object_of(Raw(raw), '"params._meta"', InvalidParams)
     is_shallow = False
     with suppress(ValueError):
@@ -129,7 +133,7 @@ def declarations(meta: jsonrpc.Fields, *, is_shared: bool = False) -> Declaratio
     if capabilities is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
     try:
-        declared = capabilities_of(bytes(capabilities))
+        declared = capabilities_of(capabilities)
     except jsonrpc.RepeatedKey as exc:
         raise InvalidParams(f"{mcp.META_CAPABILITIES!r} repeats a key; send each key once") from exc
     except (ValueError, RecursionError) as exc:
@@ -163,13 +167,9 @@ def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
     return raw
 
 
+@_remembered
 def capabilities_of(raw: bytes) -> Capabilities:
     """The kinds of questions that a client's declaration allows; raises ValueError or RecursionError."""
-    return _remembered(_declared, raw)
-
-
-@lru_cache(_REMEMBERED)
-def _declared(raw: bytes) -> Capabilities:
     _check_keys(raw)
     opened = jsonrpc.inspect(_decode_declared, raw)
     elicitation = opened.elicitation
