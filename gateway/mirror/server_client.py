@@ -5,9 +5,9 @@ tool's schema tells which these are. So the first call of a tool lists the tools
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -104,7 +104,7 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
 class ServerClient(Protocol):
     """Sends requests of 2026-07-28 to one server."""
 
-    def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
 
         `hearer` raises ValueError for a malformed message. Raises GatewayError if the response will not come.
@@ -195,13 +195,6 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
     live: LiveRoute
     principal: bytes
 
-    def send(self, request: ModernRequest, hearer: Hearer) -> Coroutine[Any, Any, None]:
-        """See `ServerClient`."""
-        stdio = self.live.upstream.stdio
-        if stdio is None:
-            return self._send_over_http(request, hearer)
-        return _send_to_child(stdio.modern.request(request.body, hearer))
-
     @property
     def endpoint(self) -> Endpoint:
         """The address of the server over HTTP."""
@@ -237,17 +230,23 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             del catalog.listing[principal]
             listing.set_result(None)
 
-    async def _param_headers(self, request: ModernRequest) -> Headers:
-        """The headers that repeat the annotated arguments of a call; raises InvalidParams."""
-        if request.method != mcp.TOOLS_CALL or not (mirrored := (await self.tool(request)).mirrored):
-            return NO_HEADERS
-        return param_headers.headers_for(mirrored, request.params.get("arguments"))
-
-    async def _send_over_http(self, request: ModernRequest, hearer: Hearer) -> None:
-        repeated = await self._param_headers(request)
-        live, hearer = self.live, _ServerResponse(self, request, hearer)
+    async def send(self, request: ModernRequest, hearer: Hearer) -> None:
+        """See `ServerClient`."""
+        live, stdio = self.live, self.live.upstream.stdio
+        if stdio is not None:
+            asking = stdio.modern.request(request.body, hearer)
+            del request  # a call that waits need not keep it
+            try:
+                await asking
+            except ValueError as exc:
+                raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
+            return
+        repeated = NO_HEADERS
+        if request.method == mcp.TOOLS_CALL and (mirrored := (await self.tool(request)).mirrored):
+            repeated = param_headers.headers_for(mirrored, request.params.get("arguments"))
+        hearer = _ServerResponse(self, request, hearer)
         sending = self._sent(request, repeated, hearer)
-        del request  # a call that waits need not keep it
+        del request
         try:
             reply = await sending
             if reply.status in REDIRECTS and reply.request is not None:  # the server has not run it
@@ -310,13 +309,6 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         if status < 300 or not hearer.hear(body):  # a 2xx body was heard when it was complete
             reply.pending.distrust()  # the next response on it may be another request's, too
             raise _lost(self.endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
-
-
-async def _send_to_child(sending: Awaitable[None]) -> None:
-    try:
-        await sending
-    except ValueError as exc:
-        raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
 
 
 class _ServerResponse(Hearer):
