@@ -26,7 +26,7 @@ from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refus
 from gateway.routes.deadlines import TASK_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
-from gateway.telemetry import COMPLETE, Ending, Outcome
+from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 
 _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
@@ -107,31 +107,28 @@ class MirroredCall(Engine, Hearer):
         self._release()
         if self._work is not None and self._work is not asyncio.current_task():
             _ = self._work.cancel()
-        self._over(Ending(Outcome.CANCELLED))
+        self.report.finished(self._rounds.progress.round + 1, Ending(Outcome.CANCELLED))
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
         """See `Engine`."""
         id_ = self._rounds.request.id
         if isinstance(error, GatewayError):
-            self._over(error=error)
             final = FinalMessage.of_error(error, id_, self.report.request_id, in_session=self.is_in_session)
-            self._finish(legs, final)
         else:
             # SEP-1442 has 404 for unknown methods; in a session, clients take 404 for its end.
             is_unknown = error.code == mcp.METHOD_NOT_FOUND and not self.is_in_session
-            self._answer(legs, jsonrpc.failure(id_, error), 404 if is_unknown else 200)
-
-    def _answer(self, legs: Iterable[Any], message: bytes, status: int = 200) -> None:
-        """End legs with the server's response."""
-        self._over()
-        self._finish(legs, FinalMessage(message, status))
-
-    def _over(self, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
-        self.report.finished(self._rounds.progress.round + 1, ending, error)
+            final = FinalMessage(jsonrpc.failure(id_, error), 404 if is_unknown else 200)
+        self._finish(legs, final)
 
     def _finish(self, legs: Iterable[Any], final: FinalMessage) -> None:
+        """End legs, with which the call is over."""
+        self.report.finished(self._rounds.progress.round + 1, error=final.cause)
         for leg in legs:
             leg.finish(final)
+
+    def _close(self, legs: Iterable[Any]) -> None:
+        for leg in legs:
+            leg.finish(_LET_GO)
 
     @abstractmethod
     def _put(self, questions: tuple[Question, ...]) -> None:
@@ -235,12 +232,14 @@ class MirroredCall(Engine, Hearer):
 
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.CancelCall: lambda self, it: self._drop(it.reason),
-        do.Close: lambda self, it: self._finish(it.legs, _LET_GO),
+        do.Close: lambda self, it: self._close(it.legs),
         do.Count: lambda self, it: self.report.count(it),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.Put: lambda self, it: self._put(it.questions),
         do.ReleaseSession: lambda self, _: self._release(),
-        do.Reply: lambda self, it: self._answer(it.legs, jsonrpc.result(self._rounds.request.id, it.result)),
+        do.Reply: lambda self, it: self._finish(
+            it.legs, FinalMessage(jsonrpc.result(self._rounds.request.id, it.result))
+        ),
         do.SendAnswers: lambda self, it: self._deliver(it.answers),
         do.SendCall: lambda self, _: self._run_rounds(),
     }
