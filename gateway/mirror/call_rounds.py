@@ -65,9 +65,15 @@ class Rounds:
     """The rounds of one request; they are sent by `MirroredCall`."""
 
     def __init__(
-        self, live: LiveRoute, exchange: str, request: LegacyRequest, profile: Profile, progress: Progress
+        self,
+        live: LiveRoute,
+        exchange: str,
+        request: LegacyRequest,
+        profile: Profile,
+        progress: Progress = Progress(),  # noqa: B008  (frozen)
     ) -> None:
         """`exchange` names the call."""
+        self.live, self.exchange = live, exchange
         self.request, self.profile, self.progress = request, profile, progress
         self.answers: dict[str, bytes] = {}
         """What the client has answered in this round."""
@@ -75,7 +81,6 @@ class Rounds:
         """The upstream's id of the task, until the server says that it is over."""
         self.began = world.monotonic()
         """When this process heard of the task."""
-        self._live, self._exchange = live, exchange
         self._is_relisted = self._needs_tasks = False
         """What the server refused the call for: the headers, or missing tasks."""
         self._taken: set[str] = set()
@@ -212,7 +217,7 @@ class Rounds:
                 return AT_ONCE
             required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
             needs = error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
-            if needs and not self._needs_tasks and self._live.route.tasks.undeclared == "drive":
+            if needs and not self._needs_tasks and self.live.route.tasks.undeclared == "drive":
                 self._needs_tasks = True
                 return AT_ONCE
         return legacy_error(self.request.method, error)
@@ -272,7 +277,7 @@ class Rounds:
         mode = jsonrpc.text(params.get("mode"))
         if mode == "url":
             # 2026-07-28 has no such id. A replica that runs the round again asks under the same one.
-            named = f"{self._exchange}\n{self.progress.round}\n{key}".encode("utf-8", "surrogatepass")
+            named = f"{self.exchange}\n{self.progress.round}\n{key}".encode("utf-8", "surrogatepass")
             params["elicitationId"] = Raw(jsonrpc.encode(hashlib.sha256(named).hexdigest()[:32]))
         elif mode == "form" and not self.profile.resumes:  # `mode` came with 2025-11-25, as coming back did
             del params["mode"]

@@ -15,10 +15,10 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Policy
 from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
+from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import (
     DEFAULT_LEVEL,
-    LegacyRequest,
     Profile,
     answer_of,
     level_of,
@@ -96,7 +96,9 @@ class MirrorBackend:
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
             self._spawn(id_, changes.change(method, uri_of(params_of(message.opened)), headers))
         else:
-            call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), changes.profile, headers)
+            request = request_of(id_, message.opened)
+            rounds = Rounds(self.live, world.token_hex(8), request, changes.profile)
+            call = self._calls[id_] = _LinkedCall(self, rounds, headers)
             call.open(call)
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
@@ -149,11 +151,10 @@ class MirrorBackend:
 class _LinkedCall(MirroredCall, Leg):
     """One call of the session, which is the leg that waits for it, too: it ends with the link."""
 
-    def __init__(self, backend: MirrorBackend, request: LegacyRequest, profile: Profile, headers: Headers) -> None:
+    def __init__(self, backend: MirrorBackend, rounds: Rounds, headers: Headers) -> None:
         self._backend = backend
-        Leg.__init__(self, Raw(request.id))
-        live, server, level = backend.live, backend.server, backend.level
-        MirroredCall.__init__(self, live, server, world.token_hex(8), request, profile, headers, level, Policy())
+        Leg.__init__(self, Raw(rounds.request.id))
+        MirroredCall.__init__(self, rounds, backend.server, headers, backend.level, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         for question in questions:

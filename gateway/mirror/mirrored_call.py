@@ -18,13 +18,11 @@ from gateway.exchange.machine import Exchange, Policy
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import AT_ONCE, Progress, Rounds
-from gateway.mirror.client_requests import LegacyRequest, Profile
+from gateway.mirror.call_rounds import AT_ONCE, Rounds
 from gateway.mirror.server_client import ModernRequest, ServerClient, ask
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.routes.deadlines import TASK_AGAIN_SECONDS
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
@@ -43,24 +41,19 @@ class MirroredCall(Engine, Hearer):
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        live: LiveRoute,
+        rounds: Rounds,
         server: ServerClient,
-        exchange: str,
-        request: LegacyRequest,
-        profile: Profile,
         headers: Headers,
         log_level: str | None,
         policy: Policy,
-        progress: Progress = Progress(),  # noqa: B008  (frozen)
         incoming: Incoming | None = None,
     ) -> None:
-        """`exchange` names the call. `incoming` is the client's request, if the call is reported."""
-        super().__init__(live, Exchange(profile.declared, policy))
+        """`incoming` is the client's request, if the call is reported."""
+        super().__init__(rounds.live, Exchange(rounds.profile.declared, policy))
         self.headers = headers
         """The newest ones of the client."""
-        self.report = CallReport(live, request, profile.version, incoming)
-        self._server = server
-        self._rounds = Rounds(live, exchange, request, profile, progress)
+        self.report = CallReport(rounds.live, rounds.request, rounds.profile.version, incoming)
+        self._rounds, self._server = rounds, server
         self._log_level = log_level
         """What the client wants to hear from the next round on."""
         self._work: asyncio.Task[None] | None = None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.exchange.input_requests import Question
 from gateway.legacy_front.arrival import Arrival
+from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.client_requests import LegacyRequest
 from gateway.mirror.server_client import ServerClient
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -45,7 +46,8 @@ class StatelessCall(StreamedCall):
         """Whether the server waits for answers."""
         exchange = world.token_urlsafe(9)
         key = exchange if session is None else session.key  # without a session, any client may use the same id
-        super().__init__(shared, at, binding, exchange, request, declared.log_level, server=server, key=key)
+        rounds = Rounds(at.live, exchange, request, binding.profile)
+        super().__init__(shared, at, binding, rounds, declared.log_level, server=server, key=key)
 
     # -- the client's side of the call --------------------------------------------------------------------------
 

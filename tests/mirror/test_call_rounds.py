@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.exchange import events as on
-from gateway.mirror.call_rounds import MAX_ROUNDS, Progress, Rounds
+from gateway.mirror.call_rounds import MAX_ROUNDS, Rounds
 from gateway.mirror.client_requests import LegacyRequest, Profile, answer_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
@@ -21,7 +21,7 @@ ACCEPT = {"action": "accept", "content": {}}
 def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange") -> Rounds:
     request = LegacyRequest(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
-    return Rounds(fake_live(Tasks(Metrics("0"))), exchange, request, profile, Progress())
+    return Rounds(fake_live(Tasks(Metrics("0"))), exchange, request, profile)
 
 
 def encoded(**members: Any) -> bytes:

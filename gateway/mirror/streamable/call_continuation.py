@@ -13,6 +13,7 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
+from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.server_client import ModernRequest, RouteServer, initialize
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
@@ -79,11 +80,10 @@ def _restored(
 
     Without questions, the call runs from its beginning, or is a task.
     """
-    request = left.request
-    if request is None or left.exchange in shared.ended or _is_old(at, left):
+    if left.request is None or left.exchange in shared.ended or _is_old(at, left):
         return None
-    level = shared.homes.level(session)
-    held = StreamedCall(shared, at, session, left.exchange, request, level, left.progress)
+    rounds = Rounds(at.live, left.exchange, left.request, session.profile, left.progress)
+    held = StreamedCall(shared, at, session, rounds, shared.homes.level(session), is_continued=True)
     held.restore(left)
     held.report.spoken.taken_over(left.owner, left.progress.round, owner_is_dead=is_proven)
     return held

@@ -19,6 +19,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
+from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.client_requests import level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.server_client import RouteServer, initialize
 from gateway.mirror.streamable import call_continuation, sep_1655_item
@@ -141,8 +142,8 @@ async def _request(
             at.incoming.drop_body(id_)
             if at.live.process.draining.refuses_calls:
                 raise ShuttingDown("call again")
-            exchange, wanted = world.token_urlsafe(9), shared.homes.level(session)
-            return await StreamedCall(shared, at, session, exchange, request, wanted).write(at)
+            rounds = Rounds(at.live, world.token_urlsafe(9), request, session.profile)
+            return await StreamedCall(shared, at, session, rounds, shared.homes.level(session)).write(at)
     return await at.reply.whole(FinalMessage(response))
 
 

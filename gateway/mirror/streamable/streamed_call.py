@@ -25,8 +25,8 @@ from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.call_rounds import Progress
-from gateway.mirror.client_requests import LegacyRequest, answer_of
+from gateway.mirror.call_rounds import Progress, Rounds
+from gateway.mirror.client_requests import answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import RouteServer, ServerClient
 from gateway.mirror.streamable import sep_1685_state
@@ -83,45 +83,40 @@ class StreamedCall(MirroredCall):
         shared: Shared,
         at: Arrival,
         session: MirroredSession,
-        exchange: str,
-        request: LegacyRequest,
+        rounds: Rounds,
         log_level: str | None,
-        progress: Progress | None = None,
+        *,
+        is_continued: bool = False,
         server: ServerClient | None = None,
         key: str | None = None,
     ) -> None:
-        """`progress` is set if this continues a call that a dead replica began.
+        """`is_continued` if a dead replica began the call.
 
         `server` is the route's own if it is not given, and `key` that of the session.
         """
-        self.id = exchange
+        self.id = rounds.exchange
         self.principal = at.caller.principal
         self.session = session
-        self._key = key or session.key, request.id
+        self._key = key or session.key, rounds.request.id
         """What no other open call of the client has."""
         self._shared = shared
-        self._is_continued = progress is not None
-        may_park = request.method in mcp.ASKING
+        self._is_continued = is_continued
+        may_park = rounds.request.method in mcp.ASKING
         may_ask = may_park and self.outlives_stream
         self._resumes = may_ask and session.profile.resumes
         """Whether the client comes back for this call, if its stream breaks."""
-        state = progress.state if progress is not None else None
-        size = 2 * (len(request.params) + len(state or b""))
-        self._weight = at.live.process.calls.take(self.principal, size, is_continued=self._is_continued)
+        size = 2 * rounds.kept_bytes
+        self._weight = at.live.process.calls.take(self.principal, size, is_continued=is_continued)
         """Released when the call is over."""
         try:
             if may_park:
                 shared.lot.park(self)
             super().__init__(
-                at.live,
+                rounds,
                 server or RouteServer(at.live, self.principal),
-                exchange,
-                request,
-                session.profile,
                 at.headers,
                 log_level,
                 Policy(may_ask=may_ask, returns=self._resumes),
-                progress or Progress(),
                 at.incoming if self.is_reported else None,
             )
         except BaseException:
