@@ -67,7 +67,7 @@ class RequestHandler:
         self._legacy = legacy
         self.sessions = legacy.sessions
         self.stateless = legacy.stateless
-        self._stages = Stages(in_force, routes, authenticator, legacy, self._serve)
+        self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         self._ids = numbered(world.token_hex(6))
         self._served = 0
         """The requests in flight that coroutines serve."""
@@ -125,27 +125,24 @@ class RequestHandler:
         finally:
             self._served -= 1
 
-    def _serve(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Serve a request of a client that has passed the stages."""
-        if bodies.on:
-            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
-        return self._route(incoming, reply, is_hop=False)
-
     async def _serve_hop(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a request that another replica received, unless another process of this host has to."""
         passed = await self._routes.process.router.pass_on(incoming, reply)
-        return passed if passed is not None else await self._route(incoming, reply, is_hop=True)
+        return passed if passed is not None else await self._route(incoming, reply)
 
-    async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool) -> Response:
+    async def _route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
+        came = incoming.peer_request
+        if bodies.on and came is None:
+            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         live = self._routes.live.get(incoming.path)
         if live is None:  # a call may have begun while the path had a route
             found = await self._continuation.find_route(incoming, reply)
             return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
         if live.route.dialects and self.stateless.claims(incoming, live):
             return await self.stateless.serve(await self._arrival(incoming, reply, live))
-        if is_hop:
-            is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
+        if came is not None:
+            is_relayed = came.kind == "session"
             if is_relayed or _is_legacy(incoming):
                 at = await self._arrival(incoming, reply, live)
                 if (served := await self._legacy.hop(at, is_relayed=is_relayed)) is not None:
@@ -231,25 +228,18 @@ class RequestHandler:
             if isinstance(exc, UpstreamError) and not exc.is_counted:
                 # There was no call yet: the upstream refused the handshake or the credential.
                 round_.live.upstream.health.count(exc)
-            if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
+            incoming, reply, era = round_.incoming, round_.reply, round_.live.upstream.era
+            # A held call has its answers already, and another replica decides for itself.
+            if isinstance(exc, NoHandshake) and incoming.body and isinstance(reply, HttpReply) and era is not None:
                 round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
-                passed = await self._passed_after_all(round_.incoming, round_.reply, round_.live)
+                era.doubt()  # it refused `initialize`, so a new probe may find that it is modern now
+                passed = await self._passed(incoming, reply, round_.live, waits=True)
                 if passed is not None:
                     return passed
             raise
         finally:
             round_.count(ending)
         return response
-
-    async def _passed_after_all(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
-        """Return the reply of an upstream that refused `initialize`, if a new probe finds that it is modern now.
-
-        A held call has its answers already; another replica decides for itself.
-        """
-        if live.upstream.era is None or not incoming.body or not isinstance(reply, HttpReply):
-            return None
-        live.upstream.era.doubt()
-        return await self._passed(incoming, reply, live, waits=True)
 
 
 def _is_bridged(incoming: Incoming, live: LiveRoute) -> bool:
