@@ -72,6 +72,13 @@ async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes:
 
 
 def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, metrics: Metrics) -> None:
+    about = {
+        "route": incoming.path[:80],
+        "upstream": live.route.upstream.name if live is not None else None,
+        "cause": error.message,
+        "fix": error.fix,
+        "request_id": incoming.request_id,
+    }
     if isinstance(error, InvalidState):
         metrics.state_rejections[error.reason,].inc()
         note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
@@ -83,18 +90,8 @@ def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, met
         if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
             metrics.state_rejections[error.__cause__.reason,].inc()
     elif isinstance(error, UpstreamError):
-        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, **_about(error, incoming, live))
+        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, **about)
     elif isinstance(error, OwnerStalled):
         if isinstance(error, StateFromFuture):
             metrics.state_rejections["future",].inc()
-        log.warning(Event.PEER_FAILED, **_about(error, incoming, live))
-
-
-def _about(error: GatewayError, incoming: Incoming, live: LiveRoute | None) -> dict[str, str | None]:
-    return {
-        "route": incoming.path[:80],
-        "upstream": live.route.upstream.name if live is not None else None,
-        "cause": error.message,
-        "fix": error.fix,
-        "request_id": incoming.request_id,
-    }
+        log.warning(Event.PEER_FAILED, **about)

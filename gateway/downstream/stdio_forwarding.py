@@ -84,7 +84,7 @@ class StdioPassage(Passage, Hearer):
 
     async def _send(self) -> None:
         live, parsed, body = self.live, self._parsed, self.incoming.body
-        with telling(self._fail):
+        with telling(lambda error: self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))):
             try:
                 if live.upstream.stdio is not None:
                     await live.upstream.stdio.modern.request(body, self)
@@ -95,9 +95,6 @@ class StdioPassage(Passage, Hearer):
             except ValueError as exc:
                 why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
                 raise GatewayError(why) from exc
-
-    def _fail(self, error: GatewayError) -> None:
-        self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))
 
     def hear(self, data: bytes, /) -> bool:
         """See `Hearer`."""

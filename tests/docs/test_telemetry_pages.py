@@ -25,7 +25,7 @@ def script(name: str) -> ModuleType:
 
 
 def written() -> dict[str, set[str]]:
-    """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts, `self._about` too."""
+    """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts, `about` for one."""
     found: dict[str, set[str]] = {event.name: set() for event in Event}
     through: set[str] = set()
     for tree in (ast.parse(source.read_text()) for source in SOURCES):
@@ -34,7 +34,7 @@ def written() -> dict[str, set[str]]:
             first = call.args[0]
             fields = {keyword.arg for keyword in call.keywords if keyword.arg}
             for unpacked in (keyword.value for keyword in call.keywords if keyword.arg is None):
-                fields |= about if "_about" in ast.unparse(unpacked) else _keys(unpacked)
+                fields |= about if ast.unparse(unpacked).endswith("about") else _keys(unpacked)
             if isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and first.value.id == "Event":
                 found[first.attr] |= fields
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "_log":
@@ -50,7 +50,7 @@ def written() -> dict[str, set[str]]:
 def _names_about(node: ast.AST) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name == "_about"
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._about"
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "about"
 
 
 def _keys(node: ast.AST) -> set[Any]:
