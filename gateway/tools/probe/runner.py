@@ -35,39 +35,30 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
 
     `route` is the route's path if the server comes from a configuration.
     """
-    limits, timeouts, tls = subject.config.limits, subject.config.timeouts, subject.route.upstream.tls
-    bounds = Bounds(limits, timeouts, subject.tls, tls.server_name)
+    timeouts, upstream = subject.config.timeouts, subject.route.upstream
+    bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
     async with http_client(bounds) as (client, tasks):
         exam = ProbeContext(subject, client, tasks)
-        await _examine(exam)
+        try:
+            async with asyncio.timeout(_STEPS * max(timeouts.handshake_seconds, timeouts.connect_seconds)):
+                await (_examine_child(exam) if upstream.url is None else _examine_url(exam))
+        except ProbeStopped:
+            pass
+        except TimeoutError:
+            _ = exam.notes.failed(
+                "time",
+                "the server took too long in every step",
+                "Behind the gateway, many calls would time out.",
+                "Find out what slows the server down, or give each step more time with --timeout.",
+            )
+        except Exception as exc:  # noqa: BLE001 - the outermost edge: an operator gets a sentence, never a traceback
+            _ = exam.notes.failed(
+                "probe",
+                f"the probe could not handle an answer ({type(exc).__name__})",
+                "The server is broken or hostile, or the probe has a bug.",
+                "If the server works otherwise, please report this with the version of mrtr-gateway.",
+            )
     return _concluded(exam, route)
-
-
-async def _examine(exam: ProbeContext) -> None:
-    """Take every step; a problem is noted, and nothing is raised."""
-    longest = max(exam.timeouts.handshake_seconds, exam.timeouts.connect_seconds)
-    try:
-        async with asyncio.timeout(_STEPS * longest):
-            if exam.subject.route.upstream.url is None:
-                await _examine_child(exam)
-            else:
-                await _examine_url(exam)
-    except ProbeStopped:
-        pass
-    except TimeoutError:
-        _ = exam.notes.failed(
-            "time",
-            "the server took too long in every step",
-            "Behind the gateway, many calls would time out.",
-            "Find out what slows the server down, or give each step more time with --timeout.",
-        )
-    except Exception as exc:  # noqa: BLE001 - the outermost edge: an operator gets a sentence, never a traceback
-        _ = exam.notes.failed(
-            "probe",
-            f"the probe could not handle an answer ({type(exc).__name__})",
-            "The server is broken or hostile, or the probe has a bug.",
-            "If the server works otherwise, please report this with the version of mrtr-gateway.",
-        )
 
 
 def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:

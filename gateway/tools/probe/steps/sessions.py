@@ -109,7 +109,7 @@ async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
         tools.extend(listed.tools.values())
         left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in listed.left_out)
 
-    is_complete = await read_pages(lambda params: _ask(exam, opened.channel, mcp.TOOLS_LIST, params), take)
+    is_complete = await read_pages(lambda params: _tools_page(exam, opened.channel, params), take)
     exam.learn(
         tools=len(tools),
         ephemeral_tools=sum(tool.ephemeral for tool in tools),
@@ -147,9 +147,9 @@ async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
         exam.notes.ok("tasks", "offered, but no tool supports them")
 
 
-async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
-    """Return the result of one request; None for an error or a timeout."""
-    message = jsonrpc.request(new_id(), method, params)
+async def _tools_page(exam: ProbeContext, channel: Channel, params: dict[str, object]) -> Raw | None:
+    """Return the result of one tools/list; None for an error or a timeout."""
+    message = jsonrpc.request(new_id(), mcp.TOOLS_LIST, params)
     answer = Answer(message)
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
