@@ -65,6 +65,12 @@ class ClientCall(msgspec.Struct, eq=False):
             log_level=said.log_level,
         )
 
+    def step(self, step: Step) -> None:
+        """Count how a retry found its call, or how that goes on."""
+        self.live.process.metrics.continuations[self.live.route.path, step].inc()
+        if self.span is not None:
+            self.span.note("step", step)
+
     def weigh(self, *, is_continued: bool = False) -> Weight:
         """Weigh the call: as it came, and as it goes upstream. Raises Busy, unless it `is_continued`."""
         return self.live.process.calls.take(self.key.principal, 2 * self.body_bytes, is_continued=is_continued)
@@ -254,12 +260,6 @@ class Context(ClientCall, eq=False, kw_only=True):
     def becomes_task(self) -> None:
         """The client gets the handle of a task."""
         self._told_by = "task"
-
-    def step(self, step: Step) -> None:
-        """Count the step by which a retry continued."""
-        self.live.process.metrics.continuations[self.live.route.path, step].inc()
-        if self.span is not None:
-            self.span.note("step", step)
 
     def completed(self) -> Ending:
         """The legs end with a result, whatever an earlier one ended with; returns how they end."""

@@ -91,7 +91,7 @@ class Continuation:
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
         if incoming.peer_request is None:
-            round_.continued(Step.FORWARDED)
+            round_.step(Step.FORWARDED)
         return found
 
     def give_up(self, incoming: Incoming) -> None:
@@ -247,7 +247,7 @@ class Continuation:
 
     def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Response]:
         queue = round_.queue()
-        round_.continued(Step.HELD)
+        round_.step(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
         round_.drop_body()
         return self.legs.write(round_, driver, queue)

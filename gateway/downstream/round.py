@@ -20,7 +20,7 @@ from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.seal import sep_1655_items
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import Ending, Outcome, Step
+from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
@@ -95,12 +95,6 @@ class Round(ClientCall, eq=False, kw_only=True):
         if isinstance(last.cause, NoHandshake) and not self.reply.started:
             raise last.cause  # the upstream may be modern, and answer this very request
         return await self.finish(last)
-
-    def continued(self, step: Step) -> None:
-        """Count how a retry found its call."""
-        self.live.process.metrics.continuations[self.live.route.path, step].inc()
-        if self.span is not None:
-            self.span.note("step", step)
 
     def count(self, ending: Ending) -> None:
         """Count this round, once; the replica to which the client spoke counts a forwarded one."""

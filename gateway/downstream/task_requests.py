@@ -79,7 +79,7 @@ async def _elsewhere(
         found = await process.router.follower_serves(handle.exchange, incoming, reply) or found
     if not isinstance(found, TakeOver):
         if incoming.peer_request is None:
-            round_.continued(Step.FORWARDED)
+            round_.step(Step.FORWARDED)
         return found
     if (task := table.find(handle.exchange)) is not None:  # another request came first
         return task
