@@ -8,7 +8,7 @@ Each held call has such a stream, which is mostly silent. So no task reads it: i
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from gateway import world
@@ -35,10 +35,10 @@ class StandaloneStream(Hearer):
     """Keeps the GET stream of one session open."""
 
     _session: HttpSession
+    _headers: Headers
+    _listener: SideListener
     is_open: bool = False
     """Whether there is a stream, perhaps between its end and the next GET, or may be: no answer came in time."""
-    _headers: Headers = field(init=False)
-    _listener: SideListener = _DEAF
     _head: asyncio.Future[None] | None = None
     """While `open` waits for the answer to the first GET."""
     _was_open: bool = False
@@ -51,9 +51,8 @@ class StandaloneStream(Hearer):
     """GETs in a row that brought no stream, or a short one."""
     _began: float = 0.0
 
-    async def open(self, headers: Headers, listener: SideListener) -> None:
+    async def open(self) -> None:
         """Open the stream and keep it open until `close`."""
-        self._headers, self._listener = headers, listener
         loop = asyncio.get_running_loop()
         head = self._head = loop.create_future()
         self._session.upstream.tasks.guard(self._get, "side stream")()  # a bug costs the stream, not the session
@@ -73,10 +72,6 @@ class StandaloneStream(Hearer):
         """The session is about to end: the end of the stream is no news for its listener."""
         self._is_closing = True  # until then its messages count: a list may change for other sessions too
 
-    def close(self) -> None:
-        """Close the stream."""
-        self._end()
-
     # -- opening and ending -------------------------------------------------------------------------------------
 
     def _get(self) -> None:
@@ -88,15 +83,14 @@ class StandaloneStream(Hearer):
             reply.pending = self._session.get(self._headers, reply)
             self._next = reply
         except BaseException:  # headers that cannot be sent, for one: `open` must not wait in vain
-            self._end()
+            self.close()
             raise
 
     def _broke(self, *, is_refused: bool = False) -> None:
         """There is no stream any more, or not yet; `is_refused` if the server may give one later."""
         if self._is_closing:
-            self._end()  # the server ends it with the session
+            self.close()  # the server ends it with the session
             return
-        self._let_go()
         lasted = not is_refused and world.monotonic() - self._began > _STABLE_SECONDS
         self._failures = 0 if lasted else self._failures + 1
         pauses = self._session.upstream.times.reopen_seconds
@@ -104,24 +98,20 @@ class StandaloneStream(Hearer):
             get = self._session.upstream.tasks.guard(self._get, "side stream")
             self._next = asyncio.get_running_loop().call_later(pauses[self._failures], get)
         else:
-            self._end()
+            self.close()
 
-    def _end(self) -> None:
-        """There will be no stream any more."""
-        listener, self._listener = self._listener, _DEAF  # `close` ends it again, and then tells nothing
+    def close(self) -> None:
+        """End the stream for good; a second time, the listener is told nothing."""
+        listener, self._listener = self._listener, _DEAF
         self.is_open = False
-        self._let_go()
-        self._note_head()
-        if not self._is_closing:
-            listener.side_closed(was_open=self._was_open)
-
-    def _let_go(self) -> None:
-        """Give up the GET in flight, or the next one."""
         if isinstance(self._next, StreamReply):
             self._next.close()
         elif self._next is not None:
             self._next.cancel()
         self._next = None
+        self._note_head()
+        if not self._is_closing:
+            listener.side_closed(was_open=self._was_open)
 
     def _note_head(self) -> None:
         if self._head is not None and not self._head.done():
@@ -162,12 +152,12 @@ class StandaloneStream(Hearer):
             case None:
                 if reply.status == _UNKNOWN and self._was_open:  # a first 404 only says that there is no such stream
                     self._session.forgotten()
-                self._end()  # the server does without this stream
+                self.close()  # the server does without this stream
             case ClientClosed():
                 self._is_closing = True  # the whole process ends
-                self._end()
+                self.close()
             case RequestFailed() | UpstreamError() | sse.EventTooLarge():
                 self._broke()
             case bug:
-                self._end()
+                self.close()
                 raise bug

@@ -162,8 +162,8 @@ class StreamableChannel(Channel):
         """Open the standalone GET stream and keep it open until `close`."""
         self._session.negotiate(version)
         if self.session_id is not None:
-            self._standalone = StandaloneStream(self._session)
-            await self._standalone.open(headers, listener)
+            self._standalone = StandaloneStream(self._session, headers, listener)
+            await self._standalone.open()
 
     # -- requests ----------------------------------------------------------------------------------------------
 

@@ -38,8 +38,8 @@ class Listening(SideListener):
         self.client = Client(InForce(Bounds(Limits(event_bytes=100), Timeouts())), self.calls)
         times = structs.replace(SHORT, side_head_seconds=head_seconds, reopen_seconds=reopen_seconds)
         self.upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
-        self.stream = StandaloneStream(HttpSession(self.upstream))
         self.headers = {"A": "b"}
+        self.stream: StandaloneStream
         self.words: list[str] = []
         self.receive: Callable[[bytes], None] = lambda data: self.words.append(data.decode())
 
@@ -53,7 +53,8 @@ class Listening(SideListener):
         self.words.append("lost" if was_open else "none")
 
     async def open(self) -> None:
-        await self.stream.open(self.headers, self)
+        self.stream = StandaloneStream(HttpSession(self.upstream), self.headers, self)
+        await self.stream.open()
 
     async def ended(self) -> list[str]:
         await eventually(lambda: not {"lost", "none"}.isdisjoint(self.words), "the stream has ended for good")
