@@ -57,45 +57,34 @@ class RouteTable:
 
     def rebuild(self, config: Config, tls: Contexts) -> None:
         """Serve the routes of this configuration from now on."""
-        endpoints = {
-            route.path: Endpoint(route.path, url, as_client=asks_as_client(route))
-            for route in config.routes
-            if (url := route.upstream.url) is not None
-        }
-        configs = {route.path: on_route(config, route) for route in config.routes}
-        before = self.live
-        upstreams = {}
+        live: dict[str, LiveRoute] = {}
         for route in config.routes:
-            settings = RouteSettings(configs[route.path], route)
-            server_name, of_route = route.upstream.tls.server_name, settings.config
-            bounds = Bounds(of_route.limits, of_route.timeouts, tls.upstreams[route.path], server_name)
-            former = before.get(route.path)
+            settings = RouteSettings(on_route(config, route), route)
+            own = settings.config
+            bounds = Bounds(own.limits, own.timeouts, tls.upstreams[route.path], route.upstream.tls.server_name)
+            former = self.live.get(route.path)
             if former is not None and _shape(former.route) == _shape(route):
-                former.upstream.bounds.replace(bounds)
-                former.upstream.settings.replace(settings)
-                upstreams[route.path] = former.upstream
+                upstream = former.upstream
+                upstream.bounds.replace(bounds)
+                upstream.settings.replace(settings)
             else:
-                upstreams[route.path] = self._new_upstream(settings, bounds, endpoints.get(route.path))
-        self.live = {
-            route.path: LiveRoute(
-                config=configs[route.path],
+                upstream = self._new_upstream(settings, bounds)
+            live[route.path] = LiveRoute(
+                config=own,
                 route=route,
-                policies=_policies(configs[route.path], route),
-                deadlines=Deadlines(configs[route.path], self.process.tasks),
-                upstream=upstreams[route.path],
+                policies=_policies(own, route),
+                deadlines=Deadlines(own, self.process.tasks),
+                upstream=upstream,
                 process=self.process,
             )
-            for route in config.routes
-        }
-        for path in self.live:
-            self.process.metrics.series.show_zeroes(path)
+            self.process.metrics.series.show_zeroes(route.path)
+        before, self.live = self.live, live
         self._prestart()
-        kept = {id(upstream) for upstream in upstreams.values()}
-        for live in before.values():
-            if id(live.upstream) not in kept:
+        for path, former in before.items():
+            if path not in live or live[path].upstream is not former.upstream:
                 # Its path no longer leads to this upstream: end its streams, so that the clients subscribe anew.
-                live.upstream.retire()
-                live.upstream.end_streams()
+                former.upstream.retire()
+                former.upstream.end_streams()
 
     def begin_children(self) -> None:
         """From now on, start children ahead of their sessions: on the present routes, and on those of a reload."""
@@ -107,19 +96,21 @@ class RouteTable:
             if self._is_prestarting and live.upstream.stdio is not None:
                 live.upstream.stdio.launcher.begin_prestarting()
 
-    def _new_upstream(self, first: RouteSettings, bound: Bounds, endpoint: Endpoint | None) -> LiveUpstream:
-        """Make an upstream; without an `endpoint` it is a child process."""
+    def _new_upstream(self, first: RouteSettings, bound: Bounds) -> LiveUpstream:
+        """Make an upstream; without a URL it is a child process."""
         metrics, tasks, route = self.process.metrics, self.process.tasks, first.route
         settings, bounds = InForce(first), InForce(bound)
         client = self._client.sibling(bounds)
-        health = UpstreamHealth(route.path, metrics, self._errors, is_command=route.upstream.command is not None)
-        if endpoint is None:
+        url = route.upstream.url
+        health = UpstreamHealth(route.path, metrics, self._errors, is_command=url is None)
+        if url is None:
             launcher = ChildLauncher(route, client, tasks, health, self._children)
             modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
             stdio = StdioEra(launcher, modern, tasks, health)
             connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, None, health, {}, stdio, {})
+        endpoint = Endpoint(route.path, url, as_client=asks_as_client(route))
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
         era = EraProbe(upstream, health)
         if route.upstream.transport == "sse":
