@@ -36,7 +36,7 @@ from gateway.telemetry.upstream_health import UpstreamHealth
 
 log = get_logger()
 
-Hear = Callable[[bytes, jsonrpc.Message], None]
+Hear = Callable[[bytes, jsonrpc.Message], object]
 """Takes a message of a child: its line, and what that says. Raises ValueError for one that is malformed."""
 
 _JSONRPC: Final = "2.0"

@@ -31,7 +31,7 @@ class StdioChannel(OneStreamChannel):
         """Take a child and send `initialize` to it."""
         child = self.child = await self._launcher.take()
         self._started = True
-        child.hear_with(self._hear_line)
+        child.hear_with(lambda line, _: self.hear(line))
         answer = Answer(message)
         try:
             _ = await self.request(message, headers, answer)
@@ -45,9 +45,6 @@ class StdioChannel(OneStreamChannel):
             raise Unreachable(f"{child.where} refused `initialize`: {said}")
         self._launcher.works(child, is_legacy=True)
         return answer.found
-
-    def _hear_line(self, line: bytes, _said: jsonrpc.Message) -> None:
-        _ = self.hear(line)
 
     @property
     def hears_side(self) -> bool:
