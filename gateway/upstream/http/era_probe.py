@@ -46,13 +46,8 @@ class _Probe(Hearer):
         """Whether the upstream refused the credentials of the probe."""
         return self._reply is not None and self._reply.status in (401, 403)
 
-    async def ask(self) -> None:
-        """Send the probe, and read what its reply says; raises UpstreamError."""
-        reply = await redirected(self._upstream.endpoint, self._send)
-        if not reply.is_done and reply.failure is None and reply.status >= 300 and not self.hear(reply.body):
-            reply.pending.distrust()  # it may be the response to another request
-
-    async def _send(self) -> ReplyReader:
+    async def send(self) -> ReplyReader:
+        """Send the probe, and wait for the end of its reply; raises UpstreamError."""
         client, endpoint, _, times = self._upstream
         reply = self._reply = ReplyReader(
             self, _ANSWER_BYTES, client.arriving, times.drain_seconds, unread=REDIRECTS, refusal_bytes=_ANSWER_BYTES
@@ -145,7 +140,9 @@ class EraProbe:
     async def _ask(self, probe: _Probe) -> None:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                await probe.ask()
+                reply = await redirected(self.endpoint, probe.send)
+            if not reply.is_done and reply.failure is None and reply.status >= 300 and not probe.hear(reply.body):
+                reply.pending.distrust()  # it may be the response to another request
         except (TimeoutError, UpstreamError):
             pass  # the handshake of a request explains the fault
         finally:
