@@ -26,6 +26,30 @@ class Quota(Generic[S]):
     """Its requests that room for a new session would satisfy, in the order of their arrival."""
 
 
+class Reuse(NamedTuple, Generic[S]):
+    """A request gets an idle session."""
+
+    request: SessionRequest[S]
+    session: S
+
+
+class Join(NamedTuple, Generic[S]):
+    """A request joins the session of a call that waits for its user."""
+
+    request: SessionRequest[S]
+    owner: S
+
+
+class Open(NamedTuple, Generic[S]):
+    """A request may open a session, once `evicted` is closed."""
+
+    request: SessionRequest[S]
+    evicted: S | None
+
+
+Assignment = Reuse[S] | Join[S] | Open[S]
+
+
 @dataclass(slots=True, eq=False)
 class Capacity(Generic[S]):
     """All sessions and requests of one pool."""
@@ -52,18 +76,31 @@ class Capacity(Generic[S]):
         for principal, quota in tuple(self._quotas.items()):
             self._settle(principal, quota)
 
-    def room(self) -> "Open[S] | None":
-        """Room for a new session, for the principal whose turn it is."""
+    def assign(self, group: Group[S]) -> Assignment[S] | None:
+        """The next assignment after a change in `group`; None when there is none.
+
+        The first request of the group gets a session of the group, if one can take its call. Room for new sessions
+        goes to the principals in turn, and to the first request of each.
+        """
+        if group.takers:
+            first = next(iter(group.takers))
+            if group.is_affine:  # only its first call may open a session, and only while there is no main one
+                self._set_opener(first, is_opener=group.main is None or group.main.lost)
+            session = reusable(group)
+            if session is not None:
+                return Reuse(first, session)
+            if group.main is not None and group.main.shared.has_room:
+                return Join(first, group.main)
         quota = next(iter(self.eligible.values()), None)
         if quota is None or self.starting >= self._most_starting:
             return None
-        request = next(iter(quota.openers))
+        opener = next(iter(quota.openers))
         if quota.count >= self._most_of_one:
-            return Open(request, next(iter(quota.evictable)))  # at its limit, it is eligible only if it has one
+            return Open(opener, next(iter(quota.evictable)))  # at its limit, it is eligible only if it has one
         if self.count < self._most:
-            return Open(request, None)
+            return Open(opener, None)
         oldest = next(iter(self.evictable), None)
-        return Open(request, oldest) if oldest is not None else None
+        return Open(opener, oldest) if oldest is not None else None
 
     def add(self, request: SessionRequest[S]) -> None:
         """A request waits from now on."""
@@ -71,7 +108,7 @@ class Capacity(Generic[S]):
         group.waiting[request] = None
         if not request.is_fresh:
             group.takers[request] = None
-        if request.is_fresh or not group.is_affine:  # of an affine group, `review` chooses one at a time
+        if request.is_fresh or not group.is_affine:  # of an affine group, `assign` chooses one at a time
             self._set_opener(request, is_opener=True)
 
     def remove(self, request: SessionRequest[S]) -> None:
@@ -80,12 +117,6 @@ class Capacity(Generic[S]):
         group.waiting.pop(request, None)
         group.takers.pop(request, None)
         self._set_opener(request, is_opener=False)
-
-    def review(self, group: Group[S]) -> None:
-        """With affinity, only the first call of a group may open a session, and only while there is no main one."""
-        if group.is_affine and group.takers:
-            lacks_main = group.main is None or group.main.lost
-            self._set_opener(next(iter(group.takers)), is_opener=lacks_main)
 
     def opened(self, session: S, group: Group[S], *, is_fresh: bool = False) -> None:
         """A session is in its handshake from now on; the turn passes to the next principal."""
@@ -146,47 +177,6 @@ class Capacity(Generic[S]):
             _ = self.eligible.setdefault(principal, quota)
         else:
             _ = self.eligible.pop(principal, None)
-
-
-class Reuse(NamedTuple, Generic[S]):
-    """A request gets an idle session."""
-
-    request: SessionRequest[S]
-    session: S
-
-
-class Join(NamedTuple, Generic[S]):
-    """A request joins the session of a call that waits for its user."""
-
-    request: SessionRequest[S]
-    owner: S
-
-
-class Open(NamedTuple, Generic[S]):
-    """A request may open a session, once `evicted` is closed."""
-
-    request: SessionRequest[S]
-    evicted: S | None
-
-
-Assignment = Reuse[S] | Join[S] | Open[S]
-
-
-def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | None:
-    """The next assignment after a change in `group`, or in no group; None when there is none.
-
-    The first request of the group gets a session of the group, if one can take its call. Room for new sessions goes
-    to the principals in turn, and to the first request of each.
-    """
-    if group is not None:
-        capacity.review(group)
-    if group is not None and group.takers:
-        session = reusable(group)
-        if session is not None:
-            return Reuse(next(iter(group.takers)), session)
-        if group.main is not None and group.main.shared.has_room:
-            return Join(next(iter(group.takers)), group.main)
-    return capacity.room()
 
 
 def reusable(group: Group[S]) -> S | None:

@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sessions.assignment import (
-    Capacity,
-    Join,
-    Open,
-    Reuse,
-    assign,
-    reusable,
-)
+from gateway.sessions.assignment import Capacity, Join, Open, Reuse, reusable
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import ChangeListeners, Group, SessionRequest
 
@@ -86,7 +79,7 @@ class Scene:
 
     def assigned(self, group: str) -> str:
         """Carry one assignment out; what it was."""
-        found = assign(self.group(group), self.capacity)
+        found = self.capacity.assign(self.group(group))
         if found is None:
             return ""
         name = next(name for name, request in self.requests.items() if request is found.request)
@@ -364,11 +357,11 @@ def test_new_limits_decide_which_principals_are_eligible() -> None:
     counted, group = capacity(1), group_of(b"a")
     counted.opened(FakeSession(), group)
     counted.add(waiting := request(group))
-    assert counted.room() is None
+    assert counted.assign(group) is None
     counted.change_limits(9, 2)
-    assert counted.room() == Open(waiting, None)
+    assert counted.assign(group) == Open(waiting, None)
     counted.change_limits(9, 1)
-    assert counted.room() is None
+    assert counted.assign(group) is None
 
 
 def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
@@ -383,4 +376,4 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     counted.remove(waiting)
     counted.closed(session, there)
     assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
-    assert counted.room() is None
+    assert counted.assign(here) is None

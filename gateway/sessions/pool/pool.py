@@ -271,11 +271,9 @@ class Pool:
         self._capacity.started()
         self._assign(group)
 
-    def _assign(self, group: Group[Session] | None) -> None:
-        """Carry out every assignment that a change in a group, or elsewhere, makes possible."""
-        if (group is None or not group.takers) and not self._capacity.eligible:
-            return
-        while (found := assignment.assign(group, self._capacity)) is not None:
+    def _assign(self, group: Group[Session]) -> None:
+        """Carry out every assignment that a change in a group makes possible."""
+        while (found := self._capacity.assign(group)) is not None:
             if isinstance(found, assignment.Reuse):
                 session = self._occupied(found.session)
             elif isinstance(found, assignment.Join):
