@@ -89,7 +89,13 @@ def check(mirrored: tuple[Mirrored, ...], arguments: Raw | None, headers: Header
             raise HeaderMismatch(f"Header mismatch: {name} is missing; it must repeat the argument {where}")
         if len(sent) > 1:
             raise HeaderMismatch(f"Header mismatch: {name} came {len(sent)} times; send it once")
-        if not _same(decode_value(name, sent[0].strip(" \t")), value):
+        said = decode_value(name, sent[0].strip(" \t"))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # Compared exactly: as floats, two different integers beyond 2**53 can be equal.
+            is_same = _NUMBER.fullmatch(said) is not None and Decimal(said) == Decimal(repr(value))
+        else:
+            is_same = isinstance(value, str | bool) and said == _text(value)
+        if not is_same:
             raise HeaderMismatch(f"Header mismatch: {name} header value does not match the argument {where}")
 
 
@@ -128,10 +134,3 @@ def _at(arguments: Raw | None, path: tuple[str, ...], opened: dict[tuple[str, ..
         return jsonrpc.value(raw) if raw is not None else None
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.arguments.{".".join(path)}" cannot be read: {exc}') from exc
-
-
-def _same(header: str, value: Any) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        # Compared exactly: as floats, two different integers beyond 2**53 can be equal.
-        return _NUMBER.fullmatch(header) is not None and Decimal(header) == Decimal(repr(value))
-    return isinstance(value, str | bool) and header == _text(value)
