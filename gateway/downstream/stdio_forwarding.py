@@ -5,8 +5,6 @@ A child sees no headers, so what they repeat of the body is compared here.
 
 from typing import Final
 
-from msgspec import Raw
-
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
@@ -102,8 +100,7 @@ class StdioPassage(Passage, Hearer):
         if message.method is not None:
             if not self._is_over:
                 self._queue.send(data)
-        elif isinstance(message.error, Raw):
-            error = jsonrpc.error(message.error)
+        elif (error := message.failure) is not None:
             status = _STATUSES.get(error.code, 200)
             self._finish(FinalMessage(data, status, NO_HEADERS, ending_of(GatewayError(error.message))))
         else:

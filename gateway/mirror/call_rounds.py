@@ -165,8 +165,8 @@ class Rounds:
             notification = legacy_notification(message, data)
             return None if notification is None else on.Notified(notification)
         try:
-            if isinstance(message.error, Raw):
-                return self._refused(jsonrpc.error(message.error))
+            if (error := message.failure) is not None:
+                return self._refused(error)
             return self._resulted(message.result) if isinstance(message.result, Raw) else None
         except _Unserved as exc:
             return failed(self.request.method, str(exc))

@@ -225,9 +225,8 @@ class _ChangeStream(Hearer):
             notification = legacy_notification(message, data)
             if notification is not None and acknowledged.done():
                 self._deliver(notification)
-        elif isinstance(message.error, Raw):
-            said = jsonrpc.error(message.error).message
-            self.fail(InvalidParams(f"The server refused subscriptions/listen: {said}"))
+        elif (error := message.failure) is not None:
+            self.fail(InvalidParams(f"The server refused subscriptions/listen: {error.message}"))
         return message.method is None
 
 

@@ -134,8 +134,8 @@ def params_of(message: jsonrpc.Message) -> jsonrpc.Fields:
 
 def answer_of(message: jsonrpc.Message) -> Raw | jsonrpc.Error:
     """What the response to a nested request says; `null` if it says nothing."""
-    if isinstance(message.error, Raw):
-        return jsonrpc.error(message.error)
+    if (error := message.failure) is not None:
+        return error
     return message.result if isinstance(message.result, Raw) else Raw(b"null")
 
 

@@ -346,8 +346,8 @@ class _ServerResponse(Hearer):
     def _learn(self, message: jsonrpc.Message) -> None:
         """Learn from a whole list of the client, and from a refused call, that another tool has to be known."""
         catalog, principal = self._server.live.upstream.tools, self._server.principal
-        if isinstance(message.error, Raw):
-            if jsonrpc.error(message.error).code == mcp.HEADER_MISMATCH:
+        if (error := message.failure) is not None:
+            if error.code == mcp.HEADER_MISMATCH:
                 catalog.forget(principal)
         elif self._listing is not None and isinstance(message.result, Raw):
             with suppress(ValueError):

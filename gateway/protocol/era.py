@@ -92,7 +92,7 @@ def verdict(status: int, content_type: str, body: bytes, asked: bytes) -> bool |
     if isinstance(opened.result, Raw):
         discovered = _decoded(_decode_discovered, opened.result)
         return discovered is not None and any(map(names_modern, discovered.supportedVersions))
-    return isinstance(opened.error, Raw) and _is_modern_error(jsonrpc.error(opened.error))
+    return _is_modern_error(opened.failure)
 
 
 def refutes(status: int, body: bytes) -> bool:
@@ -109,19 +109,19 @@ def refutes(status: int, body: bytes) -> bool:
 
 def refuses_legacy(content_type: str, body: bytes) -> bool:
     """Whether the refusal of a legacy request comes from a server that serves modern clients only."""
-    error = _error(content_type, body)
-    return error is not None and _is_modern_error(error, is_only_modern=True)
+    return _is_modern_error(_error(content_type, body), is_only_modern=True)
 
 
 def _error(content_type: str, body: bytes) -> jsonrpc.Error | None:
     """The error in a body, if its first response is one."""
     responses = filter(reply_messages.is_response, reply_messages.messages(content_type, body))
-    first = next(responses, None)
-    return jsonrpc.error(first.error) if first is not None and isinstance(first.error, Raw) else None
+    return next(responses, jsonrpc.Message()).failure
 
 
-def _is_modern_error(error: jsonrpc.Error, *, is_only_modern: bool = False) -> bool:
+def _is_modern_error(error: jsonrpc.Error | None, *, is_only_modern: bool = False) -> bool:
     """Whether an error comes from a modern server; `is_only_modern`: from one that supports no legacy version."""
+    if error is None:
+        return False
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
     refused = _decoded(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None

@@ -51,6 +51,11 @@ class Message(msgspec.Struct, gc=False):
         """The id of the request that this is, or that it answers; None for a message without one."""
         return request_id(self.id) if isinstance(self.id, Raw) else None
 
+    @property
+    def failure(self) -> "Error | None":
+        """The error that this reports; None if it is no error response."""
+        return error(self.error) if isinstance(self.error, Raw) else None
+
 
 class Error(msgspec.Struct):
     """The `error` member of an error response; `message` is written even if empty, because it is required."""

@@ -102,5 +102,5 @@ def is_of_lost_session(error: Error) -> bool:
 def is_answered(body: bytes, sent: bytes) -> bool:
     """Whether the body of a refusal answers the request that was sent, instead of reporting a lost session."""
     message = opened(body)
-    is_lost = isinstance(message.error, Raw) and is_of_lost_session(jsonrpc.error(message.error))
+    is_lost = (error := message.failure) is not None and is_of_lost_session(error)
     return is_own(message, asked(sent)) and not is_lost

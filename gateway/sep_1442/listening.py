@@ -1,7 +1,5 @@
 """The background stream of SEP-1442: `messages/listen`, served from `subscriptions/listen` of 2026-07-28."""
 
-from msgspec import Raw
-
 from gateway.bridge.response_queue import ChangeQueue
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
@@ -52,8 +50,7 @@ class Listening(Hearer):
             notification = legacy_notification(message, data)
             if notification is not None:
                 self._queue.tell((message.method, ""), sse.encode(notification))
-        elif isinstance(message.error, Raw):
-            error = jsonrpc.error(message.error)
+        elif (error := message.failure) is not None:
             status = 404 if error.code == mcp.METHOD_NOT_FOUND else 200
             self._finish(FinalMessage(jsonrpc.failure(self._id, error), status))
         else:

@@ -96,8 +96,7 @@ class _Messages(MessageReply):
         if final.status in _PLAIN:
             await self.take(final.body)
         else:  # its status or headers tell the client what to do, such as to sign in
-            raw = jsonrpc.message(final.body).error
-            said = jsonrpc.error(raw) if isinstance(raw, Raw) else jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
+            said = jsonrpc.message(final.body).failure or jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
             data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
             shown = data if isinstance(data, dict) else None
             self.error = error = GatewayError(said.message, data=shown, status=final.status)

@@ -28,8 +28,8 @@ def answer(message: jsonrpc.Message, call: Call | None) -> Answer | None:
     if answers(message, call):
         if isinstance(message.result, Raw):
             return on.Resulted(message.result)
-        if isinstance(message.error, Raw):
-            return on.Failed(jsonrpc.error(message.error))
+        if (error := message.failure) is not None:
+            return on.Failed(error)
     return None
 
 

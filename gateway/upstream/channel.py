@@ -65,8 +65,8 @@ class Answer(Hearer):
         """See `Hearer`; raises ValueError for what is not JSON-RPC."""
         message = jsonrpc.message(data)
         if not reply_messages.is_foreign(message, self._asked):
-            if isinstance(message.error, Raw):
-                self.found = jsonrpc.error(message.error)
+            if (error := message.failure) is not None:
+                self.found = error
             elif isinstance(message.result, Raw):
                 self.found = message.result
         return self.found is not None

@@ -139,7 +139,7 @@ def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = No
     if reply_messages.is_foreign(opened, asked):
         reply.pending.distrust()  # on this connection, the next request may get the response to this one
         opened = jsonrpc.Message()
-    error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
+    error = opened.failure
     # The Python SDK up to 1.23 and server-everything say it with 400 and a sentence.
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
         raise SuspectedSessionLoss(endpoint, status, error, is_own=is_own)
