@@ -148,7 +148,7 @@ class TaskCall(UpstreamCall):
         driven = self._follower
         if not isinstance(answer, Raw):
             self._listener.hear(on.Failed(answer))
-        elif driven is None or legacy_tasks.created(answer) is None:  # the tool ended at once
+        elif driven is None:  # the tool ended at once
             self._listener.hear(on.Resulted(answer))
         else:
             await self._drive(driven, past)
