@@ -151,17 +151,17 @@ def request_of(id_: bytes, message: jsonrpc.Message) -> LegacyRequest:
     return LegacyRequest(id_, method, jsonrpc.merge(params.items()))  # a copy, so that the body can go
 
 
-def level_of(params: jsonrpc.Fields) -> str:
+def level_of(message: jsonrpc.Message) -> str:
     """The level of logging/setLevel; raises InvalidParams."""
-    level = jsonrpc.text(params.get("level"))
+    level = jsonrpc.text(params_of(message).get("level"))
     if level not in mcp.LOG_LEVELS:
         raise InvalidParams(f'logging/setLevel needs "params.level", one of {", ".join(mcp.LOG_LEVELS)}')
     return level
 
 
-def uri_of(params: jsonrpc.Fields) -> str:
+def uri_of(message: jsonrpc.Message) -> str:
     """The resource of a subscription; raises InvalidParams."""
-    uri = jsonrpc.text(params.get("uri"))
+    uri = jsonrpc.text(params_of(message).get("uri"))
     if uri is None:
         raise InvalidParams('resources/subscribe needs "params.uri", a string')
     return uri

@@ -89,12 +89,12 @@ class MirrorBackend:
         elif changes is None:
             raise InvalidRequest("The session begins with initialize; send that first, and wait for its result")
         elif method == mcp.SET_LEVEL:
-            self.level = level_of(params_of(message.opened))
+            self.level = level_of(message.opened)
             for call in self._calls.values():
                 call.want_level(self.level)
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
-            self._spawn(id_, changes.change(method, uri_of(params_of(message.opened)), headers))
+            self._spawn(id_, changes.change(method, uri_of(message.opened), headers))
         else:
             request = request_of(id_, message.opened)
             rounds = Rounds(self.live, world.token_hex(8), request, changes.profile)

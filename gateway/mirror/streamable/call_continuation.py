@@ -54,7 +54,8 @@ async def answer(shared: Shared, at: Arrival, session: MirroredSession, message:
     is_echo = sep_1685_state.is_echo(asked, message)
     if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
         asked, message = sep_1685_state.taken(asked, message, shared.tokens)
-    held, is_own = shared.lot.find(asked.exchange), _is_own(at, asked)
+    held = shared.lot.find(asked.exchange)
+    is_own = at.live.process.is_own(asked.owner, asked.epoch)  # this process holds the call, or held it
     if held is not None:
         _continued(at, Step.HELD)
     elif not is_own:
@@ -100,7 +101,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
         raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
     if left.is_final:
         raise not_served("GET", "POST, DELETE")  # some clients ask for more after an error
-    is_own, is_proven, lot = _is_own(at, left), True, shared.lot
+    is_own, is_proven, lot = at.live.process.is_own(left.owner, left.epoch), True, shared.lot
     if lot.find(left.exchange) is None and not is_own:
         found = await _route(at, left)
         if not isinstance(found, TakeOver):
@@ -149,11 +150,6 @@ async def _may_go_on(at: Arrival, session: MirroredSession, left: CallPlace, *, 
 def _continued(at: Arrival, step: Step) -> None:
     """Count how the request found its call."""
     at.live.process.metrics.continuations[at.live.route.path, step].inc()
-
-
-def _is_own(at: Arrival, place: CallPlace) -> bool:
-    """Whether this process holds the call, or held it."""
-    return at.live.process.is_own(place.owner, place.epoch)
 
 
 def _is_old(at: Arrival, place: CallPlace) -> bool:

@@ -116,7 +116,7 @@ async def _request(
     if (session.key, id_) in shared.running:  # of this replica alone: none has all calls of a session
         raise IdInUse
     response = jsonrpc.result(id_, b"{}")
-    keeps_level = sep_1655_item.is_kept(at.live, session)
+    keeps_level = session.profile.keeps_state and sep_1655_items.DIALECT in at.live.route.dialects
     if keeps_level:
         message, kept = sep_1655_item.taken(message, at, session)
         shared.homes.learn_level(session, kept)
@@ -124,7 +124,7 @@ async def _request(
         case mcp.PING:
             pass
         case mcp.SET_LEVEL:
-            level = sep_1655_item.new(level_of(params_of(message)), session)
+            level = sep_1655_item.new(level_of(message), session)
             shared.homes.set_level(session, level)
             await at.live.process.router.to_all(at.incoming)
             if keeps_level:
@@ -133,7 +133,7 @@ async def _request(
             home = await _home(shared, at, session)
             if not isinstance(home, Home):
                 return home
-            await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
+            await home.subscribe(message.method, uri_of(message), at.headers)
         case _:
             if len(id_) > _MAX_ID_BYTES:
                 raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")

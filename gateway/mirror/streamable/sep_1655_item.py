@@ -20,11 +20,6 @@ from gateway.seal.sep_1655_items import Item
 NAME: Final = "mrtr-gateway/log-level"
 
 
-def is_kept(live: LiveRoute, session: MirroredSession) -> bool:
-    """Whether the client of a session keeps the level."""
-    return session.profile.keeps_state and sep_1655_items.DIALECT in live.route.dialects
-
-
 def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession) -> tuple[jsonrpc.Message, Item | None]:
     """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
     params = params_of(message)
