@@ -43,7 +43,7 @@ async def pass_legacy(at: Arrival, *, withheld: Collection[int] = ()) -> Respons
         incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
     with HttpPassage(at, TrafficEra.LEGACY) as passage:
         said = await passage.open()
-        return await (passage.refusal() if said.status in withheld else passage.relay())
+        return await (passage.refusal(said) if said.status in withheld else passage.relay(said))
 
 
 async def pass_modern(at: Arrival, *, waits: bool = False) -> Response | None:
@@ -63,8 +63,8 @@ async def pass_modern(at: Arrival, *, waits: bool = False) -> Response | None:
         said = await passage.open()
         size = said.head.content_length
         if said.status not in eras.REFUTING or size is None or size > REFUSAL_BYTES:
-            return await passage.relay()
-        response = await passage.refusal()
+            return await passage.relay(said)
+        response = await passage.refusal(said)
         if eras.refutes(response.status, response.body):
             probe.doubt()
             # If the upstream may have run this request, only the next one is bridged.

@@ -166,10 +166,9 @@ class HttpPassage(Passage):
             ) from exc
         raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
-    async def refusal(self) -> WholeResponse:
+    async def refusal(self, said: AwaitedReply) -> WholeResponse:
         """The reply as a whole, without its body if that is large; raises UpstreamError."""
-        said, where = self._said, self.probe.endpoint.where
-        assert said is not None, "its head tells that it is a refusal"
+        where = self.probe.endpoint.where
         try:
             with CoarseTimeout(self.live.deadlines.idle):
                 body = await said.read_at_most(REFUSAL_BYTES) or b""
@@ -180,10 +179,8 @@ class HttpPassage(Passage):
         self.outcome = Passed.REFUSED
         return WholeResponse(body, said.status, self._headers(said))
 
-    async def relay(self) -> Response:
+    async def relay(self, said: AwaitedReply) -> Response:
         """Send the reply to the client: whole if all of it is here, else as it arrives."""
-        said = self._said
-        assert said is not None, "its head is here"
         head = said.head
         status, is_sse = head.status, head.content_type == "text/event-stream"
         rewriter: FirstEventRewriter | None = None
