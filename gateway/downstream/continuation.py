@@ -57,26 +57,21 @@ class Continuation:
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
-        driver = self._held(envelope)
-        if driver is not None:
-            self._check_arguments(round_, envelope)
-            pool = driver.live.upstream.pool
-            if pool is not round_.live.upstream.pool:
-                # A reload gave the path another upstream; the call continues where it began.
-                round_ = round_.on(driver.live)
-            # Before anything is answered: from then on, this client gets the messages of the upstream.
-            if has_authorised(pool, round_.key, round_.headers):
-                return self._answer(round_, envelope, driver)
-            return self._authorise_first(round_, envelope, driver)
-        cold = self._cold(envelope)
-        if cold is not None:
-            self._check_arguments(round_, envelope)
-            if envelope.round != cold.round:
-                raise InvalidState("answered")
-            if cold.live.upstream.pool is not round_.live.upstream.pool:
-                round_ = round_.on(cold.live)
-            return self._take_over(round_, envelope, is_proven=True, cold=cold)
-        return self._serve_elsewhere(round_, envelope)
+        here = self._held(envelope) or self._cold(envelope)
+        if here is None:
+            return self._serve_elsewhere(round_, envelope)
+        self._check_arguments(round_, envelope)
+        if isinstance(here, ColdCall) and envelope.round != here.round:
+            raise InvalidState("answered")
+        if here.live.upstream.pool is not round_.live.upstream.pool:
+            # A reload gave the path another upstream; the call continues where it began.
+            round_ = round_.on(here.live)
+        if isinstance(here, ColdCall):
+            return self._take_over(round_, envelope, is_proven=True, cold=here)
+        # Before anything is answered: from then on, this client gets the messages of the upstream.
+        if has_authorised(round_.live.upstream.pool, round_.key, round_.headers):
+            return self._answer(round_, envelope, here)
+        return self._authorise_first(round_, envelope, here)
 
     async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Response:
         """Have another replica serve a round, or take its call over."""
@@ -123,12 +118,9 @@ class Continuation:
                 envelope = incoming.open_state(states, caller)
         except DownstreamError:
             raise no_route(incoming.path) from None  # only at a route does a state count as rejected
-        driver = self._held(envelope)
-        if driver is not None:
-            return driver.live
-        cold = self._cold(envelope)
-        if cold is not None:
-            return cold.live
+        here = self._held(envelope) or self._cold(envelope)
+        if here is not None:
+            return here.live
         found = await self._elsewhere(envelope, incoming, reply)
         if isinstance(found, TakeOver):
             raise no_route(incoming.path)
