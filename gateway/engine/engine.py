@@ -125,15 +125,12 @@ class Engine(ABC):
 
     def _arm(self, timer: Timer, seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual."""
-        if self._handles is not None:
-            self._cancel_handle(timer)
+        self._disarm(timer)
         shared = self.live.deadlines.shared.get(timer)
         if shared is not None and seconds is None:
             shared.arm(self, _fire, self, timer)
             return
-        if shared is not None:
-            shared.disarm(self)
-        elif timer is GRACE:
+        if timer is GRACE:
             seconds = self.live.config.hold.grace_seconds
         if seconds is not None:  # else the configuration has this timer off
             self._start(timer, asyncio.get_running_loop().time() + seconds)
@@ -156,8 +153,9 @@ class Engine(ABC):
 
     def _disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""
-        if self._handles is not None:
-            self._cancel_handle(timer)
+        if self._handles is not None and (handle := self._handles.pop(timer, None)) is not None:
+            handle.cancel()
+            self._handles = self._handles or None
         if (shared := self.live.deadlines.shared.get(timer)) is not None:
             shared.disarm(self)
 
@@ -166,14 +164,8 @@ class Engine(ABC):
         for timer in Timer:
             self._disarm(timer)
 
-    def _cancel_handle(self, timer: Timer) -> None:
-        handles = self._handles or {}
-        if (handle := handles.pop(timer, None)) is not None:
-            handle.cancel()
-            self._handles = handles or None
-
     def _ring(self, timer: Timer, due: float, until: float) -> None:
-        self._cancel_handle(timer)
+        self._disarm(timer)
         now = asyncio.get_running_loop().time()
         if timer is GRACE and now - due > STALLED_SECONDS:
             # The process stood still. Its client may have come back in time, and waits to be read or was sent away.
