@@ -24,10 +24,10 @@ _FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
 
 async def give_up(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
     """As `end`, again and again if that does not arrive."""
-    for pause in (*CANCEL_AGAIN_SECONDS, None):
-        if await end(live, remains, reason, headers) or pause is None:
-            return
+    for pause in (0.0, *CANCEL_AGAIN_SECONDS):
         await asyncio.sleep(pause)
+        if await end(live, remains, reason, headers):
+            return
 
 
 async def end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> bool:
