@@ -277,25 +277,15 @@ class Driver(Engine):
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
-        exchange = self._exchange
+        exchange, begun = self._exchange, self._takeover
+        # A call that was run again here, or sent here after visits to URLs that another replica asked for, is not the
+        # one of that replica, which nobody but that replica cancels.
+        if self._upstream_call.runs or (begun is not None and begun.envelope.state == REFERRED):
+            return False
         # Only while a client waits: of two replicas whose clients have left, each would leave the call to the other.
-        is_answered = exchange.round == round_ and exchange.state in (RUNNING, ASKING)
-        is_ours = exchange.round > round_ or is_answered or self._is_of_another_replica
-        return is_ours and self._is_first_run
-
-    @property
-    def _is_of_another_replica(self) -> bool:
-        begun = self._takeover
-        return begun is not None and (begun.cold is None or begun.cold.is_taken_over)
-
-    @property
-    def _is_first_run(self) -> bool:
-        """Whether the call was neither run again, nor sent here after visits to URLs that another replica asked for.
-
-        Then the other replica has a call of its own, which nobody but it cancels.
-        """
-        begun = self._takeover
-        return self._upstream_call.runs == 0 and not (begun is not None and begun.envelope.state == REFERRED)
+        is_answered = exchange.round == round_ and exchange.state in _WAITING
+        is_of_another = begun is not None and (begun.cold is None or begun.cold.is_taken_over)
+        return exchange.round > round_ or is_answered or is_of_another
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
@@ -336,7 +326,7 @@ class Driver(Engine):
             # Let go of a parked call that its state alone continues; any other one is looked at again later.
             call, due = self._upstream_call, self._deadline(TTL)
             upstream = call.whereabouts() if call.can_be_left else None
-            is_taken_over = self._is_of_another_replica and self._is_first_run
+            is_taken_over = self.has_taken_over(self._exchange.round)
             record = cooled(self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
             if record is None or not self._lot.cold.has_room(record):
                 self._arm(COLD)
@@ -480,13 +470,13 @@ class Driver(Engine):
             self._lot.remove(self)
         self._context.finished()
 
-    def _cancel(self, reason: str) -> None:
+    def _cancel(self, cancel: do.CancelCall) -> None:
         call = self._upstream_call
         self._context.cancelled()
         # Not picked up here, so what is cancelled is the call that the state describes.
         if self._takeover is not None and call.session is None and not call.runs:
-            self._takeover.end(self._context, reason, asks=True)
-        call.cancel(reason)
+            self._takeover.end(self._context, cancel.reason, asks=True)
+        call.cancel(cancel.reason)
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
@@ -541,7 +531,7 @@ class Driver(Engine):
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.Arm: _arm_again,
         do.Ask: _ask,
-        do.CancelCall: lambda self, it: self._cancel(it.reason),
+        do.CancelCall: _cancel,
         do.Count: lambda self, it: self.live.process.metrics.nested_requests[
             self.live.route.path, it.method, _outcome(it.outcome)
         ].inc(),
