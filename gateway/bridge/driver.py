@@ -292,10 +292,6 @@ class Driver(Engine):
         self._feed(on.Stopped(error))
         self._upstream_call.end_kept()  # the process ends, and its pool ends only sessions that it has back
 
-    def expire(self) -> None:
-        """End a held exchange as if its time was over, because its client cannot come back."""
-        self.fire(TTL)
-
     # -- from the upstream's side -------------------------------------------------------------------------------
 
     def hear(self, event: on.Event) -> None:

@@ -16,6 +16,7 @@ from gateway.cluster.router import Held, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
+from gateway.exchange.commands import TTL
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -95,7 +96,7 @@ class Continuation:
         with suppress(DownstreamError):
             driver = self.lot.find(incoming.open_state(self._process.states, incoming.caller).exchange)
             if driver is not None:
-                driver.expire()
+                driver.fire(TTL)
 
     async def find_route(self, incoming: Incoming, reply: ReplyWriter) -> LiveRoute | Response:
         """Return the removed route under which a call of this replica began, or the reply of another replica.

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gateway.exchange.commands import Timer
+from gateway.exchange.commands import TTL, Timer
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
@@ -169,7 +169,7 @@ async def test_a_call_that_another_replica_can_go_on_with_is_let_go_without_a_pl
     assert (await running).questions == {}
     crowd.go.set()
     for driver in list(stand.gateway.lot):
-        driver.expire()
+        driver.fire(TTL)
 
 
 # -- drain ------------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpst
     assert (await upstream.saw("answer"))[0].body["result"] == {"action": "cancel"}
     crowd.go.set()
     for driver in list(stand.gateway.lot):
-        driver.expire()
+        driver.fire(TTL)
 
 
 @pytest.mark.parametrize("method", ["tools/call", "prompts/get", "resources/read"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.bridge import upstream_call
+from gateway.exchange.commands import TTL
 from gateway.protocol import mcp
 from gateway.sessions.session import Session
 from gateway.telemetry import Event
@@ -348,4 +349,4 @@ async def test_a_held_call_that_is_left_frees_its_session_at_once(
     session.leave(session.in_flight)
     assert not session.pending, "no task would notice later"
     await closed.wait()
-    driver.expire()
+    driver.fire(TTL)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.exchange.commands import TTL
 from gateway.protocol import mcp
 from gateway.sessions import accepted_credentials
 from tests.bridge.test_holds import reach_leg_limit
@@ -255,7 +256,7 @@ async def test_a_forwarded_key_is_checked_as_any_credential(
 def forget_all(stand: Stand) -> None:
     """Nobody comes for what is kept."""
     for driver in list(stand.gateway.lot):
-        driver.expire()
+        driver.fire(TTL)
         stand.gateway.lot.remove(driver)
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gateway.cluster.worker import Address, Worker
 from gateway.config import InForce
+from gateway.exchange.commands import TTL
 from gateway.protocol import mcp
 from gateway.protocol.errors import ShuttingDown
 from gateway.seal import peer_messages as messages
@@ -162,7 +163,7 @@ async def drop(stand: Stand) -> None:
     """Give up every parked call."""
     for driver in list(stand.gateway.lot):
         driver.stop(ShuttingDown("the test drops it"))
-        driver.expire()
+        driver.fire(TTL)
 
 
 async def order(stand: Stand, exchange: str) -> list[str]:

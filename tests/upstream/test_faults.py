@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.exchange.commands import TTL
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
@@ -486,7 +487,7 @@ async def test_a_call_taken_over_from_a_dead_process_is_given_up_when_it_is_sile
     upstream.tool(ask_action)
     asked = await client.call()
     for driver in list(stand.gateway.lot):
-        driver.expire()
+        driver.fire(TTL)
     state = of_a_dead_process(asked.state, session="s0", cursor="e1")
     upstream.known.add("s0")
 
