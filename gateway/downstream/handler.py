@@ -108,7 +108,8 @@ class RequestHandler:
 
     def has_taken_over(self, exchange: str, round_: int) -> bool:
         """Whether this replica continued an exchange in the same upstream call after that round, or follows a task."""
-        found = self._continuation.lot.trace(exchange) or self._continuation.tasks.find(exchange)
+        lot, tasks = self._continuation.lot, self._continuation.tasks
+        found = lot.find(exchange) or lot.cold.find(exchange) or tasks.find(exchange)
         return found is not None and found.has_taken_over(round_)
 
     async def _replied(self, serve: Serve[W], incoming: Incoming, reply: W) -> Response:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
-from gateway.parking.cold_calls import ColdCall, ColdCalls, Counts
+from gateway.parking.cold_calls import ColdCalls, Counts
 from gateway.protocol.errors import Busy
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
@@ -76,10 +76,6 @@ class Lot(Generic[P]):
         """Return the exchange with this id, if this replica has it."""
         waiting = self._waiting.get(exchange_id)
         return waiting or self._kept.get(exchange_id, (None, None))[0]
-
-    def trace(self, exchange_id: str) -> P | ColdCall | None:
-        """Return the exchange with this id, or what is left of it as a cold call, if this replica has it."""
-        return self.find(exchange_id) or self.cold.find(exchange_id)
 
     def check(self, principal: bytes) -> None:
         """Raise Busy if another call of this principal could not be parked."""
