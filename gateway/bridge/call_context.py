@@ -280,12 +280,6 @@ class Context(ClientCall, eq=False, kw_only=True):
         self._outcome = Outcome.CANCELLED
         self._cause = cause or self._cause
 
-    def taken_over(self, envelope: Envelope, *, owner_is_dead: bool) -> None:
-        """This replica continues a call that another one sent."""
-        self._spoken.taken_over(
-            envelope.owner, envelope.round, owner_is_dead=owner_is_dead, is_resumable=envelope.is_resumable
-        )
-
     def cooled(self) -> None:
         """The call is let go of, and nothing more is said about it until its client comes back."""
         self._told_by = "nobody"
@@ -312,10 +306,11 @@ class Context(ClientCall, eq=False, kw_only=True):
         self._call_span = None
         rounds = self.exchange.round + 1
         if self._told_by == "exchange" and (rounds > 1 or self._outcome is not COMPLETE.outcome):
-            self._spoken.finished(rounds, self._outcome, self._began, self._error, self._cause)
+            self.spoken.finished(rounds, self._outcome, self._began, self._error, self._cause)
 
     @property
-    def _spoken(self) -> Spoken:
+    def spoken(self) -> Spoken:
+        """The call, as the log speaks of it."""
         return Spoken(self.live, self.request.method, self.request.target, self.request_id)
 
 

@@ -344,25 +344,28 @@ class Driver(Engine):
 
     async def _pick_up(self, begun: Takeover) -> None:
         """Resume a call that was begun elsewhere, or learn that it is lost: the call's own task, as `UpstreamCall`."""
-        context, call, owner = self._context, self._upstream_call, begun.envelope.owner
+        context, call = self._context, self._upstream_call
+        left, is_dead = begun.envelope, begun.owner_is_dead
         is_recorded = self._exchange.record is not None
         try:
             if begun.cold is None:
-                context.taken_over(begun.envelope, owner_is_dead=begun.owner_is_dead)
-            await call.resume(begun.upstream(is_recorded=is_recorded), is_shared=not begun.owner_is_dead)
+                context.spoken.taken_over(
+                    left.owner, left.round, owner_is_dead=is_dead, is_resumable=left.is_resumable
+                )
+            await call.resume(begun.upstream(is_recorded=is_recorded), is_shared=not is_dead)
         except GatewayError as exc:
             self.live.upstream.health.note(exc)
             replayable = context.may_run_again(exc) and self._exchange.record is not None
-            if not begun.owner_is_dead and not replayable and self._exchange.round == begun.envelope.round:
+            if not is_dead and not replayable and self._exchange.round == left.round:
                 why = "cannot be reached, and its call cannot be picked up here while it may live"
-                self._give_back(exc if isinstance(exc, Refused) else OwnerStalled(owner, why))
+                self._give_back(exc if isinstance(exc, Refused) else OwnerStalled(left.owner, why))
             elif isinstance(exc, Busy):
                 self._give_back(exc)  # no session was free, so nothing has changed upstream
             else:
                 why = "its gateway replica is gone" if begun.cold is None else "it cannot be picked up again"
                 if call.session is None:
                     begun.end(context, why)
-                elif begun.owner_is_dead:
+                elif is_dead:
                     call.cancel(why)
                 if not replayable:
                     context.step(Step.LOST)
