@@ -479,7 +479,7 @@ class Exchange:
         if not (event.retryable or self._ledger.awaits(event.questions)):
             return []  # the upstream withdrew these questions meanwhile: its call goes on without the answers
         if event.replayable and self._ledger.can_run_again:
-            return self._break(on.Broke(event.error, replayable=True, runs_on=event.runs_on))
+            return self._run_again(completed=False, runs_on=event.runs_on)
         if not event.retryable or self.round == 0:  # an answer given in advance: the client has no state
             return self._abort(event.error)
         # The upstream took no answer of this retry: the call waits as before.
