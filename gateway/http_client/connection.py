@@ -247,8 +247,21 @@ class Connection(asyncio.Protocol):
         self._send_more()
 
     def close(self, failure: RequestFailed) -> None:
-        """Close the connection. A request in it fails."""
-        self._fail(failure)
+        """Close the connection. If it carries a request, tell the listener why its reply will not be completed."""
+        pending = self._pending
+        self.abort()
+        if pending is None:
+            return
+        if isinstance(failure, NoReply) and pending.head:
+            # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
+            # have closed a new one, if this process stood still before it used that.
+            self._owner.send_again(pending)
+            return
+        listener = pending.end()
+        try:
+            listener.on_failed(failure)
+        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
+            self._owner.listener_raised(exc)
 
     # -- for the request in flight ------------------------------------------------------------------------------
 
@@ -323,13 +336,11 @@ class Connection(asyncio.Protocol):
         pending, reader = self._pending, self._reader
         if pending is None:
             self.abort()  # nothing was asked for
-        elif isinstance(reader, FamiliarHeads):
-            self._begin_reply(pending, reader, data)
-        else:
+            return
+        if not isinstance(reader, FamiliarHeads):
             self._hear(pending, *reader.feed(data))
-
-    def _begin_reply(self, pending: PendingRequest, familiar: FamiliarHeads, data: bytes) -> None:
-        """Read the first bytes of a reply."""
+            return
+        # The reply begins here, unless the server only asks for the body of the request.
         if pending.awaits_continue and data == CONTINUE:
             pending.continued()
             self._send_more()
@@ -337,7 +348,7 @@ class Connection(asyncio.Protocol):
         if pending.head:
             pending.heard()
         is_head = pending.method == "HEAD"
-        if not is_head and (found := familiar.reply(data)) is not None:
+        if not is_head and (found := reader.reply(data)) is not None:
             head, parts, rest = found
             if rest == "kept" and len(parts) == 1:
                 self.keep_alive_seconds = head.keep_alive_seconds
@@ -348,7 +359,7 @@ class Connection(asyncio.Protocol):
         parser = ReplyParser(is_head=is_head, is_lenient=pending.is_lenient)
         read = parser.feed(data)
         if parser.ending == "kept":
-            familiar.learn(data)
+            reader.learn(data)
         self._hear(pending, *read)
 
     def eof_received(self) -> None:
@@ -366,7 +377,7 @@ class Connection(asyncio.Protocol):
         if is_proper and isinstance(self._reader, UnsizedRest):
             self._end("closed")
         else:
-            self._fail(self._loss(None))
+            self.close(self._loss(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed, by whichever side."""
@@ -380,7 +391,7 @@ class Connection(asyncio.Protocol):
         if exc is not None and self._pending is None:
             self._owner.ended_idle(self)
         self._transport = _NOT_OPEN
-        self._fail(self._loss(exc))
+        self.close(self._loss(exc))
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
@@ -416,7 +427,7 @@ class Connection(asyncio.Protocol):
         if isinstance(rest, str):
             self._end(rest)
         elif isinstance(rest, MalformedReply):
-            self._fail(rest)
+            self.close(rest)
         elif pending.awaits_continue and isinstance(rest, ReplyParser) and rest.is_continued:
             pending.continued()
             self._send_more()
@@ -465,7 +476,7 @@ class Connection(asyncio.Protocol):
             raise error
         failure = ListenerFailed()
         failure.__cause__ = error
-        self._fail(failure)
+        self.close(failure)
 
     def _loss(self, exc: Exception | None) -> RequestFailed:
         """What it means for the request in flight that the connection ends now."""
@@ -475,20 +486,3 @@ class Connection(asyncio.Protocol):
             # With TLS 1.3 a server refuses the client's certificate only after the client has sent its request.
             return TlsRefused(handshake_cause(exc.reason))
         return NoReply()
-
-    def _fail(self, failure: RequestFailed) -> None:
-        """Close the connection and tell the listener why its reply will not be completed."""
-        pending = self._pending
-        self.abort()
-        if pending is None:
-            return
-        if isinstance(failure, NoReply) and pending.head:
-            # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
-            # have closed a new one, if this process stood still before it used that.
-            self._owner.send_again(pending)
-            return
-        listener = pending.end()
-        try:
-            listener.on_failed(failure)
-        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self._owner.listener_raised(exc)
