@@ -121,31 +121,26 @@ class FamiliarHeads:
         return None
 
     def learn(self, data: bytes) -> None:
-        """Learn the form of a reply that begins so, which leaves its connection open."""
-        if self._lessons < _MAX_LESSONS and (form := _form(data)) is not None:
-            self._lessons += 1
-            if all(form.pattern.pattern != known.pattern.pattern for known in self._forms):
-                self._forms.insert(0, form)
-                del self._forms[_MAX_FORMS:]
-
-
-def _form(data: bytes) -> Form | None:
-    """The form of a reply; None if it is not one whose body can be delimited here."""
-    found = _CANONICAL.match(data, 0, _MAX_HEAD_BYTES)
-    if found is None:
-        return None
-    status, reason, lines = int(found[1]), found[2], found[3]
-    head = ReplyHead(status, "1.1", _FIELD.findall(lines), reason)
-    lengths, codings = head.get_all(b"content-length"), head.get_all(b"transfer-encoding")
-    if status in _WITHOUT_BODY or len(lengths) + len(codings) != 1:
-        return None
-    if codings and codings[0].lower() != b"chunked":
-        return None
-    names = tuple(name for name, _ in head.fields)
-    pattern = b"".join(b"%b: %b\r\n" % (re.escape(name), _value(name.lower(), value)) for name, value in head.fields)
-    whole = b"HTTP/1\\.1 %d %b\r\n%b\r\n" % (status, re.escape(reason), pattern)
-    length = None if codings else [name.lower() for name in names].index(b"content-length") + 1
-    return Form(re.compile(whole), status, reason, names, head.content_type, head.keep_alive_seconds, length)
+        """Learn the form of a reply that begins so and leaves its connection open, if its end can be found here."""
+        if self._lessons >= _MAX_LESSONS or (found := _CANONICAL.match(data, 0, _MAX_HEAD_BYTES)) is None:
+            return
+        status, reason = int(found[1]), found[2]
+        head = ReplyHead(status, "1.1", _FIELD.findall(found[3]), reason)
+        lengths, codings = head.get_all(b"content-length"), head.get_all(b"transfer-encoding")
+        if status in _WITHOUT_BODY or len(lengths) + len(codings) != 1:
+            return
+        if codings and codings[0].lower() != b"chunked":
+            return
+        self._lessons += 1
+        names = tuple(name for name, _ in head.fields)
+        lines = b"".join(b"%b: %b\r\n" % (re.escape(name), _value(name.lower(), value)) for name, value in head.fields)
+        pattern = re.compile(b"HTTP/1\\.1 %d %b\r\n%b\r\n" % (status, re.escape(reason), lines))
+        if any(pattern == known.pattern for known in self._forms):
+            return
+        length = None if codings else [name.lower() for name in names].index(b"content-length") + 1
+        form = Form(pattern, status, reason, names, head.content_type, head.keep_alive_seconds, length)
+        self._forms.insert(0, form)
+        del self._forms[_MAX_FORMS:]
 
 
 def _value(name: bytes, value: bytes) -> bytes:

@@ -134,8 +134,14 @@ class ReplyParser:
             and sum(len(each) + len(value) + 4 for each, value in fields) > MAX_HEAD_BYTES
         ):
             raise MalformedReply(f"a head of more than {MAX_HEAD_BYTES} bytes")
-        if status < 200:
-            self._skip_interim(status)
+        if status < 200:  # it is left out: another one comes
+            if status == _SWITCHING_PROTOCOLS or status < 100:
+                raise MalformedReply(f"status {status}, which was not asked for")
+            self._interim += 1
+            if self._interim > MAX_INTERIM_REPLIES:
+                raise MalformedReply(f"more than {MAX_INTERIM_REPLIES} interim replies")
+            self.is_continued = self.is_continued or status == _CONTINUE
+            self._fields, self._reason = [], b""
             return
         head = ReplyHead(status, self._llhttp.get_http_version(), fields, self._reason)
         self._at = _body_of(head)
@@ -167,17 +173,6 @@ class ReplyParser:
         if self._at not in ("head", "end"):  # it is no interim one
             self._at = "end"
             self.ending = "kept" if self._llhttp.should_keep_alive() else "closed"
-
-    def _skip_interim(self, status: int) -> None:
-        """Leave out a reply like 100 or 103. Raises MalformedReply."""
-        if status == _SWITCHING_PROTOCOLS or status < 100:
-            raise MalformedReply(f"status {status}, which was not asked for")
-        self._interim += 1
-        if self._interim > MAX_INTERIM_REPLIES:
-            raise MalformedReply(f"more than {MAX_INTERIM_REPLIES} interim replies")
-        self.is_continued = self.is_continued or status == _CONTINUE
-        self._fields = []
-        self._reason = b""
 
 
 @dataclass(slots=True, eq=False)

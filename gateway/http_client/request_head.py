@@ -32,9 +32,17 @@ class HeaderLines(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> "HeaderLines":
-        """Raise ValueError for headers that cannot be sent."""
+        """Raise ValueError for headers that cannot be sent, without quoting a value."""
         pairs = list(pairs)
-        return cls(frozenset(name.lower() for name, _ in pairs), _encoded(pairs))
+        text = "".join([f"{name}: {value}\r\n" for name, value in pairs])
+        # The expression alone would take one value with a line end in it for two headers.
+        if text.count("\r\n") != len(pairs) or _LINES.fullmatch(text) is None:
+            raise ValueError("a header has a control character in its value, or a name that is not a token")
+        names = [name.lower() for name, _ in pairs]
+        for name in names:
+            if name in _OWN:
+                raise ValueError(f"the header {name} is written by the HTTP client itself")
+        return cls(frozenset(names), text.encode("utf-8", "surrogateescape"))
 
 
 class RequestHead:
@@ -67,20 +75,7 @@ class RequestHead:
         replaced = lines.names & self._default_names
         start = self._starts.get(replaced)
         if start is None:
-            kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in replaced]
-            start = self._starts[replaced] = self._line + _encoded(kept)
+            kept = HeaderLines.of(each for each in self._defaults.items() if each[0].lower() not in replaced)
+            start = self._starts[replaced] = self._line + kept.text
         end = b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body
         return start + lines.text + end
-
-
-def _encoded(headers: Iterable[tuple[str, str]]) -> bytes:
-    """The lines of some headers. Raises ValueError, without quoting a value."""
-    pairs = list(headers)
-    text = "".join([f"{name}: {value}\r\n" for name, value in pairs])
-    # The expression alone would take one value with a line end in it for two headers.
-    if text.count("\r\n") != len(pairs) or _LINES.fullmatch(text) is None:
-        raise ValueError("a header has a control character in its value, or a name that is not a token")
-    for name, _ in pairs:
-        if name.lower() in _OWN:
-            raise ValueError(f"the header {name.lower()} is written by the HTTP client itself")
-    return text.encode("utf-8", "surrogateescape")
