@@ -204,15 +204,20 @@ class Connection(asyncio.Protocol):
                 if self._arriving is not None:
                     data = self._take_body(self._arriving, data)
                 elif self.task is not None or self._begun is not None:
-                    self._keep(data)
+                    before, self._behind = len(self._behind), self._behind + data
+                    if before <= _WAITING_BYTES < len(self._behind):
+                        self.wire.pause_reading()
+                    self._ahead.hold(_AHEAD_COST * len(self._behind))
                     return
                 elif self.wire.is_lost:  # TLS hands over what comes before the client has closed its side too
                     return
                 elif (found := self._heads.find(data)) is not None:
-                    head, rest = found
-                    data = self._begin(head, rest)
+                    data = self._begin(*found)
                 else:
-                    self._wait_for_head(len(data))
+                    # More of a head has to come. The first one of all has had its deadline from the start.
+                    if not self._ahead.used and self.wire.writes:
+                        self._watch_head()
+                    self._ahead.hold(self._ahead.used + _AHEAD_COST * len(data))
                     return
         except Malformed as exc:
             self._service.traffic.malformed(exc.kind, self.wire.remote)
@@ -235,27 +240,23 @@ class Connection(asyncio.Protocol):
         self._pieces = None
         self.wire.resume_reading()
 
-    def _wait_for_head(self, more: int) -> None:
-        """Count so many bytes of a head, of which more has to come."""
-        if not self._ahead.used and self.wire.writes:  # the first head of all has had its deadline from the start
-            self._watch_head()
-        self._ahead.hold(self._ahead.used + _AHEAD_COST * more)
-
-    def _keep(self, data: bytes) -> None:
-        before, self._behind = len(self._behind), self._behind + data
-        if before <= _WAITING_BYTES < len(self._behind):
-            self.wire.pause_reading()
-        self._ahead.hold(_AHEAD_COST * len(self._behind))
-
     def _begin(self, head: ReceivedHead, rest: bytes) -> bytes:
         """Begin with a request; `rest` stands behind its head. Returns what is not parsed yet."""
         if self._ahead.used or not self.wire.writes:  # the head had a deadline
             self._ahead.hold(0)
             self._stop_timer()
-        body = ALL_READ
+        service, body = self._service, ALL_READ
         if head.length and len(rest) == head.length:
-            if self._has_begun(head, rest):
-                return b""
+            if service.begin is not None and not self.wire.is_last:
+                try:
+                    self._begun = service.begin(head, rest, self)
+                except Exception:  # the outermost edge of a request, which may have been sent: it is not served again
+                    service.traffic.metrics.task_failures.inc()
+                    log.exception(Event.TASK_FAILED, task="begin a request")
+                    self.wire.abort()
+                    return b""
+                if self._begun is not None:
+                    return b""
             body, rest = RequestBody(self.wire, is_complete=True, parts=[rest]), b""
         elif head.length:
             body = RequestBody(self.wire)
@@ -265,20 +266,6 @@ class Connection(asyncio.Protocol):
             self._arriving = ChunkedBody(body, is_last=not head.keep_alive)
         self.task = self._loop.create_task(self._serve(HttpRequest(head, body, self.wire)))
         return rest
-
-    def _has_begun(self, head: ReceivedHead, body: bytes) -> bool:
-        """Begin with a request that is all here; returns False if a task has to serve it."""
-        begin = self._service.begin
-        if begin is None or self.wire.is_last:
-            return False
-        try:
-            self._begun = begin(head, body, self)
-        except Exception:  # the outermost edge of such a request, which may have been sent: it is not served again
-            self._service.traffic.metrics.task_failures.inc()
-            log.exception(Event.TASK_FAILED, task="begin a request")
-            self.wire.abort()
-            return True
-        return self._begun is not None
 
     def _refuse(self) -> None:
         """Answer a malformed request, and end the connection."""

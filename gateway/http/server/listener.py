@@ -61,9 +61,16 @@ class Listener:
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""
-        address = self._address
-        if self._path is not None:
-            await self._start_unix(self._path)
+        address, path = self._address, self._path
+        if path is not None:
+            # The event loop would remove an existing socket file, even if another process still listens there.
+            if await _answers(path):
+                raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
+            loop = asyncio.get_running_loop()
+            self._servers = [await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)]
+            self._made = path
+            # Until now only the mode of the folder kept other users out, as that of a worker's folder does.
+            path.chmod(0o600)
         else:
             host, port = split_address(address)
             self._servers = [await self._accept(self._tls, host=host, port=port, reuse_port=self._reuse_port or None)]
@@ -131,16 +138,6 @@ class Listener:
         """Forget the heads now, and again and again until the listener closes."""
         self.forget_heads()
         self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
-
-    async def _start_unix(self, path: Path) -> None:
-        # The event loop would remove an existing socket file, even if another process still listens there.
-        if await _answers(path):
-            raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
-        loop = asyncio.get_running_loop()
-        self._servers = [await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)]
-        self._made = path
-        # Until now only the mode of the folder kept other users out, as that of a worker's folder does.
-        path.chmod(0o600)  # noqa: ASYNC240 - it takes microseconds
 
     async def close(self) -> None:
         """Close the listener and its connections, the busy ones after two seconds at most."""
