@@ -40,8 +40,8 @@ class Key(NamedTuple):
     """One public key of an issuer."""
 
     id: str | None
-    algorithm: str | None
-    """The only algorithm that the key is for, if the issuer names one."""
+    algorithms: frozenset[str]
+    """Those that fit its type; if the issuer names one, no other."""
     public: _PublicKey
 
 
@@ -68,21 +68,24 @@ def _key(entry: object) -> Key | None:
     """One entry of a JWKS; None for an unknown kind, which must be ignored (RFC 7517 section 5)."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None
-    id_, algorithm, type_ = entry.get("kid"), entry.get("alg"), entry.get("kty")
-    if not (isinstance(id_, str | None) and isinstance(algorithm, str | None) and isinstance(type_, str)):
+    id_, algorithm = entry.get("kid"), entry.get("alg")
+    if not (isinstance(id_, str | None) and isinstance(algorithm, str | None)):
         return None
     kinds: Mapping[Any, Any] = {"RSA": RSAAlgorithm, "EC": ECAlgorithm, "OKP": OKPAlgorithm}
-    kind = kinds.get(type_)
-    if kind is None:
-        return None
     try:
-        public = kind.from_jwk(entry)
+        public = kinds[entry["kty"]].from_jwk(entry)
     except (jwt.InvalidKeyError, ValueError, TypeError, KeyError, ArithmeticError):
         return None
-    if isinstance(public, rsa.RSAPublicKey) and public.key_size < _MIN_RSA_BITS:
-        return None
-    # A published private key must not be trusted.
-    return Key(id_, algorithm, public) if isinstance(public, _PublicKey) else None
+    match public:
+        case rsa.RSAPublicKey() if public.key_size >= _MIN_RSA_BITS:
+            fitting = _RSA
+        case ec.EllipticCurvePublicKey():
+            fitting = frozenset(name for name, curve in _CURVES.items() if curve == public.curve.name)
+        case ed25519.Ed25519PublicKey() | ed448.Ed448PublicKey():
+            fitting = frozenset({"EdDSA"})
+        case _:  # a published private key must not be trusted
+            return None
+    return Key(id_, fitting if algorithm is None else fitting & {algorithm}, public)
 
 
 def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]) -> Verified | None:
@@ -100,7 +103,7 @@ def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]
         raise BadToken("The token has a critical header that is not supported")
     if not isinstance(id_, str | None) or len(id_ or "") > _MAX_KID_CHARACTERS:
         raise BadToken("The token has a malformed key id")
-    fitting = [key for key in keys if key.algorithm in (None, algorithm) and _fits(key.public, algorithm)]
+    fitting = [key for key in keys if algorithm in key.algorithms]
     named = fitting if id_ is None else [key for key in fitting if key.id == id_]
     # Among several keys, a token has to name its own (OpenID Connect Core 1.0 section 10.1).
     if not named or (id_ is None and len(named) > 1):
@@ -117,14 +120,6 @@ def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]
         return Verified(principal, float(claims["exp"]))
     except OverflowError as exc:
         raise BadToken("The token has an expiry that is out of range") from exc
-
-
-def _fits(public: _PublicKey, algorithm: str) -> bool:
-    if isinstance(public, rsa.RSAPublicKey):
-        return algorithm in _RSA
-    if isinstance(public, ec.EllipticCurvePublicKey):
-        return _CURVES.get(algorithm) == public.curve.name
-    return algorithm == "EdDSA"
 
 
 def _claims(token: str, key: _PublicKey, algorithm: str, issuer: str, audience: Sequence[str]) -> Mapping[str, Any]:
