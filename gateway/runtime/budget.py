@@ -56,7 +56,6 @@ class Budget:
     used: int = 0
     given_way: int = 0
     """How many holders have given way so far."""
-    _holders: int = 0
     _holdings: Holdings[Share] = field(default_factory=Holdings)
 
     @property
@@ -67,10 +66,6 @@ class Budget:
     def status(self) -> BudgetStatus:
         """Return what /metrics and /status show."""
         return BudgetStatus(self.used, self.limit, self.given_way)
-
-    def __len__(self) -> int:
-        """Return the number of holders of at least one byte."""
-        return self._holders
 
     def share(self, give_way: Callable[[], None], owner: bytes = b"") -> Share:
         """Return a share without bytes; its holder must release it. `give_way` is called at most once.
@@ -83,12 +78,11 @@ class Budget:
         """Count the bytes of a share that has grown, or shrunk."""
         if share.used == change:  # it had none
             self._holdings.add(share.owner, share, 0)
-            self._holders += 1
         self.used += change
         self._holdings.grow(share.owner, change)
         if not share.used:
             self._remove(share)
-        while self.used > self._limit.value and self._holders:
+        while self.used > self._limit.value:
             oldest = self._holdings.first(share.owner)
             self._remove(oldest)
             self.given_way += 1
@@ -96,5 +90,4 @@ class Budget:
 
     def _remove(self, share: Share) -> None:
         self._holdings.remove(share.owner, share, share.used)
-        self._holders -= 1
         self.used -= share.used

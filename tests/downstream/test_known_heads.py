@@ -47,7 +47,7 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         gate.opened.set()
         names = [await said(raw) for _ in range(4)]
     assert names == ["tool", "later", "tool", "later"]
-    await eventually(lambda: not len(budget), "nothing is counted any more")
+    await eventually(lambda: not budget.used, "nothing is counted any more")
 
 
 async def test_a_client_that_does_not_read_gets_no_second_reply_yet(
@@ -80,7 +80,7 @@ async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(
         held.data_received(padded[100:])
         for _ in range(4):
             assert await status(raw) == 200
-    await eventually(lambda: not len(budget), "nothing is counted any more")
+    await eventually(lambda: not budget.used, "nothing is counted any more")
 
 
 async def test_what_a_head_decided_is_decided_anew_after_a_reload(

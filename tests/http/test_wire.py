@@ -61,10 +61,10 @@ async def test_what_waits_in_the_transport_counts_until_the_client_has_read_it()
     client = Client()
     client.out.waiting = 40
     client.wire.fell_behind()
-    assert (client.used, len(client.traffic.sending)) == (40, 1)
+    assert client.used == 40
     client.out.waiting = 0
     client.wire.caught_up()
-    assert (client.used, len(client.traffic.sending)) == (0, 0)
+    assert client.used == 0
 
 
 async def test_what_is_not_written_yet_counts_too() -> None:
