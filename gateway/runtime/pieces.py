@@ -169,14 +169,11 @@ class Turn:
     __slots__ = ("_ends",)
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """A turn begins: the coroutine has waited for something."""
+        """The first turn begins, so the coroutine has just waited for something."""
         self._ends = world.stopwatch() + _SECONDS
 
     async def give_way(self) -> None:
         """Let everything else run once if the turn has taken its time."""
         if world.stopwatch() >= self._ends:
             await asyncio.sleep(0)
-            self.begin()
+            self._ends = world.stopwatch() + _SECONDS
