@@ -1,7 +1,7 @@
 """One request as its client sent it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from functools import partial
 from typing import Final
@@ -16,7 +16,7 @@ from gateway.http.known_call import known_call
 from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest
 from gateway.http.upstream_headers import joined
-from gateway.identity import principal as principals
+from gateway.identity.principal import of_headers
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
@@ -138,17 +138,13 @@ class Incoming(msgspec.Struct, eq=False):
         self.body, self.checked = b"", None
         self.opened = ParsedBody(None if id_ is None else Raw(bytes(id_)), "", {}, None)
 
-    def digest(self, caller: Caller, names: Sequence[str]) -> bytes:
-        """The digest of the headers of these names, which are credentials, but for one that is distrusted."""
+    def bearer(self, caller: Caller) -> Bearer:
+        """Who brings the claims in this request, or gets those in its reply."""
 
         def value_of(name: str) -> str | None:
             return joined(self.headers, name) if name != caller.distrusted_header else None
 
-        return principals.of_headers(names, value_of)
-
-    def bearer(self, caller: Caller) -> Bearer:
-        """Who brings the claims in this request, or gets those in its reply."""
-        return Bearer(self.path, caller.principal, world.wall(), partial(self.digest, caller))
+        return Bearer(self.path, caller.principal, world.wall(), partial(of_headers, value_of=value_of))
 
     def begin_span(self, traces: Traces, about: Operation, id_: Raw | bytes, meta: jsonrpc.Fields) -> Span:
         """Begin the span of this request; `meta` is the `_meta` of its params."""

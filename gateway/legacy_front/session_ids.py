@@ -61,7 +61,7 @@ def given_id(incoming: Incoming) -> str | None:
 
 def digest(bearer: Bearer, names: Sequence[str]) -> bytes:
     """Return the digest of everything that identifies the caller of a request."""
-    return hashlib.sha256(bearer.principal + bearer.credentials(names)).digest()
+    return hashlib.sha256(bearer.principal + bearer.digest(names)).digest()
 
 
 def session_ids(keys: InForce[Keys]) -> Claims[SessionId]:

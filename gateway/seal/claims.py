@@ -20,7 +20,7 @@ T = TypeVar("T")
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ."""
 Digest = Callable[[Sequence[str]], bytes]
-"""Returns the digest of a request's headers of these names (`principal.of_headers`)."""
+"""Returns the digest of a request's headers of these names, empty for no names (`principal.of_headers`)."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -32,10 +32,6 @@ class Bearer(msgspec.Struct, frozen=True):
     now: float
     """In seconds since the epoch."""
     digest: Digest
-
-    def credentials(self, names: Sequence[str]) -> bytes:
-        """The digest of the headers that are credentials; empty if there are no names."""
-        return self.digest(names) if names else b""
 
     def check(self, route: str, principal: bytes, *, issued: float, expires: float) -> None:
         """Check that a claim was given to this caller on this route, and its time is not over; raises InvalidState."""

@@ -139,7 +139,7 @@ def bind(bearer: Bearer, request: Request, names: tuple[str, ...] = (), argument
         arguments,
         bearer.principal,
         names,
-        bearer.credentials(names),
+        bearer.digest(names),
     )
 
 

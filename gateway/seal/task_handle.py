@@ -69,6 +69,6 @@ class TaskSealer:
         """The content of a handle that this caller got on this route, and whose time is not over."""
         handle = self._handles.open(sealed)
         bearer.check(handle.route, handle.principal, issued=handle.issued, expires=handle.expires)
-        if not hmac.compare_digest(handle.headers, bearer.credentials(handle.names)):
+        if not hmac.compare_digest(handle.headers, bearer.digest(handle.names)):
             raise InvalidState("other_headers")
         return handle

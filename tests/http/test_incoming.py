@@ -92,10 +92,10 @@ def test_the_digest_of_credentials_leaves_out_a_distrusted_header() -> None:
     alice, bob = (incoming_of(b"", ("X-User", name), ("X-Key", "k")) for name in ("alice", "bob"))
     names = ("X-User", "X-Key")
     trusting, distrusting = Caller(b"p", None), Caller(b"p", "X-User")
-    assert alice.digest(trusting, names) != bob.digest(trusting, names)
-    assert alice.digest(distrusting, names) == bob.digest(distrusting, names)
-    assert alice.digest(distrusting, names) == incoming_of(b"", ("X-Key", "k")).digest(trusting, names)
-    assert incoming_of(b"", ("X-Key", "l")).digest(trusting, names) != alice.digest(distrusting, names)
+    assert alice.bearer(trusting).digest(names) != bob.bearer(trusting).digest(names)
+    assert alice.bearer(distrusting).digest(names) == bob.bearer(distrusting).digest(names)
+    assert alice.bearer(distrusting).digest(names) == incoming_of(b"", ("X-Key", "k")).bearer(trusting).digest(names)
+    assert incoming_of(b"", ("X-Key", "l")).bearer(trusting).digest(names) != alice.bearer(distrusting).digest(names)
 
 
 class FakeTraces:
