@@ -43,9 +43,11 @@ class MirrorBackend:
         self.live, self.server = live, server
         self.link = link
         self.level = DEFAULT_LEVEL
-        self._calls: dict[RequestId, _LinkedCall] = {}
-        self._nested: dict[bytes, tuple[_LinkedCall, str]] = {}
-        self._ids = itertools.count(1)
+        self.calls: dict[RequestId, _LinkedCall] = {}
+        self.nested: dict[bytes, tuple[_LinkedCall, str]] = {}
+        """The open questions by the ids of their requests, each with the key that its call has for it."""
+        self.ids = itertools.count(1)
+        """Of nested requests."""
         self._changes: Changes | None = None
         """Once the client has its answer to `initialize`."""
         self._is_greeted = False
@@ -59,10 +61,10 @@ class MirrorBackend:
             self._request(request_id, message)
         elif opened.method == mcp.INITIALIZED and self._changes is not None:
             self._changes.begin(message.headers)
-        elif (call := self._calls.get(cancelled(opened) or b"")) is not None:
+        elif (call := self.calls.get(cancelled(opened) or b"")) is not None:
             call.cancel()
         elif opened.method is None and isinstance(opened.id, Raw):
-            found = self._nested.pop(bytes(opened.id), None)
+            found = self.nested.pop(bytes(opened.id), None)
             if found is not None:
                 found[0].respond(found[1], answer_of(opened), message.headers)
 
@@ -73,7 +75,7 @@ class MirrorBackend:
     async def close(self) -> None:
         """See `Backend`."""
         self._is_closed = True
-        for call in list(self._calls.values()):
+        for call in list(self.calls.values()):
             call.cancel()
         if self._changes is not None:
             self._changes.close()
@@ -90,7 +92,7 @@ class MirrorBackend:
             raise InvalidRequest("The session begins with initialize; send that first, and wait for its result")
         elif method == mcp.SET_LEVEL:
             self.level = level_of(message.opened)
-            for call in self._calls.values():
+            for call in self.calls.values():
                 call.want_level(self.level)
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
@@ -98,7 +100,7 @@ class MirrorBackend:
         else:
             request = request_of(id_, message.opened)
             rounds = Rounds(self.live, world.token_hex(8), request, changes.profile)
-            call = self._calls[id_] = _LinkedCall(self, rounds, headers)
+            call = self.calls[id_] = _LinkedCall(self, rounds, headers)
             call.open(call)
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
@@ -134,19 +136,6 @@ class MirrorBackend:
         self._changes = Changes(self.server, self.live.process.tasks, profile, tell)
         return result
 
-    # -- calls --------------------------------------------------------------------------------------------------
-
-    def ask(self, call: "_LinkedCall", question: Question) -> None:
-        """Put a question to the client."""
-        id_ = b"%d" % next(self._ids)
-        self._nested[id_] = call, question.key
-        self.link.send(question.nested(id_), bytes(call.id))
-
-    def forget(self, call: "_LinkedCall") -> None:
-        """A call is over."""
-        self._calls.pop(bytes(call.id), None)
-        self._nested = {id_: found for id_, found in self._nested.items() if found[0] is not call}
-
 
 class _LinkedCall(MirroredCall, Leg):
     """One call of the session, which is the leg that waits for it, too: it ends with the link."""
@@ -157,8 +146,11 @@ class _LinkedCall(MirroredCall, Leg):
         MirroredCall.__init__(self, rounds, backend.server, headers, backend.level, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
+        backend = self._backend
         for question in questions:
-            self._backend.ask(self, question)
+            id_ = b"%d" % next(backend.ids)
+            backend.nested[id_] = self, question.key
+            backend.link.send(question.nested(id_), bytes(self.id))
 
     def notify(self, message: bytes) -> None:
         self._backend.link.send(message, bytes(self.id))
@@ -173,6 +165,9 @@ class _LinkedCall(MirroredCall, Leg):
             link.forget(id_)
 
     def _ended(self) -> None:
-        self._backend.forget(self)
+        backend = self._backend
+        backend.calls.pop(bytes(self.id), None)
+        for id_ in [id_ for id_, (call, _) in backend.nested.items() if call is self]:
+            del backend.nested[id_]
 
     _forget = _ended
