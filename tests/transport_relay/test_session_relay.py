@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
@@ -341,11 +341,15 @@ async def test_a_cancelled_call_ends_with_the_servers_own_answer(begin: Start, u
 
 @pytest.mark.usefixtures("busy_clock")
 async def test_many_messages_that_waited_let_others_run() -> None:
-    tasks, channel = Tasks(Mock()), Mock(send=AsyncMock())
+    tasks, channel = Tasks(Mock()), AsyncMock()
+    channel.open.return_value = channel, Raw(b"{}")
     live = Mock(process=Mock(tasks=tasks))
-    live.config.limits.body_bytes = 1_000_000
+    live.config.limits.body_bytes, live.config.timeouts.handshake_seconds = 1_000_000, 1
+    live.upstream.stdio, live.upstream.pool.connect.return_value = None, channel
     relay = SessionRelay(live, Mock())
-    relay._server = channel
+    greeting = jsonrpc.request(b"1", mcp.INITIALIZE, {})
+    relay.receive(ClientMessage(greeting, jsonrpc.message(greeting)))
+    await eventually(lambda: len(tasks) == 0, "the session is open")
     data = b'{"jsonrpc":"2.0","method":"x"}'
     for _ in range(100):
         relay.receive(ClientMessage(data, jsonrpc.message(data)))

@@ -41,7 +41,7 @@ async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begi
         server.may_listen.clear()
         second = later(again())
         await eventually(lambda: len(server.of(mcp.LISTEN)) == 2)
-    await eventually(lambda: homes(stand)[0]._queue is None, "the gateway has noticed")
+    await eventually(lambda: stand.metric("mcp_gateway_subscriptions") == 0, "the gateway has noticed")
     server.may_listen.set()
     await eventually(lambda: opened.is_set() or second.done())
     await eventually(lambda: len(server.listeners) == 1 or second.done())
