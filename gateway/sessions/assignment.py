@@ -63,17 +63,15 @@ class Capacity(Generic[S]):
     """Sessions in their handshake."""
     evictable: dict[S, None] = field(default_factory=dict)
     """As in `Quota`, of all principals."""
-    _quotas: dict[bytes, Quota[S]] = field(default_factory=dict)
+    quotas: dict[bytes, Quota[S]] = field(default_factory=dict)
+    """Those of principals with a session or an opener."""
     eligible: dict[bytes, Quota[S]] = field(default_factory=dict)
     """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
-
-    def __len__(self) -> int:
-        return len(self._quotas)
 
     def change_limits(self, most: int, most_of_one: int) -> None:
         """Have other limits from now on; that of a principal decides who is eligible."""
         self._most, self._most_of_one = most, most_of_one
-        for principal, quota in tuple(self._quotas.items()):
+        for principal, quota in tuple(self.quotas.items()):
             self._settle(principal, quota)
 
     def assign(self, group: Group[S]) -> Assignment[S] | None:
@@ -123,7 +121,7 @@ class Capacity(Generic[S]):
         group.add(session, is_fresh=is_fresh)
         self.starting += 1
         self.count += 1
-        quota = self._quotas.get(group.key.principal) or Quota()
+        quota = self.quotas.get(group.key.principal) or Quota()
         quota.count += 1
         _ = self.eligible.pop(group.key.principal, None)  # `_settle` adds it again, behind the others
         self._settle(group.key.principal, quota)
@@ -137,7 +135,7 @@ class Capacity(Generic[S]):
         self.occupied(session, group)
         group.drop(session)
         self.count -= 1
-        quota = self._quotas[group.key.principal]
+        quota = self.quotas[group.key.principal]
         quota.count -= 1
         self._settle(group.key.principal, quota)
 
@@ -145,7 +143,7 @@ class Capacity(Generic[S]):
         """A session is idle from now on, or its last joiner has left it idle."""
         group.idle.setdefault(session, now)
         if not session.shared.joiners:
-            quota = self._quotas[group.key.principal]
+            quota = self.quotas[group.key.principal]
             quota.evictable[session] = self.evictable[session] = None
             if quota.openers:
                 self._settle(group.key.principal, quota)
@@ -154,14 +152,14 @@ class Capacity(Generic[S]):
         """A session is not idle any more, if it was."""
         group.idle.pop(session, None)
         if session in self.evictable:
-            quota = self._quotas[group.key.principal]
+            quota = self.quotas[group.key.principal]
             del quota.evictable[session], self.evictable[session]
             if quota.openers:
                 self._settle(group.key.principal, quota)
 
     def _set_opener(self, request: SessionRequest[S], *, is_opener: bool) -> None:
         principal = request.group.key.principal
-        quota = self._quotas.get(principal) or Quota()  # a new one counts only once it is settled
+        quota = self.quotas.get(principal) or Quota()  # a new one counts only once it is settled
         if is_opener:
             quota.openers.setdefault(request)
         else:
@@ -170,9 +168,9 @@ class Capacity(Generic[S]):
 
     def _settle(self, principal: bytes, quota: Quota[S]) -> None:
         if quota.count or quota.openers:
-            self._quotas[principal] = quota
+            self.quotas[principal] = quota
         else:
-            self._quotas.pop(principal, None)
+            self.quotas.pop(principal, None)
         if quota.openers and (quota.count < self._most_of_one or quota.evictable):
             _ = self.eligible.setdefault(principal, quota)
         else:

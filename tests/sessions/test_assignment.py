@@ -336,7 +336,7 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
     capacity = scene.capacity
     capacity.evictable = Unsearched(capacity.evictable)
     capacity.eligible = Unsearched(capacity.eligible)
-    capacity._quotas = Unsearched(capacity._quotas)
+    capacity.quotas = Unsearched(capacity.quotas)
     Unsearched.read = 0
     assert scene.assigned("w0/x") == "w0 opens for i0"
     assert Unsearched.read == 2, "the quota whose turn it is, and the session that is idle longest"
@@ -375,5 +375,5 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     counted.remove(waiting)
     counted.remove(waiting)
     counted.closed(session, there)
-    assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
+    assert len(counted.quotas) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
     assert counted.assign(here) is None
