@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerFailed
-from gateway.cluster.worker import Address, Worker, host_id, member_id
+from gateway.cluster.worker import Address, Worker, member_id
 from gateway.config import InForce, Replica, split_address
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.newest import Newest
@@ -73,8 +73,8 @@ class Membership:
     def __init__(
         self, replica: InForce[Replica], worker: Worker | None, connections: PeerConnections, tasks: Tasks
     ) -> None:
-        self.host = host_id(replica.value)
         self.own = member_id(replica.value, worker)
+        self.host = host_of(self.own)
         self._replica = replica.value
         self._worker = worker
         self._connections = connections

@@ -184,9 +184,8 @@ class Router:
         Raises ReplyBroken and OwnerStalled; for a request that came through another replica also PeerReplaced.
         """
         own, came = self._membership.own, incoming.peer_request
-        if own != (
-            owner if came is None else came.to
-        ):  # one hop suffices, but for that to another worker of this host
+        # One hop suffices, but for that to another worker of this host.
+        if own != (owner if came is None else came.to):
             with suppress(PeerDead, PeerReplaced):
                 return await self._peers.forward_once("session", owner, incoming, reply)
         if came is not None:

@@ -36,12 +36,7 @@ class Worker(msgspec.Struct, frozen=True):
         return f"unix:{self.directory}/{purpose}-{self.number if number is None else number}.sock"
 
 
-def host_id(replica: Replica) -> str:
-    """The id of this host: the configured one, else the host's name."""
-    return replica.id or world.host_name()
-
-
 def member_id(replica: Replica, worker: Worker | None) -> str:
     """The id of this process: `gw-1`, or `gw-1#0` for the first of several workers."""
-    host = host_id(replica)
+    host = replica.id or world.host_name()
     return host if worker is None else f"{host}#{worker.number}"

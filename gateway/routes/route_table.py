@@ -121,8 +121,7 @@ class RouteTable:
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""
         arrivals = [live.upstream.client.arriving for live in self.live.values()]
-        used, limit = (sum(values) for values in ([t.used for t in arrivals], [t.limit for t in arrivals]))
-        return BudgetStatus(used, limit, 0)
+        return BudgetStatus(sum(each.used for each in arrivals), sum(each.limit for each in arrivals), 0)
 
     async def end_children(self) -> None:
         """Kill the remaining children, and wait until their processes have ended."""
