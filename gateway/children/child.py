@@ -303,11 +303,10 @@ class Child(WrittenPipe):
 
     async def send(self, message: bytes) -> None:
         """Write one message and wait until the pipe holds all of it. Raises CallLost."""
-        if not self.over.done() and not self.pipe.is_closing():
-            self.write(message)
-            if self.free is not None:
-                seconds = self._client.timeouts.answer_seconds
-                _ = await asyncio.wait((self.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        self.write(message)
+        if self.free is not None:
+            seconds = self._client.timeouts.answer_seconds
+            _ = await asyncio.wait((self.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self.pipe.is_closing():  # it closed its input, so it is probably about to exit
             _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
             self._end("closed its input")
