@@ -123,19 +123,14 @@ class StreamableChannel(Channel):
         """POST what may run twice, beside the request in flight; return its reply once that is over."""
 
         async def send() -> ReplyReader:
-            reply = self._reader(hearer, max_bytes)
+            client, drain_seconds = self._client, self._times.drain_seconds
+            reply = ReplyReader(hearer, max_bytes, client.arriving, drain_seconds, unread=REDIRECTS)
             return await reply.over(self._session.post(message, headers, reply, is_repeatable=True))
 
         reply = await redirected(self._endpoint, send)
         if 0 < reply.status < 300:
             self._session.accepted(headers)
         return reply
-
-    def _reader(self, hearer: Hearer, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
-        unread = REDIRECTS if needs_body else ()
-        return ReplyReader(
-            hearer, max_bytes, self._client.arriving, self._times.drain_seconds, needs_body=needs_body, unread=unread
-        )
 
     def suspect(self, *, is_accepted: bool) -> str:
         """Explain a silence: a server in JSON response mode sends nothing until the result, so questions are lost."""
@@ -302,7 +297,7 @@ class StreamableChannel(Channel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        reply = self._reader(_UNHEARD, needs_body=False)
+        reply = self._acceptance()
         try:
             with CoarseTimeout(self._client.answering):
                 # All servers that were measured take the first of two answers, and say 202 to both.
@@ -320,6 +315,10 @@ class StreamableChannel(Channel):
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
                 "had effects"
             ) from exc
+
+    def _acceptance(self) -> ReplyReader:
+        """Read no more of a reply than whether the server accepts the message."""
+        return ReplyReader(_UNHEARD, 0, self._client.arriving, self._times.drain_seconds, needs_body=False)
 
     async def _refused(self, reply: ReplyReader, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
@@ -357,7 +356,7 @@ class StreamableChannel(Channel):
             standalone.stop_reporting()
         try:
             if end_session and self.session_id is not None and not self.forgotten:
-                reply, headers = self._reader(_UNHEARD, needs_body=False), self._session.headers(self._session.newest)
+                reply, headers = self._acceptance(), self._session.headers(self._session.newest)
                 with suppress(TimeoutError):  # the server drops the session after its own timeout
                     async with asyncio.timeout(self._client.timeouts.cancel_seconds):
                         _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))
