@@ -83,7 +83,8 @@ async def subscription(asked: ClientCall, *, is_exempt: bool = True) -> AsyncIte
     live.upstream.subscriptions[serving] = None
     live.process.metrics.subscriptions[live.route.path,].inc(1)
     try:
-        await live.process.draining.prepared(serving.begin(is_exempt=is_exempt))
+        async with live.process.draining.preparing():
+            await serving.begin(is_exempt=is_exempt)
         with live.upstream.pool.hearing(asked.key.principal, serving, serving.filter.resourceSubscriptions):
             yield serving.stream
     finally:

@@ -1,15 +1,12 @@
 """How far the end of this process has come: whoever begins or takes over something looks here."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import IntEnum
-from typing import TypeVar
 
 from gateway.config import InForce
 from gateway.protocol.errors import ShuttingDown
-
-T = TypeVar("T")
 
 
 class Stage(IntEnum):
@@ -89,7 +86,8 @@ class Draining:
         """Whether new calls are refused, because no other replica begins them either."""
         return self.has_begun and self.ends_at is None
 
-    async def prepared(self, preparing: Awaitable[T], seconds: float | None = None) -> T:
+    @asynccontextmanager
+    async def preparing(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Wait for what a round needs before its call begins; raises ShuttingDown if it is not here in time.
 
         That is: in `seconds`, and before the drain begins. During a drain only what is here at once is in time.
@@ -99,7 +97,7 @@ class Draining:
         try:
             async with preparation:
                 self._preparations[preparation] = None
-                found = await preparing
+                yield
         except TimeoutError as exc:
             if not preparation.expired():  # what was prepared has timed out itself
                 raise
@@ -109,7 +107,6 @@ class Draining:
         # The drain began just now: what was prepared was here before the timeout could fire.
         if self.has_begun and not had_begun:
             raise ShuttingDown("call again")
-        return found
 
     def part(self, let_go: Iterable[str]) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""

@@ -11,7 +11,6 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import learn
 from gateway.downstream.round import Round
 from gateway.exchange import handshake
-from gateway.exchange.handshake import Handshake
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import ShuttingDown
@@ -66,18 +65,15 @@ async def _send_on(round_: Round) -> Response:
 
 async def _discover(round_: Round) -> Response:
     """Answer server/discover with what the legacy server declares in its handshake to a caller whom it accepts."""
+    pool, key, headers, is_exempt = round_.live.upstream.pool, round_.key, round_.headers, round_.is_exempt
     try:
         with round_.weigh():
-            shaken = await round_.live.process.draining.prepared(_shake(round_), round_.seconds_left)
+            async with round_.live.process.draining.preparing(round_.seconds_left):
+                await authorise(pool, key, headers, is_exempt=is_exempt)
+                shaken = await pool.handshake(key, headers, is_exempt=is_exempt)
     except ShuttingDown:
         return await _send_on(round_)
     return await round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
-
-
-async def _shake(round_: Round) -> Handshake:
-    pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
-    await authorise(pool, key, headers, is_exempt=round_.is_exempt)
-    return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
 
 
 def _begin(round_: Round, continuation: Continuation) -> Awaitable[Response]:
@@ -103,10 +99,10 @@ async def _call_checked(round_: Round, continuation: Continuation) -> Response:
     pool, http = round_.live.upstream.pool, round_.incoming.compared()
     try:
         with round_.weigh():  # it is weighed again when it begins
-            checking = tool_schemas.check(
-                pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
-            )
-            tool = await round_.live.process.draining.prepared(checking, round_.seconds_left)
+            async with round_.live.process.draining.preparing(round_.seconds_left):
+                tool = await tool_schemas.check(
+                    pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
+                )
     except ShuttingDown:
         return await _send_on(round_)
     return await _call(round_, continuation, _choice(round_, tool))
