@@ -15,7 +15,7 @@ from gateway.bridge.driver import Driver
 from gateway.cluster.router import Held, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
-from gateway.downstream.round import Round
+from gateway.downstream.round import Round, new_round
 from gateway.exchange.commands import TTL
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
@@ -66,7 +66,7 @@ class Continuation:
             raise InvalidState("answered")
         if here.live.upstream.pool is not round_.live.upstream.pool:
             # A reload gave the path another upstream; the call continues where it began.
-            round_ = round_.on(here.live)
+            round_ = new_round(incoming, round_.request, round_.reply, here.live, round_.caller, round_.started)
         if isinstance(here, ColdCall):
             return self._take_over(round_, envelope, is_proven=True, cold=here)
         # Before anything is answered: from then on, this client gets the messages of the upstream.

@@ -67,10 +67,6 @@ class Round(ClientCall, eq=False, kw_only=True):
                 fix=Unreachable.fix,
             ) from error
 
-    def on(self, live: LiveRoute) -> "Round":
-        """Return this round as another configuration of its route serves it."""
-        return new_round(self.incoming, self.request, self.reply, live, self.caller, self.started)
-
     def drop_body(self) -> None:
         """Keep nothing of the answers once the call has them."""
         self.request = self.request.taken()
