@@ -27,7 +27,7 @@ from gateway.routes.route_table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keys, key_id
 from gateway.tasks.live_task import TaskTable
-from gateway.telemetry import Metrics
+from gateway.telemetry import Metrics, SessionState
 from gateway.telemetry.process_status import (
     MOST_HELD,
     KeyStatus,
@@ -134,7 +134,7 @@ def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteSta
         last_ok_seconds_ago=last_ok,
         last_failure=failure,
         held=held,
-        sessions=metrics.sessions(route.path),
+        sessions={state.value: int(metrics.sessions[route.path, state].value) for state in SessionState},
         sessions_limit=pool.most,
         waiting=pool.waiting,
         children=int(metrics.children[route.path,].value) if by_command else None,

@@ -233,7 +233,8 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The call no longer waits for its client."""
         seconds = world.monotonic() - self._parked_at
         self._held_seconds += seconds
-        self.live.process.metrics.call_released(self.live.route.path, seconds)
+        self.live.process.metrics.held_calls[self.live.route.path,].inc(-1)
+        self.live.process.metrics.hold_times[self.live.route.path,].observe(seconds)
         if self._call_span is not None:
             self._call_span.happened("unparked")
 

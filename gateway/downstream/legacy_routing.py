@@ -131,7 +131,7 @@ class LegacyRouting:
         if front == "sse":
             server = RouteServer(at.live, at.caller.principal)
             return await begin(self.sessions, front, at, partial(MirrorBackend, at.live, server))
-        at.live.process.metrics.passed(at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
+        at.live.process.metrics.passed[at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED].inc()
         return await mirror.serve(self.mirrored, at)
 
     def _connect(self, at: Arrival) -> Connect:

@@ -294,7 +294,7 @@ class FrontSession:
             self._readers -= 1
             self.used = world.monotonic()
             self._free()
-            process.metrics.passed(self.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
+            process.metrics.passed[self.live.route.path, TrafficEra.LEGACY, Passed.RELAYED].inc()
 
 
 def negotiated(result: Raw) -> str | None:

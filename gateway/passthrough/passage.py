@@ -78,11 +78,13 @@ class Passage(ABC):
             self.outcome = Passed.UNREACHABLE
             if not exc.is_counted:
                 self.live.upstream.health.count(exc)
-        seconds = None if self.is_long_lived else world.monotonic() - self._started
-        self.live.process.metrics.passed(self.live.route.path, self.era, self.outcome, seconds)
+        metrics, path = self.live.process.metrics, self.live.route.path
+        metrics.passed[path, self.era, self.outcome].inc()
         if self.is_long_lived:
             _ = self.live.upstream.streams.pop(self, None)
             self.live.process.draining.leave_out(-1)
+        else:
+            metrics.passing[path, self.era].observe(world.monotonic() - self._started)
 
     @abstractmethod
     def end(self) -> None:

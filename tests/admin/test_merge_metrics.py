@@ -113,9 +113,9 @@ def process(seed: int) -> str:
         outcome = chance.choice(list(Outcome))
         metrics.operations[route, method, "2026-07-28", outcome, ""].observe(chance.random() * 100)
         metrics.continuations[route, chance.choice(list(Step))].inc()
-        metrics.sessions_by_state(route)[SessionState.IDLE].inc()
+        metrics.sessions[route, SessionState.IDLE].inc()
         metrics.held_calls[route,].inc()
-        metrics.call_released(route, chance.random())
+        metrics.hold_times[route,].observe(chance.random())
     return metrics.render().decode()
 
 

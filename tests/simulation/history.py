@@ -389,10 +389,10 @@ def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
         "cold": metrics.cold_calls,
         "legacy": metrics.client_sessions,
         "subscriptions": metrics.subscriptions,
+        "sessions": metrics.sessions,
     }
     return {
         **{f"gauge {name}": sum(count.value for count in gauge.values()) for name, gauge in gauges.items()},
-        "gauge sessions": sum(sum(metrics.sessions(path).values()) for path in gateway.routes.live),
         **{f"budget {name}": status.used for name, status in metrics.budgets().items()},
         "calls": len(gateway.lot),
         "cold": len(gateway.lot.cold),

@@ -63,7 +63,7 @@ class Pool:
         starts = math.inf if self.route.upstream.command is None else _STARTS
         self._capacity: Capacity[Session] = Capacity(self.most, self.config.sessions.max_per_principal, starts)
         self._rate = TokenBucket(settings.part(_opening_rate))
-        self._counts = metrics.sessions_by_state(self.route.path)
+        self._counts = {state: metrics.sessions[self.route.path, state] for state in SessionState}
         self.closed = False
         settings.after_replace(self._change_limits)
         self.connect = connect

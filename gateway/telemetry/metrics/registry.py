@@ -34,7 +34,7 @@ from gateway.telemetry.metrics.labels import (
     TrafficEra,
     UpstreamEra,
 )
-from gateway.telemetry.metrics.series import ANY, DURATIONS, Count, Series
+from gateway.telemetry.metrics.series import ANY, DURATIONS, Series
 
 _REFUSALS: Final = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 _HOLDS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -53,7 +53,7 @@ class BudgetStatus(Struct, frozen=True):
 
 
 class Metrics:
-    """All metrics: series in which events count, with a method where one event counts twice."""
+    """All metrics: series in which events count, with a method where that takes more than one step."""
 
     def __init__(self, version: str = "", routes: Iterable[str] = ()) -> None:  # noqa: PLR0915  (a list)
         self.series = series = Series()
@@ -95,7 +95,7 @@ class Metrics:
             zero=True,
             reason=Malformation,
         )
-        self._passed = series.counter(
+        self.passed = series.counter(
             "passed_through_total",
             "Passed-through requests, by outcome.",
             zero=True,
@@ -103,7 +103,7 @@ class Metrics:
             era=TrafficEra,
             outcome=Passed,
         )
-        self._passing = series.histogram(
+        self.passing = series.histogram(
             "mcp_gateway_passed_through_duration_seconds",
             "Time from a passed-through request to the end of its reply, except for long-lived streams.",
             DURATIONS,
@@ -125,7 +125,7 @@ class Metrics:
             route=ANY,
             ending=ColdEnding,
         )
-        self._hold_times = series.histogram(
+        self.hold_times = series.histogram(
             "mcp_gateway_hold_duration_seconds", "Time that a call was parked.", _HOLDS, route=ANY
         )
         self.rounds_per_exchange = series.histogram(
@@ -138,7 +138,7 @@ class Metrics:
         self.state_rejections = series.counter(
             "state_rejected_total", "requestState values that were rejected.", zero=True, reason=STATE_REASONS
         )
-        self._sessions = series.gauge("sessions", "Upstream sessions.", zero=True, route=ANY, state=SessionState)
+        self.sessions = series.gauge("sessions", "Upstream sessions.", zero=True, route=ANY, state=SessionState)
         self.sessions_refused = series.counter(
             "sessions_refused_total",
             "Requests for a new session that were refused, by the limit.",
@@ -258,28 +258,9 @@ class Metrics:
             self._given_way[budget,].set(status.given_way)
         return generate_latest(self.series.registry)
 
-    def passed(self, route: str, era: TrafficEra, outcome: Passed, seconds: float | None) -> None:
-        """Count a request that was passed through, at its end; `seconds` is None for a stream that is not a reply."""
-        self._passed[route, era, outcome].inc()
-        if seconds is not None:
-            self._passing[route, era].observe(seconds)
-
     def notification(self, route: str, method: str, *, forwarded: bool) -> None:
         """Count an upstream notification, by its method."""
         self.notifications[route, method.removeprefix("notifications/"), "forwarded" if forwarded else "dropped"].inc()
-
-    def call_released(self, route: str, seconds: float) -> None:
-        """Remove a parked call, which was resumed or expired after `seconds`."""
-        self.held_calls[route,].inc(-1)
-        self._hold_times[route,].observe(seconds)
-
-    def sessions_by_state(self, route: str) -> dict[SessionState, Count]:
-        """Return the counts that a session of a route moves between."""
-        return {state: self._sessions[route, state] for state in SessionState}
-
-    def sessions(self, route: str) -> dict[str, int]:
-        """Return a route's sessions by state."""
-        return {state.value: int(self._sessions[route, state].value) for state in SessionState}
 
     def config_loaded(self, *, applied: bool = True) -> None:
         """Show the load of the configuration, and its time, where clients are served."""

@@ -46,15 +46,12 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'mcp_client_operation_duration_seconds{error_type="_OTHER",method="other",route="/mcp"}': 0.03},
     ),
     (
-        lambda metrics: metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2),
-        {
-            'passed_through_total{era="legacy",outcome="cut",route="/mcp"}': 1,
-            'passed_through_duration_seconds{era="legacy",route="/mcp"}': 0.2,
-        },
+        lambda metrics: metrics.passed["/mcp", TrafficEra.LEGACY, Passed.LEFT].inc(),
+        {'passed_through_total{era="legacy",outcome="left",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None),
-        {'passed_through_total{era="legacy",outcome="left",route="/mcp"}': 1},
+        lambda metrics: metrics.passing["/mcp", TrafficEra.LEGACY].observe(0.2),
+        {'passed_through_duration_seconds{era="legacy",route="/mcp"}': 0.2},
     ),
     (
         lambda metrics: metrics.notification("/mcp", "notifications/progress", forwarded=True),
@@ -65,11 +62,11 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'notifications_total{kind="other",outcome="dropped",route="/mcp"}': 1},
     ),
     (
-        lambda metrics: metrics.call_released("/mcp", 20),
-        {'held_calls{route="/mcp"}': -1, 'hold_duration_seconds{route="/mcp"}': 20},
+        lambda metrics: metrics.hold_times["/mcp",].observe(20),
+        {'hold_duration_seconds{route="/mcp"}': 20},
     ),
     (
-        lambda metrics: metrics.sessions_by_state("/mcp")[SessionState.IDLE].inc(),
+        lambda metrics: metrics.sessions["/mcp", SessionState.IDLE].inc(),
         {'sessions{route="/mcp",state="idle"}': 1},
     ),
     (lambda metrics: metrics.config_reloaded(applied=True), {'config_reloads_total{outcome="applied"}': 1}),
@@ -139,15 +136,11 @@ def test_each_histogram_has_bounds_that_fit_what_it_measures() -> None:
         assert found == [0, 1], name
 
 
-def test_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
+def test_calls_of_legacy_clients_can_be_read_back() -> None:
     metrics = Metrics()
-    counts = metrics.sessions_by_state("/mcp")
-    counts[SessionState.IDLE].inc()
-    counts[SessionState.BUSY].inc()
     for change in (1, 1, -1):
         metrics.client_sessions["/mcp",].inc(change)
         metrics.mirrored_calls["/mcp",].inc(change)
-    assert metrics.sessions("/mcp") == {"idle": 1, "busy": 1, "quarantined": 0}
     assert (metrics.client_sessions["/mcp",].value, metrics.mirrored_calls["/mcp",].value) == (1, 1)
 
 
