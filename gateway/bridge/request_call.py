@@ -1,7 +1,6 @@
 """An upstream call that is one request, whose reply is heard by the session, and read by a task once it breaks."""
 
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 from gateway.bridge.call_context import Context
 from gateway.bridge.modern_to_legacy import legacy_call
@@ -64,10 +63,12 @@ class RequestCall(UpstreamCall):
                     self._sent(call)
                     self._task = None  # no task waits for its reply
                     return
+                reply = self._send(call, session)
             else:
                 session, call = begun
+                reply = session.read(call)
             try:
-                await (self._send(call, session) if begun is None else session.read(call))
+                await reply
             except SessionLost:
                 if not (self._is_wanted() and call.message):
                     raise  # the client has left, or the server has begun: the call must not begin in another session
@@ -84,10 +85,6 @@ class RequestCall(UpstreamCall):
         finally:
             if call is not None and call.span is not None:
                 call.span.end(_GIVEN_UP)
-
-    def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
-        self._sent(call)
-        return session.run(call, self._call_headers(call))
 
     # -- the session ----------------------------------------------------------------------------------------------
 
@@ -121,13 +118,10 @@ class RequestCall(UpstreamCall):
 
     async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
-        session = await self._adopted_session(upstream, is_shared=is_shared)
-        call = Call(upstream.call, b"", self._listener, upstream.call)
+        session, call = await self._adopted(upstream, is_shared=is_shared)
         call.span = self._context.call_span(session.shaken.version)
-        self._sent(call)
-        self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
         try:
-            await session.resume(call, upstream.cursor or "", self._call_headers(call), self)
+            await self._read_on(call, session, upstream, is_shared=is_shared)
         except GatewayError as exc:
             if call.span is not None:
                 call.span.end(ending_of(exc))

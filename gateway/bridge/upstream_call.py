@@ -249,11 +249,23 @@ class UpstreamCall(Runner, ABC):
             self._context.step(Step.RESUMED)
             self.opened.set_result(True)
 
-    async def _adopted_session(self, upstream: Whereabouts, *, is_shared: bool) -> Session:
-        """The session of that call. Whatever ends the exchange meanwhile cancels the task that waits here."""
+    async def _adopted(self, upstream: Whereabouts, *, is_shared: bool) -> tuple[Session, Call]:
+        """That call in its session. Whatever ends the exchange meanwhile cancels the task that waits here."""
         key, headers, pool = self._context.key, self._context.headers, self._context.live.upstream.pool
         session = self._session = await pool.adopt(key, upstream, headers, is_shared=is_shared)
-        return session
+        return session, Call(upstream.call, b"", self._listener, upstream.call)
+
+    def _read_on(
+        self, call: Call, session: Session, upstream: Whereabouts, *, is_shared: bool
+    ) -> Coroutine[Any, Any, None]:
+        """Read that call where its stream broke off."""
+        self._sent(call)
+        self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
+        return session.resume(call, upstream.cursor or "", self._call_headers(call), self)
+
+    def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
+        self._sent(call)
+        return session.run(call, self._call_headers(call))
 
     def _call_headers(self, call: Call) -> Headers:
         """The headers of the newest leg, with those of the call's own span if it has one."""

@@ -57,7 +57,7 @@ class TaskCall(UpstreamCall):
 
         The task may have been made after the state was sealed: then its id is on the stream of the call.
         """
-        session = await self._adopted_session(upstream, is_shared=is_shared)
+        session, call = await self._adopted(upstream, is_shared=is_shared)
 
         async def looked(status: str | None) -> None:
             if self._context.is_task and status in FINAL:
@@ -69,14 +69,11 @@ class TaskCall(UpstreamCall):
 
         former = "" if is_shared else self._former_holder
         past = Past(looked, is_shared=is_shared, former_holder=former)
-        call = Call(upstream.call, b"", self._listener, upstream.call)
         if upstream.task:
             self._call, self._is_sent = call, not is_shared
             await self._drive(self._new_follower(session, upstream.task, call), past)
             return
-        self._sent(call)
-        self._is_sent = not is_shared  # as in `RequestCall.resume`
-        reading = session.resume(call, upstream.cursor or "", self._call_headers(call), self)
+        reading = self._read_on(call, session, upstream, is_shared=is_shared)
         await self._follow_from_creation(session, call, reading, past)
 
     async def go_on(self, upstream: Whereabouts, *, is_shared: bool) -> None:
@@ -110,8 +107,7 @@ class TaskCall(UpstreamCall):
             span = context.call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
             call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span, task)
-            self._sent(call)
-            await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)))
+            await self._follow_from_creation(session, call, self._send(call, session))
 
     def run_again(self) -> None:
         """Ask for another task, and follow the one before no longer."""
