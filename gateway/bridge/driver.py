@@ -271,9 +271,8 @@ class Driver(Engine):
             self._feed(on.Broke(OwnerStalled(envelope.owner, "has gone on with it"), runs_on=not is_same))
         else:
             self._feed(on.LetGo(cancel=not is_same))
-        self._disarm(LINGER)
-        self._feed(on.Expired())
-        self._lot.remove(self)
+        self.forget()
+        self.fire(LINGER)
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
@@ -377,9 +376,8 @@ class Driver(Engine):
     def _give_back(self, error: GatewayError) -> None:
         """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
         self.hear(on.Broke(error))
-        self._disarm(LINGER)
-        self._feed(on.Expired())
-        self._lot.remove(self)
+        self.forget()
+        self.fire(LINGER)
         if self._takeover is not None and self._takeover.cold is not None:
             self._lot.cold.add(self._takeover.cold)
 
@@ -441,10 +439,10 @@ class Driver(Engine):
         if after in HELD:
             call.rest(resting=True)
             if before not in HELD:
-                self._context.parked()
+                context.parked()
         elif before in HELD:
             call.rest(resting=False)
-            self._context.unparked()
+            context.unparked()
         super()._moved(before, after)
         if after is ENDED:
             return
