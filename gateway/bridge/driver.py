@@ -296,8 +296,6 @@ class Driver(Engine):
     def hear(self, event: on.Event) -> None:
         """Take one event of the upstream call."""
         match event:
-            case on.Nested():
-                self._feed(event)
             case on.Became():
                 pass  # the client sees an ordinary call
             case on.Progressed() | on.Logged():
