@@ -13,6 +13,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gateway.protocol import jsonrpc, mcp
 
+_OURS: Final = ("resultType", "_meta")
+"""Members of a result that the gateway sets, whatever the server sent."""
 _LISTED: Final = ("content", "contents", "messages", "tools", "prompts", "resources", "resourceTemplates")
 _NESTED: Final = ("annotations", "content", "resource", "execution")
 _LEVELS: Final = 4
@@ -64,13 +66,12 @@ def modern(
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
     nulls = b"null" in bytes(result)
     for key, value in opened.items():
-        if key == "_meta" or (nulls and jsonrpc.is_null(value)):
+        if key in _OURS or (nulls and jsonrpc.is_null(value)):
             continue
         parts[key] = value
         if nulls and key in _LISTED and bytes(value).startswith(b"["):
             # Without null members where the schema allows none; free-form values stay as they are.
             parts[key] = b"[%b]" % b",".join([_item(item, _LEVELS) for item in jsonrpc.items(value)])
-    parts["resultType"] = b'"complete"'  # over one that the server sent
     if method == mcp.TOOLS_CALL and "content" not in parts:
         parts["content"] = b"[]"  # the modern SDKs reject a tool result without it
     if method in mcp.CACHEABLE:
