@@ -83,12 +83,13 @@ class NestedRequests:
         The id alone does not tell: `mcp` 1.30 may give the id of a question of a task to a later one.
         """
         id_ = bytes(event.id)
-        if id_ not in self._heard:
-            return False
         question = self.asked(id_)
-        if question is None and id_ not in self._theirs:
+        if question is not None:
+            known: bytes | None = inputs.question_digest(question)
+        elif id_ in self._theirs:
+            known = self._theirs[id_]
+        else:
             return False
-        known = self._theirs[id_] if question is None else inputs.question_digest(question)
         if known is None:
             return True
         try:

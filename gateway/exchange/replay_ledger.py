@@ -77,8 +77,7 @@ class ReplayLedger:
         """Put answers on record; a later answer to a question replaces the earlier one."""
         if not answers:
             return
-        if self.record or self._unsent:
-            self.strike([question for question, _ in answers])
+        self.strike([question for question, _ in answers])
         if not sent:
             self._unsent = (*self._unsent, *(question.key for question, _ in answers))
         noted = [
