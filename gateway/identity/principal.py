@@ -32,7 +32,7 @@ def of_authorization(authorization: str | None, *, is_checked: bool = True) -> b
     """The principal of an `Authorization` header value; `is_checked`: the upstream gets and checks it."""
     if authorization is None:
         return ANONYMOUS
-    return _of_credential(authorization) if is_checked else _of_opaque(authorization)
+    return _of_credential(authorization) if is_checked else _digest(b"opaque", authorization)
 
 
 def of_headers(names: Sequence[str], value_of: Callable[[str], str | None]) -> bytes:
@@ -66,7 +66,7 @@ def _of_credential(value: str, *, may_be_bare: bool = False) -> bytes:
             claims = msgspec.json.decode(content, type=_TokenClaims)
             if claims.iss and claims.sub:
                 return of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
-    return _of_opaque(value)
+    return _digest(b"opaque", value)
 
 
 def of_claims(issuer: str, subject: str, client: str) -> bytes:
@@ -75,13 +75,14 @@ def of_claims(issuer: str, subject: str, client: str) -> bytes:
     return hashlib.sha256(b"jwt\0" + msgspec.json.encode((issuer, subject, client))).digest()
 
 
-def _of_opaque(authorization: str) -> bytes:
-    return hashlib.sha256(b"opaque\0" + _bytes(authorization)).digest()
-
-
 def of_header(value: str | None) -> bytes:
     """The principal that a trusted proxy names in a header; without the header, anonymous."""
-    return ANONYMOUS if value is None else hashlib.sha256(b"header\0" + _bytes(value)).digest()
+    return ANONYMOUS if value is None else _digest(b"header", value)
+
+
+def _digest(kind: bytes, value: str) -> bytes:
+    """A digest of a header's original bytes, of which those that are not UTF-8 are decoded to surrogates."""
+    return hashlib.sha256(kind + b"\0" + value.strip().encode(errors="surrogateescape")).digest()
 
 
 def is_trusted(peer: str | None, proxies: tuple[str, ...]) -> bool:
@@ -103,8 +104,3 @@ def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def _bytes(value: str) -> bytes:
-    """The original bytes of a header: bytes that are not UTF-8 are decoded to surrogates."""
-    return value.strip().encode(errors="surrogateescape")
