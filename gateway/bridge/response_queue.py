@@ -83,8 +83,10 @@ class ChangeQueue(Outbox):
     def _waiting_bytes(self) -> int:
         return self._changes_bytes + super()._waiting_bytes()
 
-    def _pending(self) -> object:
-        return self._changes or super()._pending()
+    @property
+    def is_ready(self) -> bool:
+        """See `Outbox`."""
+        return bool(self._changes) or super().is_ready
 
     def _next(self) -> Item:
         if self._changes and not self._messages:

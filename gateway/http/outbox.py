@@ -168,7 +168,7 @@ class Outbox:
 
     async def take(self) -> Item:
         """The next message; None if the client needs a keep-alive."""
-        if self._waiter is not None or self._pending() is None:
+        if self._waiter is not None or not self.is_ready:
             await self._wait()
         taken = self._next()
         if self._share is not None and (self._share.used or self._messages):
@@ -195,11 +195,7 @@ class Outbox:
     @property
     def is_ready(self) -> bool:
         """Whether `take` has nothing to wait for."""
-        return bool(self._pending())
-
-    def _pending(self) -> object:
-        """What can be taken; None if there is nothing."""
-        return self._messages or self.final
+        return self.final is not None or bool(self._messages)
 
     def _next(self) -> Item:
         if not self._messages:
