@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
                 self._refuse()
 
     def _take_body(self, arriving: SizedBody | ChunkedBody, data: bytes) -> bytes:
-        if len(data) > PIECE_BYTES and arriving.is_costly:
+        if len(data) > PIECE_BYTES and isinstance(arriving, ChunkedBody):  # chunks of one byte take long to parse
             pieces = self._pieces = Pieces(self._take, self.wire.pause_reading, self._read_on)
             pieces.take(data)
             if not pieces.is_waiting:

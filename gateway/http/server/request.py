@@ -85,14 +85,12 @@ class RequestBody(msgspec.Struct, eq=False):
         before, self.size = self.size, self.size + len(data)
         if before <= _PAUSED_BYTES < self.size and self.wire is not None:
             self.wire.pause_reading()
-        if self.waiter is not None:
-            self._wake()
+        self._wake()
 
     def finish(self) -> None:
         """All of it was fed."""
         self.is_complete = True
-        if self.waiter is not None:
-            self._wake()
+        self._wake()
 
     def fail(self) -> None:
         """No more will come, or what comes is not wanted."""

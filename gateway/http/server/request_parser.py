@@ -168,8 +168,6 @@ class _HalfHead:
 class SizedBody:
     """A body whose length is known, as it comes."""
 
-    is_costly = False
-
     def __init__(self, body: RequestBody, length: int) -> None:
         self.body = body
         self._left = length
@@ -187,9 +185,6 @@ class SizedBody:
 
 class ChunkedBody:
     """A body in chunks, as it comes, up to its end or to what is malformed."""
-
-    is_costly = True
-    """Chunks of one byte take long to parse."""
 
     def __init__(self, body: RequestBody, *, is_last: bool) -> None:
         """`is_last`: what stands behind it is no request."""
