@@ -79,13 +79,13 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     bounds: InForce[Bounds]
     client: Client
     pool: Pool
-    era: EraProbe | None
-    """None if the upstream is a child process."""
     health: UpstreamHealth
-    subscriptions: dict[Endable, None]
-    stdio: StdioEra | None
+    era: EraProbe | None = None
+    """None if the upstream is a child process."""
+    stdio: StdioEra | None = None
     """Set if the upstream is a child process."""
-    streams: dict[Endable, None]
+    subscriptions: dict[Endable, None] = msgspec.field(default_factory=dict)
+    streams: dict[Endable, None] = msgspec.field(default_factory=dict)
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
     tools: ToolCatalog = msgspec.field(default_factory=ToolCatalog)
     """The tools of a modern upstream."""

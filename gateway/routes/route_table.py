@@ -79,7 +79,8 @@ class RouteTable:
             )
             self.process.metrics.series.show_zeroes(route.path)
         before, self.live = self.live, live
-        self._prestart()
+        if self._is_prestarting:
+            self.begin_children()
         for path, former in before.items():
             if path not in live or live[path].upstream is not former.upstream:
                 # Its path no longer leads to this upstream: end its streams, so that the clients subscribe anew.
@@ -89,11 +90,8 @@ class RouteTable:
     def begin_children(self) -> None:
         """From now on, start children ahead of their sessions: on the present routes, and on those of a reload."""
         self._is_prestarting = True
-        self._prestart()
-
-    def _prestart(self) -> None:
         for live in self.live.values():
-            if self._is_prestarting and live.upstream.stdio is not None:
+            if live.upstream.stdio is not None:
                 live.upstream.stdio.launcher.begin_prestarting()
 
     def _new_upstream(self, first: RouteSettings, bound: Bounds) -> LiveUpstream:
@@ -109,14 +107,14 @@ class RouteTable:
             stdio = StdioEra(launcher, modern, tasks, health)
             connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)
-            return LiveUpstream(settings, bounds, client, pool, None, health, {}, stdio, {})
+            return LiveUpstream(settings, bounds, client, pool, health, stdio=stdio)
         endpoint = Endpoint(route.path, url, as_client=asks_as_client(route))
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
         era = EraProbe(upstream, health)
         if route.upstream.transport == "sse":
             era.note_transport(speaks_sse=True)
         pool = Pool(settings, connector(route.upstream.transport, upstream, era), metrics, tasks)
-        return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {})
+        return LiveUpstream(settings, bounds, client, pool, health, era=era)
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""
