@@ -65,7 +65,7 @@ class ColdExpiry:
     async def _is_left(self, call: ColdCall) -> bool:
         """Whether no other replica has continued a call; if one cannot be asked, this is tried again later."""
         process, route = call.live.process, call.live.route.path
-        is_taken = await process.witness.is_taken(call.id, call.round) if process.witness.is_needed else False
+        is_taken = await process.witness.is_taken(call.id, call.round)
         if is_taken is None and call.inquiries < len(witness.ASK_AGAIN_SECONDS):
             pause = witness.ASK_AGAIN_SECONDS[call.inquiries]
             due = math.ceil(world.monotonic() + pause)
