@@ -134,6 +134,15 @@ class Session(SideListener, Hearer):
         is_ours = not (self._owes or self._is_shared or is_others)
         return is_ours and not (shared.must_not_end or shared.joiners or self.pending)
 
+    @property
+    def is_orderly(self) -> bool:
+        """Whether the session of all calls is kept after a call that did not end well, for dropping it is costly.
+
+        A call that was refused never began. Questions that a call left open reach no other call if they named it; on
+        the side stream they may arrive after its end.
+        """
+        return self.group.is_affine and (self.turned_away or not self.shared.asked_aside)
+
     def lose(self) -> None:
         """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
         self.lost = True

@@ -329,7 +329,7 @@ class Pool:
         elif session.in_flight is not None:
             self._move(session, SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
-        elif not ((clean or _is_orderly(session)) and self._keep(session)):
+        elif not ((clean or session.is_orderly) and self._keep(session)):
             self._drop(session)
 
     def _keep(self, session: Session) -> bool:
@@ -350,7 +350,7 @@ class Pool:
         """Wait for the end of a call that was given up; only then may its session be ended."""
         session.channel.give_up()
         await session.settled(self.config.sessions.quarantine_seconds)
-        if not session.pending and _is_orderly(session) and self._keep(session):
+        if not session.pending and session.is_orderly and self._keep(session):
             return
         # Before `abandon`: after that, no call would keep the session from being ended.
         self._drop(session)
@@ -364,9 +364,8 @@ class Pool:
         group, owner = joiner.group, joiner.shared.owner
         if joiner.pending:
             owner.lose()
-        is_orderly = clean or joiner.turned_away or not joiner.shared.asked_aside  # as in `_is_orderly`
         joiner.abandon()
-        joiner.shared.leave(joiner, is_lost=not is_orderly)
+        joiner.shared.leave(joiner, is_lost=not (clean or joiner.is_orderly))
         if owner in group.idle:
             self._capacity.rested(owner, group, group.idle[owner])
         self._assign(group)
@@ -432,12 +431,3 @@ def _opening_rate(settings: RouteSettings) -> Rate:
     else:
         per_second, most = sessions.new_per_second, sessions.max
     return Rate(per_second, max(most, math.ceil(per_second)))
-
-
-def _is_orderly(session: Session) -> bool:
-    """Whether the session of all calls is kept after a call that did not end well, for dropping it is costly.
-
-    A call that was refused never began. Questions that a call left open reach no other call if they named it; on the
-    side stream they may arrive after its end.
-    """
-    return session.group.main is session and (session.turned_away or not session.shared.asked_aside)
