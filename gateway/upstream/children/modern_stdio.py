@@ -22,7 +22,7 @@ from gateway.protocol.errors import CallLost, Unreachable
 from gateway.telemetry import Metrics, NestedOutcome
 from gateway.upstream.channel import Hearer
 
-_DONE: Final = {"resultType": "complete"}
+_DONE: Final = {"resultType": Raw(b'"complete"')}
 _NAMED_BY: Final = {mcp.PROGRESS: "progressToken", mcp.CANCELLED: "requestId"}
 """The parameters that name the request of a notification."""
 
@@ -167,7 +167,7 @@ class ModernStdio:
         elif method in _NAMED_BY:
             request = self._requests.get(bytes(params.get(_NAMED_BY[method], b"")))
         else:
-            meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+            meta = jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY))
             request = self._requests.get(bytes(meta.get(mcp.META_SUBSCRIPTION, b"")))
         if request is None or request.answered.done():
             return
@@ -175,7 +175,7 @@ class ModernStdio:
         if method == mcp.CANCELLED:
             if request.method == mcp.LISTEN:
                 # The server ended a subscription without a response, which HTTP cannot do gracefully.
-                done = jsonrpc.encode(_named(dict(_DONE), request.id))
+                done = jsonrpc.encode(_named(_DONE, request.id))
                 request.hand_over(jsonrpc.result(request.id, done), is_last=True)
             return
         if method == mcp.PROGRESS and request.token is not None:
@@ -191,7 +191,7 @@ def _translated(message: bytes, number: bytes, hearer: Hearer) -> tuple[bytes, _
     assert isinstance(opened.id, Raw), "notifications are not translated"
     assert opened.method is not None
     params = jsonrpc.fields(opened.params) if isinstance(opened.params, Raw) else {}
-    meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
+    meta = jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY))
     token = meta.get(mcp.META_PROGRESS_TOKEN)
     if token is not None:
         params["_meta"] = Raw(jsonrpc.encode({**meta, mcp.META_PROGRESS_TOKEN: Raw(number)}))
@@ -200,8 +200,7 @@ def _translated(message: bytes, number: bytes, hearer: Hearer) -> tuple[bytes, _
     return jsonrpc.request(number, opened.method, params), request
 
 
-def _named(fields: dict[str, Raw] | dict[str, str], subscription: Raw) -> dict[str, object]:
+def _named(fields: jsonrpc.Fields, subscription: Raw) -> dict[str, object]:
     """Return a result or params with the client's id of the subscription in `_meta`."""
-    raw = fields.get("_meta")
-    meta = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
+    meta = jsonrpc.fields(fields.get("_meta", jsonrpc.EMPTY))
     return {**fields, "_meta": {**meta, mcp.META_SUBSCRIPTION: subscription}}
