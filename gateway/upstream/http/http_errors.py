@@ -171,9 +171,9 @@ def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]])
     return Refused(words, status=status, challenge=challenge, nonce=nonce, is_clients=endpoint.as_client)
 
 
-def ping_id() -> bytes:
-    """Return a new id for a ping. Some servers key streams by it across sessions, so ids are never reused."""
-    return b'"%b%b"' % (_PING, world.token_hex(8).encode())
+def new_ping() -> bytes:
+    """Return a ping with a new id. Some servers key streams by it across sessions, so ids are never reused."""
+    return jsonrpc.request(b'"%b%b"' % (_PING, world.token_hex(8).encode()), mcp.PING, {})
 
 
 def is_pong(data: bytes) -> bool:

@@ -24,7 +24,7 @@ from gateway.upstream.http.http_errors import (
     check_ping_answer,
     initialize_result,
     is_pong,
-    ping_id,
+    new_ping,
     read_refusal,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
@@ -237,7 +237,7 @@ class HttpSseChannel(OneStreamChannel):
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`. Its acceptance proves the session, so its answer is dropped."""
         self._check_stream()
-        refused = await self._post(jsonrpc.request(ping_id(), mcp.PING, {}), headers)
+        refused = await self._post(new_ping(), headers)
         if refused is not None:
             check_ping_answer(refused, self._endpoint)
 

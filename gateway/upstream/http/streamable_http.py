@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
@@ -28,7 +28,7 @@ from gateway.upstream.http.http_errors import (
     check_ping_answer,
     initialize_result,
     is_local,
-    ping_id,
+    new_ping,
     read_refusal,
     stream_cut,
 )
@@ -336,7 +336,7 @@ class StreamableChannel(Channel):
 
         Its answer is read, because a server whose reply stream is dropped sends it on the standalone GET stream.
         """
-        endpoint, message = self._endpoint, jsonrpc.request(ping_id(), mcp.PING, {})
+        endpoint, message = self._endpoint, new_ping()
         try:
             with CoarseTimeout(self._client.answering):
                 reply = await self._beside(message, headers, Answer(message), _PING_ANSWER_BYTES)
