@@ -216,8 +216,9 @@ class Membership:
         host, _, number = member.partition("#")
         if host == self.host:
             worker = self._worker
-            exists = worker is not None and number.isdecimal() and int(number) < worker.count
-            return worker.socket("peer", int(number)) if worker is not None and exists else None
+            if worker is None or not number.isdecimal() or int(number) >= worker.count:
+                return None
+            return worker.socket("peer", int(number))
         address = self.known().get(host)
         if address is None:
             await self.look()

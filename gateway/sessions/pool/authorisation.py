@@ -73,7 +73,7 @@ async def _is_served(
         finally:
             await channel.close(end_session=False)
     mine = own.shared.owner if own is not None else None  # a joiner speaks in the session of its owner
-    for session in tuple(pool.group(key).sessions) if mine is None else (mine, *pool.group(key).sessions):
+    for session in filter(None, (mine, *pool.group(key).sessions)):
         if session.lost or session not in session.group.sessions or not (session.opened or session.adopted):
             continue  # it is in its handshake, or has ended
         try:
