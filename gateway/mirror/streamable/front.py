@@ -118,8 +118,7 @@ async def _request(
     response = jsonrpc.result(id_, b"{}")
     keeps_level = session.profile.keeps_state and sep_1655_items.DIALECT in at.live.route.dialects
     if keeps_level:
-        message, kept = sep_1655_item.taken(message, at, session)
-        shared.homes.learn_level(session, kept)
+        message = sep_1655_item.taken(message, at, session, shared.homes)
     match message.method:
         case mcp.PING:
             pass

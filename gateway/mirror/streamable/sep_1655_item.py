@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.client_requests import params_of
+from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.protocol import jsonrpc
 from gateway.routes.live_route import LiveRoute
@@ -20,18 +21,19 @@ from gateway.seal.sep_1655_items import Item
 NAME: Final = "mrtr-gateway/log-level"
 
 
-def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession) -> tuple[jsonrpc.Message, Item | None]:
-    """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
+def taken(message: jsonrpc.Message, at: Arrival, session: MirroredSession, homes: Homes) -> jsonrpc.Message:
+    """A request as the server gets it; its session learns the level that its client keeps. Raises InvalidParams."""
     params = params_of(message)
     try:
         meta, sealed = sep_1655_items.taken(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), NAME)
     except ValueError:
-        return message, None  # its `_meta` is not an object, which the call reports
+        return message  # its `_meta` is not an object, which the call reports
     if sealed is None:
-        return message, None
-    kept = replace(message, params=jsonrpc.with_meta(params, meta))
+        return message
     item = at.live.kept_item(sealed, NAME, at.bearer)
-    return kept, item if item is not None and item.place == session.key else None  # state ends with its session
+    if item is not None and item.place == session.key:  # state ends with its session
+        homes.learn_level(session, item)
+    return replace(message, params=jsonrpc.with_meta(params, meta))
 
 
 def new(level: str, session: MirroredSession) -> Item:

@@ -72,10 +72,10 @@ class Homes:
         if home is not None:
             home.close()
 
-    def learn_level(self, session: MirroredSession, level: Item | None) -> None:
-        """Remember a log level that the client kept, if it kept one, unless a newer one is known."""
+    def learn_level(self, session: MirroredSession, level: Item) -> None:
+        """Remember a log level that the client kept, unless a newer one is known."""
         known = self._levels.get(session.key)
-        if level is not None and (known is None or known.issued < level.issued):
+        if known is None or known.issued < level.issued:
             self.set_level(session, level)
 
     def set_level(self, session: MirroredSession, level: Item) -> None:
