@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.exchange import input_requests as inputs
 from gateway.exchange.input_requests import Question
@@ -30,22 +31,16 @@ class View(msgspec.Struct, frozen=True):
     result: bytes | None = None
     error: jsonrpc.Error | None = None
 
-    @property
-    def message(self) -> str:
-        """What the task says of its state."""
-        return self.error.message if self.error is not None else ""
-
 
 def create_result(view: View) -> bytes:
     """CreateTaskResult. The task works, whatever it does by now: tasks/get tells."""
-    return jsonrpc.merge([("resultType", b'"task"'), *fields(view, "working"), _meta(view)])
+    begun = replace(view, status="working", error=None)
+    return jsonrpc.merge([("resultType", b'"task"'), *fields(begun), _meta(view)])
 
 
 def get_result(view: View) -> bytes:
     """The answer to tasks/get."""
-    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"complete"'), *fields(view, view.status)]
-    if view.message:
-        parts.append(("statusMessage", jsonrpc.encode(view.message)))
+    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"complete"'), *fields(view)]
     if view.status == "input_required":
         parts.append(("inputRequests", inputs.input_requests(view.questions)))
     elif view.status == "completed" and view.result is not None:
@@ -59,16 +54,19 @@ ACKNOWLEDGED: Final = b'{"resultType":"complete"}'
 """The answer to tasks/update and tasks/cancel."""
 
 
-def fields(view: View, status: str, in_ms: str = "Ms") -> list[tuple[str, bytes | Raw]]:
+def fields(view: View, in_ms: str = "Ms") -> list[tuple[str, bytes | Raw]]:
     """The members of a task; `in_ms` ends the names of those that are times in milliseconds."""
-    return [
+    members: list[tuple[str, bytes | Raw]] = [
         ("taskId", jsonrpc.encode(view.id)),
-        ("status", jsonrpc.encode(status)),
+        ("status", jsonrpc.encode(view.status)),
         ("createdAt", jsonrpc.encode(view.created)),
         ("lastUpdatedAt", jsonrpc.encode(view.updated)),
         (f"ttl{in_ms}", b"%d" % view.ttl_ms),
         (f"pollInterval{in_ms}", b"%d" % POLL_MS),
     ]
+    if view.error is not None and view.error.message:
+        members.append(("statusMessage", jsonrpc.encode(view.error.message)))
+    return members
 
 
 def _meta(view: View) -> tuple[str, bytes | Raw]:

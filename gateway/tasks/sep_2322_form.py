@@ -31,12 +31,13 @@ def task_id(request: Request) -> str:
 
 def create_result(view: View) -> bytes:
     """CreateTaskResult of 2025-11-25, with the result type of 2026-07-28."""
-    return jsonrpc.merge([("resultType", b'"complete"'), ("task", jsonrpc.merge(_fields(view))), _meta(view)])
+    members = jsonrpc.merge(modern_tasks.fields(view, in_ms=""))
+    return jsonrpc.merge([("resultType", b'"complete"'), ("task", members), _meta(view)])
 
 
 def task(view: View) -> bytes:
     """The answer to tasks/get or tasks/cancel."""
-    return jsonrpc.merge([("resultType", b'"complete"'), *_fields(view), _meta(view)])
+    return jsonrpc.merge([("resultType", b'"complete"'), *modern_tasks.fields(view, in_ms=""), _meta(view)])
 
 
 def payload(view: View) -> bytes:
@@ -56,11 +57,6 @@ def payload(view: View) -> bytes:
     else:
         parts.append(("requestState", jsonrpc.encode(view.id)))
     return jsonrpc.merge([*parts, _meta(view)])
-
-
-def _fields(view: View) -> list[tuple[str, bytes | Raw]]:
-    found = modern_tasks.fields(view, view.status, in_ms="")
-    return [*found, ("statusMessage", jsonrpc.encode(view.message))] if view.message else found
 
 
 def _meta(view: View) -> tuple[str, bytes | Raw]:
