@@ -168,13 +168,9 @@ class Context(ClientCall, eq=False, kw_only=True):
         if upstream is not None:
             self.server_info = upstream.server_info
 
-    def judged(self) -> bool:
-        """Whether the call may be repeated: one that is lost later is judged by what was true when it was parked."""
-        self.was_repeatable = self.is_repeatable
-        return self.was_repeatable
-
     def sealed(self, state: Envelope, *, is_whole: bool) -> None:
         """This is the newest state; `is_whole` if nothing was left out of it for its size."""
+        self.was_repeatable = state.repeatable  # a call that is lost later is judged by what was true then
         self.is_state_resumable = state.is_resumable
         if not (is_whole and state.is_resumable):
             self.lacking_round = state.round

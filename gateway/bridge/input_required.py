@@ -44,7 +44,7 @@ def input_required(context: Context, ask: Ask, upstream: Whereabouts | None, lef
         upstream=upstream if ask.held else None,
         record=pack_record(record) if (record := exchange.record) is not None else None,
         trace=span.token if span is not None else None,
-        repeatable=context.judged(),
+        repeatable=context.is_repeatable,
     )
     if left is not None:
         envelope = replace(envelope, owner=left.owner, epoch=left.epoch, expires=left.expires)
