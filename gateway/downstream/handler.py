@@ -65,7 +65,6 @@ class RequestHandler:
         self._authenticator = authenticator
         self._continuation = continuation
         self._legacy = legacy
-        self.sessions = legacy.sessions
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         self._ids = numbered(world.token_hex(6))
@@ -84,7 +83,7 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._routes.process.draining.unawaited + self.sessions.open_requests
+        return self.in_flight - self._routes.process.draining.unawaited + self._legacy.sessions.open_requests
 
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""

@@ -39,7 +39,7 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
     clients.send_away()
     await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
     deadline = loop.time() + seconds
-    legs, sessions = gateway.downstream.legs, gateway.downstream.sessions
+    legs, sessions = gateway.downstream.legs, gateway.sessions
     draining.begin(None if alone else world.monotonic() + seconds)
     for live in gateway.routes.live.values():
         live.upstream.end_streams()
@@ -83,7 +83,7 @@ def _end_remaining(gateway: Gateway) -> None:
     left = [*dict.fromkeys((*legs.running, *legs.relayed, *gateway.lot))]
     # The lot also has finished calls, whose results are kept for a repeated retry.
     unfinished = [driver for driver in left if not driver.is_finished]
-    gateway.downstream.sessions.end_all(error)
+    gateway.sessions.end_all(error)
     gateway.downstream.stateless.end_all(error)
     kept = {driver for driver in left if gateway.draining.is_resumable and driver.let_go()}
     for driver in left:

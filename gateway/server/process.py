@@ -224,14 +224,14 @@ class Gateway:
         self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
-        sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
+        self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
         hold, results = in_force.part(lambda config: config.hold), self.lot.results
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
         stateless = Stateless(Shared(Tokens(keys, "sep-1442, "), hold, results), own_side)
-        legacy = LegacyRouting(sessions, Shared(Tokens(keys), hold, results), stateless)
+        legacy = LegacyRouting(self.sessions, Shared(Tokens(keys), hold, results), stateless)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
 
     async def _open(self, listener: Listener, address: str) -> str:
@@ -251,7 +251,7 @@ class Gateway:
         for listener in self.listeners:
             listener.forget_heads()  # what is remembered with a head holds for the former configuration
         self.routes.rebuild(config, tls)
-        self.downstream.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
+        self.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self.client_listener.is_secure:
             self.tasks.spawn(self.client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
@@ -273,7 +273,7 @@ class Gateway:
         self.task_table.leave(is_resumable=is_resumable)
         for live in self.routes.live.values():
             live.upstream.retire()
-        self.downstream.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
+        self.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         # The cancellations and ends of sessions that these have begun still go upstream.
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         # All at once, because each waits up to two seconds for what it still serves.

@@ -265,7 +265,7 @@ async def test_a_client_of_2025_11_25_comes_back_for_what_it_missed(stand: Stand
     await sse_server.heard("answer")
     await eventually(lambda: stand.gateway.draining.unawaited == 0, "the gateway has noticed")
     finish(sse_server)
-    await eventually(lambda: stand.gateway.downstream.sessions.open_requests == 0)
+    await eventually(lambda: stand.gateway.sessions.open_requests == 0)
     for _ in range(2):  # the end of the stream may be lost too
         assert await (await client.listen(again.last)).rest() == [answer()]
     assert [each["id"] for each in await (await client.listen(priming.id)).rest() if "id" in each] == ["q", 1]

@@ -110,7 +110,7 @@ async def test_a_cancelled_call_takes_no_place_in_a_session_over_http_sse(begin:
     assert (await client.post(call))[0] == 202
     await eventually(lambda: server.of(mcp.TOOLS_CALL))
     assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": call["id"]}}))[0] == 202
-    assert stand.gateway.downstream.sessions.open_requests == 0
+    assert stand.gateway.sessions.open_requests == 0
     client.stream.close()
 
 
