@@ -53,7 +53,7 @@ class LegacyRouting:
         incoming, upstream, era = at.incoming, at.live.upstream, at.live.route.era
         has_given_id = given_id(incoming) is not None
         if has_given_id:  # it looks like one of the gateway's, and may be another's
-            if mirror.owns(self.mirrored, incoming):
+            if self.mirrored.owns(incoming):
                 return await self._mirrored(None, at)
             if (served := await continued(self.sessions, at)) is not None:
                 return served
@@ -93,7 +93,7 @@ class LegacyRouting:
             if served is None:
                 raise session_gone()
             return served
-        return await mirror.serve(self.mirrored, at) if mirror.owns(self.mirrored, at.incoming) else None
+        return await mirror.serve(self.mirrored, at) if self.mirrored.owns(at.incoming) else None
 
     async def _passed_unless_refused(self, front: Front | None, at: Arrival) -> Response:
         """Pass a request to the server, unless its refusal tells of another transport, or another era.

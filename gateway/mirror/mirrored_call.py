@@ -185,9 +185,10 @@ class MirroredCall(Engine, Hearer):
                 legs: tuple[Any, ...] = self._exchange.legs if self.streams else ()
                 for leg in legs:
                     leg.notify(message)
+                return False
             case _:
                 self._feed(said)
-        return not isinstance(said, on.Notified)
+        return True
 
     def _try_again(self, error: GatewayError) -> None:
         """Try again after a request that failed, if the server works on a task; else the call fails."""

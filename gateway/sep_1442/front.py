@@ -47,7 +47,7 @@ class Stateless:
         """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""
         if vocabulary.DIALECT not in live.route.dialects or incoming.method != "POST":
             return False
-        if self._shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID)):
+        if self._shared.owns(incoming):
             return True
         body = incoming.body
         if _KEY not in body and _SEALED not in body and b"\\" not in body:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
-from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
@@ -34,11 +33,6 @@ from gateway.seal import sep_1655_items
 _METHODS: Final = "POST, GET, DELETE"
 _MAX_ID_BYTES: Final = 1_000
 """The ids of events carry the id of their call."""
-
-
-def owns(shared: Shared, incoming: Incoming) -> bool:
-    """Whether a request belongs to a mirrored session."""
-    return shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
 
 
 async def serve(shared: Shared, came: Arrival) -> Response:

@@ -21,6 +21,7 @@ from gateway.exchange.commands import LINGER
 from gateway.exchange.events import Leg
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import AWAY, Policy, Snapshot
+from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -56,6 +57,10 @@ class Shared:
         """All calls without a response, by the session's key with the JSON of the request's id."""
         self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
+
+    def owns(self, incoming: Incoming) -> bool:
+        """Whether a request belongs to a session of the front."""
+        return self.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
 
 
 class CallStream(Outbox, Leg):
