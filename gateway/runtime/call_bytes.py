@@ -50,17 +50,13 @@ class CallBytes:
 
     name = "limits.calls_bytes"
 
-    def __init__(self, limit_bytes: InForce[int], share_bytes: InForce[int]) -> None:
-        """`share_bytes` is the limit for the calls of one caller."""
-        self._limit, self._share = limit_bytes, share_bytes
+    def __init__(self, limits: InForce[Limits]) -> None:
+        self._limit = limits.part(lambda it: it.calls_bytes)
+        self._share = limits.part(lambda it: it.share_of_calls_bytes)
+        """The limit for the calls of one caller."""
         self._of: dict[bytes, int] = {}
         """Only callers with calls that weigh anything."""
         self.used = 0
-
-    @classmethod
-    def of(cls, limits: InForce[Limits]) -> "CallBytes":
-        """Return a budget with the configured limits."""
-        return cls(limits.part(lambda it: it.calls_bytes), limits.part(lambda it: it.share_of_calls_bytes))
 
     def status(self) -> BudgetStatus:
         """Return what /metrics and /status show."""

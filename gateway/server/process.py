@@ -95,7 +95,7 @@ class Gateway:
             in_force.part(lambda config: config.hold),
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
         )
-        self.calls = CallBytes.of(in_force.part(lambda config: config.limits))
+        self.calls = CallBytes(in_force.part(lambda config: config.limits))
         self.cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
         self.metrics.watch_budget(self.calls.name, self.calls.status)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)

@@ -12,7 +12,7 @@ ADA, BOB = b"ada", b"bob"
 
 
 def budget(limit: int = 100, share: int = 60) -> CallBytes:
-    return CallBytes(InForce(limit), InForce(share))
+    return CallBytes(InForce(Limits(calls_bytes=limit, calls_bytes_per_principal=share)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_weight_is_released_once() -> None:
 
 def test_a_reload_changes_what_new_calls_may_take() -> None:
     limits = InForce(Limits(calls_bytes=100))
-    calls = CallBytes.of(limits)
+    calls = CallBytes(limits)
     first = calls.take(ADA, 25)
     limits.replace(Limits(calls_bytes=40, calls_bytes_per_principal=40))
     with pytest.raises(Busy, match="at most 40 bytes"):
@@ -80,8 +80,8 @@ def test_a_reload_changes_what_new_calls_may_take() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 60)), max_size=60))
 def test_the_sums_are_those_of_the_weights(steps: list[tuple[int, int]]) -> None:
-    share = InForce(1 << 30)
-    calls = CallBytes(InForce(1 << 30), share)
+    limits = InForce(Limits(calls_bytes_per_principal=1 << 30))
+    calls = CallBytes(limits)
     names = [b"%d" % (number % 3) for number in range(5)]
     weights = [calls.take(name, 0) for name in names]
     for which, count in steps:
@@ -93,10 +93,10 @@ def test_the_sums_are_those_of_the_weights(steps: list[tuple[int, int]]) -> None
         assert calls.used == sum(weight.count for weight in weights)
         sums = {name: sum(w.count for w, of in zip(weights, names, strict=True) if of == name) for name in names}
         for name, size in sums.items():
-            share.replace(size)
+            limits.replace(Limits(calls_bytes_per_principal=size))
             with pytest.raises(Busy):
                 _ = calls.take(name, 1)
-            share.replace(size + 1)
+            limits.replace(Limits(calls_bytes_per_principal=size + 1))
             calls.take(name, 1).release()
 
 

@@ -41,7 +41,7 @@ class Bench:
         live = fake_live(tasks)
         live.route.era, live.upstream.stdio, live.upstream.pool.connect.return_value = "bridge", None, self.channel
         live.config.limits, live.config.timeouts = Limits(), Timeouts()
-        self.calls = live.process.calls = CallBytes(InForce(1000), InForce(1000))
+        self.calls = live.process.calls = CallBytes(InForce(Limits(calls_bytes_per_principal=1000)))
         self.over = asyncio.get_running_loop().create_future()
         self.legacy = LegacyHost(Mock(send=self.heard.append), live, self.over)
 
@@ -178,7 +178,7 @@ class Child:
         self.live.process.metrics = MagicMock()
         self.live.route = Route(upstream=Upstream(), era="bridge")
         self.live.config.limits, self.live.config.timeouts = Limits(body_bytes=10_000), Timeouts()
-        self.live.process.calls = CallBytes(InForce(1 << 20), InForce(1 << 20))
+        self.live.process.calls = CallBytes(InForce(Limits(calls_bytes_per_principal=1 << 20)))
         self.live.upstream.stdio = Mock(launcher=self.launcher)
         host: Any = Mock(lines=self._lines, send=self.heard.append)
         self.front = StdioFront(host, Mock(), self.live, [])  # type: ignore[arg-type]
