@@ -99,28 +99,25 @@ class _HalfHead:
             if any(len(line) > MAX_LINE_BYTES for line in (*lines, last)):
                 raise Malformed(Malformation.TOO_LONG)
             self._line = len(head) - len(last)
-        kind = self._parse(data[: size - before] if is_whole else data, is_whole=is_whole)
-        if kind is not None:
-            raise Malformed(kind)
+        self._parse(data[: size - before] if is_whole else data, is_whole=is_whole)
         return data[size - before :] if is_whole else None
 
-    def _parse(self, data: bytes, *, is_whole: bool) -> Malformation | None:
-        """Parse a part; return what is wrong with it."""
+    def _parse(self, data: bytes, *, is_whole: bool) -> None:
+        """Parse a part, with which the head is whole or not. Raises Malformed."""
         try:
             self._llhttp.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # the connection stays what it is (RFC 9110, 7.8)
         except httptools.HttpParserInvalidMethodError:
-            return Malformation.METHOD
+            raise Malformed(Malformation.METHOD) from None
         except httptools.HttpParserInvalidURLError:
-            return Malformation.TARGET
+            raise Malformed(Malformation.TARGET) from None
         except httptools.HttpParserError:
-            return self._wrong_part()
+            raise Malformed(self._wrong_part()) from None
         if len(self.fields) > MAX_HEADERS:
-            return Malformation.HEADER
+            raise Malformed(Malformation.HEADER)
         if self._is_whole is not is_whole or self._has_extra:  # it ended where only a lenient parser sees an end
-            return self._wrong_part()
-        return None
+            raise Malformed(self._wrong_part())
 
     def _wrong_part(self) -> Malformation:
         line = self.data[: self.data.find(b"\r\n")]
