@@ -85,7 +85,7 @@ def handshake(result: bytes) -> Handshake:
     if info is not None and _is_object(info):
         members = jsonrpc.fields(info)
         named = {key: members[key] for key in _NAMED if jsonrpc.text(members.get(key)) is not None}
-        passed = bytes(info) if len(info) <= MAX_INFO_BYTES else jsonrpc.merge(named.items())
+        passed = bytes(info) if len(info) <= MAX_INFO_BYTES else jsonrpc.merge(named)
         if len(named) == len(_NAMED) and len(passed) <= MAX_INFO_BYTES:
             server_info = passed
     return Handshake(
@@ -113,19 +113,19 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
         }
         if key == "extensions":
             _ = kept.pop(mcp.TASKS, None)  # a legacy session has the tasks of 2025-11-25 at most
-        capabilities[key] = jsonrpc.merge(kept.items())
+        capabilities[key] = jsonrpc.merge(kept)
     if shaken.offers_tasks:
         # With an empty object: some clients ignore the extension if it has members.
         extensions = jsonrpc.fields(capabilities.pop("extensions", b"{}"))
-        capabilities["extensions"] = jsonrpc.merge([*extensions.items(), (mcp.TASKS, b"{}")])
-    parts: list[tuple[str, bytes | Raw]] = [
-        ("resultType", b'"complete"'),
-        ("supportedVersions", jsonrpc.encode(mcp.SUPPORTED_VERSIONS)),
-        ("capabilities", jsonrpc.merge(capabilities.items())),
-        ("ttlMs", b"%d" % ttl_ms),
-        ("cacheScope", jsonrpc.encode(scope)),
-        ("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, shaken.server_info)])),
-    ]
+        capabilities["extensions"] = jsonrpc.merge({**extensions, mcp.TASKS: b"{}"})
+    result: dict[str, bytes | Raw] = {
+        "resultType": b'"complete"',
+        "supportedVersions": jsonrpc.encode(mcp.SUPPORTED_VERSIONS),
+        "capabilities": jsonrpc.merge(capabilities),
+        "ttlMs": b"%d" % ttl_ms,
+        "cacheScope": jsonrpc.encode(scope),
+        "_meta": jsonrpc.merge({mcp.META_SERVER_INFO: shaken.server_info}),
+    }
     if shaken.instructions is not None:
-        parts.append(("instructions", shaken.instructions))
-    return jsonrpc.merge(parts)
+        result["instructions"] = shaken.instructions
+    return jsonrpc.merge(result)

@@ -144,11 +144,11 @@ def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Readab
     except (ValueError, RecursionError) as exc:
         raise MalformedQuestion(f"{method}: {exc}") from exc
     nulls = _has_null(params)
-    modern: list[tuple[str, bytes | Raw]] = [
-        (k, v) for k, v in opened.items() if k not in _REMOVED and not (nulls and jsonrpc.is_null(v))
-    ]
-    if kept := [(k, v) for k, v in meta.items() if k not in _REMOVED_META]:
-        modern.append(("_meta", jsonrpc.merge(kept)))
+    modern: dict[str, bytes | Raw] = {
+        k: v for k, v in opened.items() if k not in _REMOVED and not (nulls and jsonrpc.is_null(v))
+    }
+    if kept := {k: v for k, v in meta.items() if k not in _REMOVED_META}:
+        modern["_meta"] = jsonrpc.merge(kept)
     return Readable(required, allowed, jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title, jsonrpc.merge(modern))
 
 
@@ -203,7 +203,7 @@ def url_questions(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Quest
         for raw in listed:
             opened = jsonrpc.fields(raw)
             opened.setdefault("mode", Raw(b'"url"'))  # -32042 can ask for nothing else
-            asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened.items())), Capabilities(url=True))
+            asked = read(mcp.ELICIT, Raw(jsonrpc.merge(opened)), Capabilities(url=True))
             if not asked.allowed:
                 raise MalformedQuestion("an elicitation is not of mode url")
             key = assign_key(mcp.ELICIT, asked.hint, taken)
@@ -233,7 +233,7 @@ def check_answer(question: Question, answer: Raw) -> Raw:
     if isinstance(parsed, SampleAnswer) and isinstance(parsed.content, list) and len(parsed.content) == 1:
         # 2025-06-18 and earlier allow a single content block only; unwrap a list of one.
         kept["content"] = jsonrpc.items(opened["content"])[0]
-    return Raw(jsonrpc.merge(kept.items()))
+    return Raw(jsonrpc.merge(kept))
 
 
 def accepted(answer: Raw) -> bool:
@@ -251,8 +251,8 @@ def withdrawn(method: str) -> Raw | jsonrpc.Error:
 def input_requests(questions: Mapping[str, Question]) -> bytes:
     """The `inputRequests` map."""
     return jsonrpc.merge(
-        [
-            (key, b'{"method":"%b","params":%b}' % (question.method.encode(), question.params or b"{}"))
+        {
+            key: b'{"method":"%b","params":%b}' % (question.method.encode(), question.params or b"{}")
             for key, question in questions.items()
-        ]
+        }
     )

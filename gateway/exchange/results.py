@@ -86,7 +86,7 @@ def modern(
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
     is_error = method == mcp.TOOLS_CALL and bytes(opened.get("isError", b"")) == b"true"
-    return Modern(jsonrpc.merge(parts.items()), b"", is_error)
+    return Modern(jsonrpc.merge(parts), b"", is_error)
 
 
 class _Object(msgspec.Struct):
@@ -176,16 +176,18 @@ def _meta(raw: Raw | None, server_info: bytes) -> bytes:
     if raw is not None and not jsonrpc.is_null(raw):
         meta.update(jsonrpc.fields(raw))
     meta.setdefault(mcp.META_SERVER_INFO, server_info)
-    return jsonrpc.merge(meta.items())
+    return jsonrpc.merge(meta)
 
 
 def _item(raw: Raw, levels: int) -> bytes:
     if not levels or not bytes(raw).startswith(b"{"):
         return bytes(raw)
     return jsonrpc.merge(
-        (key, _item(value, levels - 1) if key in _NESTED else value)
-        for key, value in jsonrpc.fields(raw).items()
-        if not jsonrpc.is_null(value)
+        {
+            key: _item(value, levels - 1) if key in _NESTED else value
+            for key, value in jsonrpc.fields(raw).items()
+            if not jsonrpc.is_null(value)
+        }
     )
 
 
@@ -224,7 +226,7 @@ def error_data(data: Raw | UnsetType, ours: Mapping[str, object]) -> Raw | Unset
     try:
         members = jsonrpc.fields(data)
     except ValueError:
-        return Raw(jsonrpc.merge((added | {_UPSTREAM_DATA: data}).items()))
+        return Raw(jsonrpc.merge(added | {_UPSTREAM_DATA: data}))
     if any(name in members and bytes(members[name]) != value for name, value in added.items()):
         added[_UPSTREAM_DATA] = data
-    return Raw(jsonrpc.merge((members | added).items()))
+    return Raw(jsonrpc.merge(members | added))

@@ -108,7 +108,7 @@ class Rounds:
         profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
         added: dict[str, bytes | Raw] = {}
         if self.answers:
-            added["inputResponses"] = jsonrpc.merge(self.answers.items())
+            added["inputResponses"] = jsonrpc.merge(self.answers)
         if is_task:
             return ModernRequest.new(method, _task_params(target), profile, headers, target=target, added=added)
         if self.progress.state is not None:
@@ -119,7 +119,7 @@ class Rounds:
                 headers = with_trace(headers, trace)
                 written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
                 meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
-                params["_meta"] = Raw(jsonrpc.merge(meta.items()))
+                params["_meta"] = Raw(jsonrpc.merge(meta))
             return ModernRequest.new(
                 method,
                 params,
@@ -281,7 +281,7 @@ class Rounds:
             params["elicitationId"] = Raw(jsonrpc.encode(hashlib.sha256(named).hexdigest()[:32]))
         elif mode == "form" and not self.profile.resumes:  # `mode` came with 2025-11-25, as coming back did
             del params["mode"]
-        return Question(key, method, None, params=jsonrpc.merge(params.items()))
+        return Question(key, method, None, params=jsonrpc.merge(params))
 
 
 def _task_params(task: str) -> jsonrpc.Fields:

@@ -220,7 +220,7 @@ class _ChangeStream(Hearer):
                 params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
                 honoured = jsonrpc.fields(params.get("notifications", jsonrpc.EMPTY))
                 _ = honoured.pop("taskIds", None)  # legacy clients hear of no tasks, so it may be anything
-                acknowledged.set_result(jsonrpc.decode(jsonrpc.merge(honoured.items()), type=Filter))
+                acknowledged.set_result(jsonrpc.decode(jsonrpc.merge(honoured), type=Filter))
         elif message.method is not None:
             notification = legacy_notification(message, data)
             if notification is not None and acknowledged.done():

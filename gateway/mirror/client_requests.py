@@ -51,8 +51,8 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
         """The same client, for whom the gateway follows the tasks of a server."""
         opened = jsonrpc.fields(self.capabilities)
         extensions = jsonrpc.fields(opened.get("extensions", jsonrpc.EMPTY)) | {mcp.TASKS: jsonrpc.EMPTY}
-        declared = {**opened, "extensions": Raw(jsonrpc.merge(extensions.items()))}
-        return replace(self, capabilities=jsonrpc.merge(declared.items()))
+        declared = {**opened, "extensions": Raw(jsonrpc.merge(extensions))}
+        return replace(self, capabilities=jsonrpc.merge(declared))
 
     @property
     def resumes(self) -> bool:
@@ -110,8 +110,8 @@ def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
         if "extensions" in kept:
             # The gateway declares the tasks itself, for the calls that need them (`with_tasks`).
             extensions = jsonrpc.fields(kept["extensions"])
-            kept["extensions"] = jsonrpc.merge((key, raw) for key, raw in extensions.items() if key != mcp.TASKS)
-        modern = jsonrpc.merge(kept.items())
+            kept["extensions"] = jsonrpc.merge({key: raw for key, raw in extensions.items() if key != mcp.TASKS})
+        modern = jsonrpc.merge(kept)
         if len(modern) > _MAX_CAPABILITIES_BYTES:
             asked = [(key, jsonrpc.fields(kept[key])) for key in _ASKABLE if key in kept]
             modern = jsonrpc.encode({key: {mode: {} for mode in modes if mode in _MODES} for key, modes in asked})
@@ -148,7 +148,7 @@ def request_of(id_: bytes, message: jsonrpc.Message) -> LegacyRequest:
     field = mcp.TARGET_FIELD.get(method)
     if field is not None and jsonrpc.text(params.get(field)) is None:
         raise InvalidParams(f'{method} needs "params.{field}", a string')
-    return LegacyRequest(id_, method, jsonrpc.merge(params.items()))  # a copy, so that the body can go
+    return LegacyRequest(id_, method, jsonrpc.merge(params))  # a copy, so that the body can go
 
 
 def level_of(message: jsonrpc.Message) -> str:

@@ -77,9 +77,9 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
         if log_level is not None:
             metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
         parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
-        parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
+        parts |= {**(added or {}), "_meta": jsonrpc.merge(metas)}
         id_ = new_id()
-        body = jsonrpc.request(id_, method, jsonrpc.merge(parts.items()))
+        body = jsonrpc.request(id_, method, jsonrpc.merge(parts))
         return cls(id_, body, method, target, headers)
 
     @property

@@ -4,7 +4,6 @@ Sources: specification 2026-07-28 basic/index, basic/versioning, server/discover
 server/resources (Error Handling), server/tools (Output Schema).
 """
 
-from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Raw
@@ -30,41 +29,41 @@ def initialize_result(discovered: Raw, profile: Profile) -> bytes:
     if "extensions" in kept:
         kept["extensions"] = Raw(_without(kept["extensions"], {mcp.TASKS}))
     meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened else {}
-    parts: list[tuple[str, bytes | Raw]] = [
-        ("protocolVersion", jsonrpc.encode(profile.version)),
-        ("capabilities", jsonrpc.merge(kept.items())),
-        ("serverInfo", meta.get(mcp.META_SERVER_INFO, _UNKNOWN)),  # 2025-11-25 requires it
-    ]
+    result = {
+        "protocolVersion": jsonrpc.encode(profile.version),
+        "capabilities": jsonrpc.merge(kept),
+        "serverInfo": meta.get(mcp.META_SERVER_INFO, _UNKNOWN),  # 2025-11-25 requires it
+    }
     if jsonrpc.text(opened.get("instructions")) is not None:
-        parts.append(("instructions", opened["instructions"]))
-    return jsonrpc.merge(parts)
+        result["instructions"] = opened["instructions"]
+    return jsonrpc.merge(result)
 
 
 def legacy_result(method: str, result: Raw) -> bytes:
     """A complete modern result as a legacy client reads it; raises ValueError if it is not an object."""
-    parts: list[tuple[str, bytes | Raw]] = []
-    for key, raw in _with_legacy_meta(jsonrpc.fields(result)):
+    legacy: dict[str, bytes | Raw] = {}
+    for key, raw in _with_legacy_meta(jsonrpc.fields(result)).items():
         if key == "structuredContent" and method == mcp.TOOLS_CALL:
             if bytes(raw).startswith(b"{"):  # other values came with 2026-07-28; the text content repeats them
-                parts.append((key, raw))
+                legacy[key] = raw
         elif key == "tools" and method == mcp.TOOLS_LIST:
-            parts.append((key, _legacy_tools(bytes(raw))))
+            legacy[key] = _legacy_tools(bytes(raw))
         elif key not in _NOT_LEGACY:
-            parts.append((key, raw))
-    return jsonrpc.merge(parts)
+            legacy[key] = raw
+    return jsonrpc.merge(legacy)
 
 
-def _with_legacy_meta(fields: jsonrpc.Fields) -> Iterator[tuple[str, bytes | Raw]]:
+def _with_legacy_meta(members: jsonrpc.Fields) -> jsonrpc.Fields:
     """The members of an object, with what a legacy client can read of its `_meta`, if that is anything."""
-    for key, raw in fields.items():
-        if key != "_meta":
-            yield key, raw
-        elif (kept := _without(raw, _NOT_LEGACY_META)) != b"{}":
-            yield key, kept
+    if "_meta" in members:
+        members["_meta"] = Raw(_without(members["_meta"], _NOT_LEGACY_META))
+        if members["_meta"] == Raw(b"{}"):
+            del members["_meta"]
+    return members
 
 
 def _without(raw: Raw, names: set[str] | frozenset[str]) -> bytes:
-    return jsonrpc.merge((key, value) for key, value in jsonrpc.fields(raw).items() if key not in names)
+    return jsonrpc.merge({key: value for key, value in jsonrpc.fields(raw).items() if key not in names})
 
 
 def _legacy_tools(raw: bytes) -> bytes:

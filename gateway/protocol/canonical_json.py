@@ -21,7 +21,7 @@ def canonical_members(members: Mapping[str, Raw]) -> bytes:
     try:
         return canonical({key: jsonrpc.value(raw) for key, raw in members.items()})
     except ValueError:  # one of them is such a value
-        return jsonrpc.merge((key, _canonical(members[key])) for key in sorted(members))
+        return jsonrpc.merge({key: _canonical(members[key]) for key in sorted(members)})
 
 
 def _canonical(raw: Raw) -> bytes:

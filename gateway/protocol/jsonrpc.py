@@ -7,7 +7,7 @@ U+FFFD in their place (`unpaired_surrogates`).
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -303,10 +303,10 @@ def _utf16_units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
-def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
-    """An object from keys and JSON values."""
+def merge(members: Mapping[str, bytes | Raw]) -> bytes:
+    """An object with these members, whose values are JSON."""
     return b"{%b}" % b",".join(
-        [b"%b:%b" % (_key(key) if len(key) < _LONG_KEY else encode(key), bytes(value)) for key, value in parts]
+        [b"%b:%b" % (_key(key) if len(key) < _LONG_KEY else encode(key), bytes(raw)) for key, raw in members.items()]
     )
 
 
@@ -314,8 +314,8 @@ def with_meta(members: Fields, meta: Fields) -> Raw:
     """An object with this `_meta` in place of its own; without one if it is empty."""
     members = {key: value for key, value in members.items() if key != "_meta"}
     if meta:
-        members["_meta"] = Raw(merge(meta.items()))
-    return Raw(merge(members.items()))
+        members["_meta"] = Raw(merge(meta))
+    return Raw(merge(members))
 
 
 @lru_cache(maxsize=1024)

@@ -134,7 +134,7 @@ def read(result: Raw) -> ToolList:
             name = jsonrpc.text(jsonrpc.members(item).get("name")) or ""
             left_out.append(OmittedTool(name[:_MAX_NAME], str(exc)[:_MAX_NAME]))
     if left_out:
-        result = Raw(jsonrpc.merge((opened | {"tools": Raw(b"[%b]" % b",".join(kept))}).items()))
+        result = Raw(jsonrpc.merge(opened | {"tools": Raw(b"[%b]" % b",".join(kept))}))
     return ToolList(result, tools, tuple(left_out), is_last)
 
 
@@ -157,5 +157,5 @@ def without_execution(result: Raw) -> Raw:
         tools = [jsonrpc.fields(tool) for tool in jsonrpc.items(opened["tools"])]
     except (KeyError, ValueError):
         return result
-    kept = [jsonrpc.merge((key, raw) for key, raw in tool.items() if key != "execution") for tool in tools]
-    return Raw(jsonrpc.merge((opened | {"tools": Raw(b"[%b]" % b",".join(kept))}).items()))
+    kept = [jsonrpc.merge({key: raw for key, raw in tool.items() if key != "execution"}) for tool in tools]
+    return Raw(jsonrpc.merge(opened | {"tools": Raw(b"[%b]" % b",".join(kept))}))

@@ -52,7 +52,7 @@ def taken(meta: jsonrpc.Fields, name: str) -> tuple[jsonrpc.Fields, Raw | None]:
     if item is None:
         return meta, None
     others = {key: raw for key, raw in meta.items() if key != KEY}
-    return (others | {KEY: Raw(jsonrpc.merge(state.items()))} if state else others), item
+    return (others | {KEY: Raw(jsonrpc.merge(state))} if state else others), item
 
 
 def with_item(response: bytes, name: str, sealed: str) -> bytes:
@@ -66,7 +66,7 @@ def with_item(response: bytes, name: str, sealed: str) -> bytes:
         state = jsonrpc.fields(meta.get(KEY, jsonrpc.EMPTY))
     except ValueError:
         return response
-    meta[KEY] = Raw(jsonrpc.merge((state | {name: Raw(jsonrpc.encode(sealed))}).items()))
+    meta[KEY] = Raw(jsonrpc.merge(state | {name: Raw(jsonrpc.encode(sealed))}))
     if "cacheScope" in result:
         result["cacheScope"] = Raw(b'"private"')  # the item is for this client alone
     return jsonrpc.result(message.id, jsonrpc.with_meta(result, meta))

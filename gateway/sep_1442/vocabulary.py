@@ -80,7 +80,7 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
     capabilities = meta.get(CAPABILITIES, jsonrpc.EMPTY)
     if roots is not None:  # a client that brings its roots can tell them
         try:
-            capabilities = Raw(jsonrpc.merge((jsonrpc.fields(capabilities) | {"roots": jsonrpc.EMPTY}).items()))
+            capabilities = Raw(jsonrpc.merge(jsonrpc.fields(capabilities) | {"roots": jsonrpc.EMPTY}))
         except ValueError as exc:
             raise InvalidParams(f"{CAPABILITIES!r} must be an object: {exc}") from exc
     profile = of_initialize({"protocolVersion": Raw(jsonrpc.encode(versions[0])), "capabilities": capabilities})
@@ -101,14 +101,14 @@ def _meta(params: jsonrpc.Fields) -> jsonrpc.Fields:
 
 def initialize_result(result: bytes, session: str) -> bytes:
     """The result of `initialize` with the id of the new session."""
-    return jsonrpc.merge({"sessionId": Raw(jsonrpc.encode(session)), **_served(result)}.items())
+    return jsonrpc.merge({"sessionId": Raw(jsonrpc.encode(session)), **_served(result)})
 
 
 def discover_result(result: bytes) -> bytes:
     """The DiscoveryResult with the content of a result of `initialize`."""
     found = _served(result)
     del found["protocolVersion"]
-    return jsonrpc.merge({"supportedVersions": Raw(jsonrpc.encode(SUPPORTED)), **found}.items())
+    return jsonrpc.merge({"supportedVersions": Raw(jsonrpc.encode(SUPPORTED)), **found})
 
 
 def _served(result: bytes) -> jsonrpc.Fields:
@@ -118,6 +118,6 @@ def _served(result: bytes) -> jsonrpc.Fields:
     if "resources" in capabilities:
         resources = jsonrpc.fields(capabilities["resources"])
         _ = resources.pop("subscribe", None)
-        capabilities["resources"] = Raw(jsonrpc.merge(resources.items()))
-        found["capabilities"] = Raw(jsonrpc.merge(capabilities.items()))
+        capabilities["resources"] = Raw(jsonrpc.merge(resources))
+        found["capabilities"] = Raw(jsonrpc.merge(capabilities))
     return found

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.exchange import input_requests as inputs
@@ -35,39 +34,39 @@ class View(msgspec.Struct, frozen=True):
 def create_result(view: View) -> bytes:
     """CreateTaskResult. The task works, whatever it does by now: tasks/get tells."""
     begun = replace(view, status="working", error=None)
-    return jsonrpc.merge([("resultType", b'"task"'), *fields(begun), _meta(view)])
+    return jsonrpc.merge({"resultType": b'"task"', **fields(begun), "_meta": _meta(view)})
 
 
 def get_result(view: View) -> bytes:
     """The answer to tasks/get."""
-    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"complete"'), *fields(view)]
+    result = {"resultType": b'"complete"', **fields(view)}
     if view.status == "input_required":
-        parts.append(("inputRequests", inputs.input_requests(view.questions)))
+        result["inputRequests"] = inputs.input_requests(view.questions)
     elif view.status == "completed" and view.result is not None:
-        parts.append(("result", view.result))
+        result["result"] = view.result
     elif view.status == "failed" and view.error is not None:
-        parts.append(("error", jsonrpc.encode(view.error)))
-    return jsonrpc.merge([*parts, _meta(view)])
+        result["error"] = jsonrpc.encode(view.error)
+    return jsonrpc.merge({**result, "_meta": _meta(view)})
 
 
 ACKNOWLEDGED: Final = b'{"resultType":"complete"}'
 """The answer to tasks/update and tasks/cancel."""
 
 
-def fields(view: View, in_ms: str = "Ms") -> list[tuple[str, bytes | Raw]]:
+def fields(view: View, in_ms: str = "Ms") -> dict[str, bytes]:
     """The members of a task; `in_ms` ends the names of those that are times in milliseconds."""
-    members: list[tuple[str, bytes | Raw]] = [
-        ("taskId", jsonrpc.encode(view.id)),
-        ("status", jsonrpc.encode(view.status)),
-        ("createdAt", jsonrpc.encode(view.created)),
-        ("lastUpdatedAt", jsonrpc.encode(view.updated)),
-        (f"ttl{in_ms}", b"%d" % view.ttl_ms),
-        (f"pollInterval{in_ms}", b"%d" % POLL_MS),
-    ]
+    members = {
+        "taskId": jsonrpc.encode(view.id),
+        "status": jsonrpc.encode(view.status),
+        "createdAt": jsonrpc.encode(view.created),
+        "lastUpdatedAt": jsonrpc.encode(view.updated),
+        f"ttl{in_ms}": b"%d" % view.ttl_ms,
+        f"pollInterval{in_ms}": b"%d" % POLL_MS,
+    }
     if view.error is not None and view.error.message:
-        members.append(("statusMessage", jsonrpc.encode(view.error.message)))
+        members["statusMessage"] = jsonrpc.encode(view.error.message)
     return members
 
 
-def _meta(view: View) -> tuple[str, bytes | Raw]:
-    return "_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, view.server_info)])
+def _meta(view: View) -> bytes:
+    return jsonrpc.merge({mcp.META_SERVER_INFO: view.server_info})

@@ -4,8 +4,6 @@ A task that needs input says so in tasks/get; tasks/result then brings `inputReq
 the answers. SEP-2663 withdrew this form, so clients of the extension never see it.
 """
 
-from msgspec import Raw
-
 from gateway.exchange import input_requests as inputs
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
@@ -32,12 +30,12 @@ def task_id(request: Request) -> str:
 def create_result(view: View) -> bytes:
     """CreateTaskResult of 2025-11-25, with the result type of 2026-07-28."""
     members = jsonrpc.merge(modern_tasks.fields(view, in_ms=""))
-    return jsonrpc.merge([("resultType", b'"complete"'), ("task", members), _meta(view)])
+    return jsonrpc.merge({"resultType": b'"complete"', "task": members, "_meta": _meta(view)})
 
 
 def task(view: View) -> bytes:
     """The answer to tasks/get or tasks/cancel."""
-    return jsonrpc.merge([("resultType", b'"complete"'), *modern_tasks.fields(view, in_ms=""), _meta(view)])
+    return jsonrpc.merge({"resultType": b'"complete"', **modern_tasks.fields(view, in_ms=""), "_meta": _meta(view)})
 
 
 def payload(view: View) -> bytes:
@@ -51,14 +49,14 @@ def payload(view: View) -> bytes:
     if view.status in ("failed", "cancelled"):
         said = view.error.message if view.error is not None else "it was cancelled"
         raise InvalidParams(f"The task has no result: {said}")
-    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"input_required"')]
+    result = {"resultType": b'"input_required"'}
     if view.questions:
-        parts.append(("inputRequests", inputs.input_requests(view.questions)))
+        result["inputRequests"] = inputs.input_requests(view.questions)
     else:
-        parts.append(("requestState", jsonrpc.encode(view.id)))
-    return jsonrpc.merge([*parts, _meta(view)])
+        result["requestState"] = jsonrpc.encode(view.id)
+    return jsonrpc.merge({**result, "_meta": _meta(view)})
 
 
-def _meta(view: View) -> tuple[str, bytes | Raw]:
+def _meta(view: View) -> bytes:
     related = jsonrpc.encode({"taskId": view.id})
-    return "_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, view.server_info), (mcp.META_RELATED_TASK, related)])
+    return jsonrpc.merge({mcp.META_SERVER_INFO: view.server_info, mcp.META_RELATED_TASK: related})

@@ -120,7 +120,7 @@ def json_rpc(data: bytes) -> None:
         _ = json.loads(jsonrpc.failure(b"1", error))
     opened = jsonrpc.fields(data)
     if said is not None:
-        assert _lenient(jsonrpc.merge(opened.items())) == said, "an object put together again differs"
+        assert _lenient(jsonrpc.merge(opened)) == said, "an object put together again differs"
     for raw in opened.values():
         _one_value(raw)
 

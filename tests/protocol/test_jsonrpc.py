@@ -229,7 +229,7 @@ def test_half_an_emoji_is_read_as_a_replacement_character(half: bytes) -> None:
     raw = b'{"a":"%b","%b": ["%b",{"%b":1}]}' % (half, half, half, half)
     expected = whole(json.loads(raw))
     for read in (jsonrpc.fields, jsonrpc.distinct):
-        assert msgspec.json.decode(jsonrpc.merge(read(raw).items())) == expected
+        assert msgspec.json.decode(jsonrpc.merge(read(raw))) == expected
     assert jsonrpc.value(raw) == expected
     assert msgspec.json.decode(jsonrpc.items(b'["%b",1]' % half)[0]) == expected["a"]
     message = jsonrpc.message(b'{"jsonrpc":"2.0","method":"%b","result":%b}' % (half, raw))
@@ -263,9 +263,9 @@ def test_a_number_that_python_cannot_hold_has_no_value(raw: bytes) -> None:
 
 
 def test_merging_splices_values_as_they_are() -> None:
-    assert jsonrpc.merge([("a", b"[1, 2]"), ('"é', Raw(b"1e1"))]) == '{"a":[1, 2],"\\"é":1e1}'.encode()
-    assert jsonrpc.merge([]) == b"{}"
-    assert msgspec.json.decode(jsonrpc.merge({"x": jsonrpc.EMPTY}.items())) == {"x": {}}
+    assert jsonrpc.merge({"a": b"[1, 2]", '"é': Raw(b"1e1")}) == '{"a":[1, 2],"\\"é":1e1}'.encode()
+    assert jsonrpc.merge({}) == b"{}"
+    assert msgspec.json.decode(jsonrpc.merge({"x": jsonrpc.EMPTY})) == {"x": {}}
 
 
 def test_line_ends_between_tokens_become_spaces_and_nothing_else_changes() -> None:
