@@ -100,31 +100,21 @@ class HttpClient:
         try:
             await self._connector.connect(connection, pending.connect_seconds)
         except NotConnected as exc:
-            self._fail(pending, failure or exc)
+            pending.fail(failure or exc, self)
             return
         self._connections[connection] = None
-        if connection.is_open and not pending.is_over:
+        if connection.is_open and pending.stage != "over":
             connection.start(pending, is_last=is_last)
         else:
             connection.abort()
-            self._fail(pending, failure or NotConnected("it closed the connection at once"))
+            pending.fail(failure or NotConnected("it closed the connection at once"), self)
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""
         _ = self._connecting.pop(task, None)
         if pending.carrier is task:  # or it was sent, and is perhaps sent again
             is_bug = not task.cancelled() and task.exception() is not None
-            self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
-
-    def _fail(self, pending: PendingRequest, failure: RequestFailed) -> None:
-        """Tell the listener of a request that was not sent, unless it was aborted."""
-        if pending.is_over:
-            return
-        listener = pending.end()
-        try:
-            listener.on_failed(failure)
-        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self.listener_raised(exc)
+            pending.fail(NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False), self)
 
     # -- from connections ---------------------------------------------------------------------------------------
 

@@ -76,11 +76,6 @@ class PendingRequest(msgspec.Struct, eq=False):
     _closing: asyncio.TimerHandle | None = None
     """When the rest of the reply is given up."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the listener has heard, or must hear, nothing more."""
-        return self.stage == "over"
-
     def abort(self) -> None:
         """Give the request up. Its connection is closed, because the rest of the reply would come on it."""
         if self.stage == "over":
@@ -153,6 +148,16 @@ class PendingRequest(msgspec.Struct, eq=False):
     def heard(self) -> None:
         """A byte of the reply is here, so the request will not be sent again."""
         self.head = self.body = b""
+
+    def fail(self, failure: RequestFailed, owner: Owner) -> None:
+        """Tell the listener why its reply will not be completed, or come at all."""
+        if self.stage == "over":
+            return
+        listener = self.end()
+        try:
+            listener.on_failed(failure)
+        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
+            owner.listener_raised(exc)
 
     def end(self) -> ReplyListener:
         """Let go of all but the connection; return the listener, which hears no more than one last word."""
@@ -257,11 +262,7 @@ class Connection(asyncio.Protocol):
             # have closed a new one, if this process stood still before it used that.
             self._owner.send_again(pending)
             return
-        listener = pending.end()
-        try:
-            listener.on_failed(failure)
-        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self._owner.listener_raised(exc)
+        pending.fail(failure, self._owner)
 
     # -- for the request in flight ------------------------------------------------------------------------------
 

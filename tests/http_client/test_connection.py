@@ -607,7 +607,7 @@ async def test_a_request_that_is_over_refers_to_no_listener(client: HttpClient, 
         if script is not STAYS:
             await heard.over()
         pending.abort()
-        assert pending.is_over
+        assert pending.stage == "over"
         gone = weakref.ref(heard)
         del heard
         await eventually(lambda: gone() is None)
