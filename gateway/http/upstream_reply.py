@@ -103,11 +103,6 @@ class AwaitedReply:
             return None
         return self.taken()
 
-    def pause_reading(self) -> None:
-        """Read nothing more from the socket until the next part is awaited."""
-        if not self.pending.is_paused:
-            self.pending.pause_reading()
-
     async def read_at_most(self, limit: int) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
         parts: list[bytes] = []
@@ -132,8 +127,7 @@ class AwaitedReply:
 
     def _change(self) -> asyncio.Future[None]:
         """What is done once anything else has come."""
-        if self.pending.is_paused:
-            self.pending.resume_reading()
+        self.pending.resume_reading()
         waiter = self._waiter = asyncio.Future()
         return waiter
 
@@ -149,7 +143,7 @@ class AwaitedReply:
         """A part of the body is here."""
         self._parts.append(data)
         self._buffered += len(data)
-        if self._buffered >= _BUFFERED_BYTES and not self.pending.is_paused:
+        if self._buffered >= _BUFFERED_BYTES:
             self.pending.pause_reading()
         self._wake()
 

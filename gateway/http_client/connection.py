@@ -92,14 +92,14 @@ class PendingRequest(msgspec.Struct, eq=False):
 
         Without reading, the end of the connection is not noticed either.
         """
-        if self.stage != "over":
+        if self.stage != "over" and not self.is_paused:
             self.is_paused = True
             if isinstance(self.carrier, Connection):
                 self.carrier.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on with the reply."""
-        if self.stage != "over":
+        if self.stage != "over" and self.is_paused:
             self.is_paused = False
             if isinstance(self.carrier, Connection):
                 self.carrier.resume_reading()
@@ -111,8 +111,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         """
         if self.stage != "in flight" or self._closing is not None:
             return
-        if self.is_paused:
-            self.resume_reading()
+        self.resume_reading()
         self._closing = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def distrust(self) -> None:

@@ -275,7 +275,7 @@ async def next_part(reply: AwaitedReply, deadline: CoarseTimer | None) -> bytes 
     except (TimeoutError, RequestFailed) as exc:
         raise UpstreamCut("the upstream broke off its reply") from exc
     if part is not None:
-        reply.pause_reading()
+        reply.pending.pause_reading()
     return part
 
 

@@ -116,8 +116,8 @@ async def test_nothing_is_read_while_the_coroutine_has_a_part_that_it_holds(
     reply.on_head(HEAD)
     reply.on_body(b"a")
     assert await anext(reply) == b"a"
-    reply.pause_reading()
-    reply.pause_reading()
+    reply.pending.pause_reading()
+    reply.pending.pause_reading()
     assert carrier.asked == ["pause"]
     reply.on_body(b"b")  # it was read before the pause
     assert await anext(reply) == b"b"
@@ -127,7 +127,7 @@ async def test_nothing_is_read_while_the_coroutine_has_a_part_that_it_holds(
     assert carrier.asked == ["pause", "resume"]
     carrier.end()
     assert await more is None
-    reply.pause_reading()
+    reply.pending.pause_reading()
     assert carrier.asked == ["pause", "resume"]
 
 

@@ -167,12 +167,10 @@ class Source:
 
     def __init__(self, *parts: bytes) -> None:
         self._parts = iter(parts)
+        self.pending = Mock()
 
     async def __anext__(self) -> bytes:
         try:
             return next(self._parts)
         except StopIteration:
             raise StopAsyncIteration from None
-
-    def pause_reading(self) -> None:
-        pass
