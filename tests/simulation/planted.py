@@ -135,7 +135,9 @@ _PLANTED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
             "                self._drop(session)\n            if group.is_empty",
             "                break\n            if group.is_empty",
         ),
-        "sessions: who joined a session does not leave it": "joiner.shared.leave(joiner, is_lost=not (clean or joiner.is_orderly))",
+        "sessions: who joined a session does not leave it": (
+            "joiner.shared.leave(joiner, is_lost=not (clean or joiner.is_orderly))"
+        ),
         "sessions: a session in quarantine is not dropped": (
             "        self._drop(session)\n        session.abandon()\n",
             "        session.abandon()\n",
