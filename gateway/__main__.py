@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
@@ -32,6 +31,7 @@ from gateway.config import (
 )
 from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.config.schema import json_schema
+from gateway.plugins.loader import plugin
 from gateway.runtime import event_loop
 from gateway.server.serve import serve
 from gateway.server.wrap import wrap
@@ -242,8 +242,7 @@ def _serve(options: argparse.Namespace) -> int:
     file = None if options.config is None else ConfigFile(options.config, options.log_level)
     try:
         if config.workers > 1:
-            supervisor = import_module("gateway.server.supervisor")  # its HTTP client is a seventh of all imports
-            code: int = event_loop.run(supervisor.supervise(config, file))
+            code: int = event_loop.run(plugin("workers")(config, file))
             return code
         event_loop.run(serve(config, file=file))
     except OSError as exc:

@@ -16,13 +16,14 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         (
             {"entry"},
             {"__main__"},
+            {"plugins/workers"},
+            {"plugins/oauth", "plugins/otel", "plugins/sep_1442", "plugins/status_page"},
             {"server", "tools/demo", "tools/probe"},
             {"tools/probe/steps"},
             {"tools/probe/report"},
             {"stdio_front"},
             {"admin"},
             {"downstream"},
-            {"sep_1442"},
             {"mirror/streamable", "transport_relay"},
             {"mirror"},
             {"tasks"},
@@ -47,7 +48,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"exchange"},
             {"protocol", "identity"},
             {"protocol/json_text"},
-            {"", "world", "shell_completion", "container_health"},
+            {"", "plugins", "world", "shell_completion", "container_health"},
         ),
     )
 )
@@ -64,8 +65,12 @@ LIBRARIES: dict[str, set[str]] = {
     "tools/probe/report": {"msgspec"},
     "stdio_front": {"msgspec", "multidict"},
     "downstream": {"msgspec"},
-    "admin": {"aiohttp", "jinja2", "msgspec"},
-    "sep_1442": {"msgspec", "multidict"},
+    "admin": set(),
+    "plugins/oauth": {"multidict", "yarl"},
+    "plugins/otel": {"opentelemetry"},
+    "plugins/sep_1442": {"msgspec", "multidict"},
+    "plugins/status_page": {"jinja2", "msgspec"},
+    "plugins/workers": {"aiohttp"},
     "mirror/streamable": {"msgspec"},
     "tasks": {"msgspec"},
     "bridge": {"msgspec"},
@@ -89,7 +94,7 @@ LIBRARIES: dict[str, set[str]] = {
     "http/server": {"httptools", "msgspec", "multidict", "yarl"},
     "runtime": {"msgspec", "uvloop"},
     "seal": {"cryptography", "msgspec"},
-    "telemetry": {"msgspec", "opentelemetry", "structlog"},
+    "telemetry": {"msgspec", "structlog"},
     "telemetry/metrics": {"msgspec", "prometheus_client"},
     "config": {"cryptography", "msgspec"},
     "config/model": {"msgspec"},
@@ -99,6 +104,7 @@ LIBRARIES: dict[str, set[str]] = {
     "protocol/json_text": {"msgspec"},
     "identity": {"cryptography", "jwt", "msgspec", "yarl"},
     "": set(),
+    "plugins": set(),
     "world": set(),
     "container_health": {"yaml"},
 }
@@ -210,6 +216,8 @@ def runs_up(file: Path) -> Iterator[str]:
     here = folder(file)
     for other in needed(file):
         there = folder(other)
+        if there.startswith("plugins/") and not here.startswith("plugins/"):
+            continue  # for types, as `imports_a_plugin` checks
         if there != here and floor(there) <= floor(here):
             yield f"imports {other.relative_to(PACKAGE)} of a floor that is not lower"
 
@@ -266,14 +274,23 @@ def test_a_folder_imports_only_its_libraries() -> None:
     check(imports_foreign_libraries)
 
 
-def imports_opentelemetry(file: Path) -> Iterator[str]:
-    if file.name != "otel.py":
-        yield from (name for _, name in imports_of(file) if "opentelemetry" in name)
+def imports_a_plugin(file: Path) -> Iterator[str]:
+    if folder(file).startswith("plugins/"):
+        return
+    guards = [
+        node for node in ast.walk(parsed(file)) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    for_types = {id(node) for guard in guards for node, _ in imports(guard)}
+    yield from (
+        name
+        for node, name in imports_of(file)
+        if name.startswith("gateway.plugins.") and ".loader." not in name and id(node) not in for_types
+    )
 
 
-def test_opentelemetry_is_imported_in_one_file() -> None:
-    """It is an extra: `telemetry/tracing_setup.py` loads that file by name where traces are on."""
-    check(imports_opentelemetry)
+def test_the_core_imports_no_plugin() -> None:
+    """`gateway/plugins/loader.py` loads them; OpenTelemetry, which one of them needs, is an extra."""
+    check(imports_a_plugin)
 
 
 def imports_context_variables(file: Path) -> Iterator[str]:
@@ -308,6 +325,6 @@ def test_a_pure_folder_has_no_clock_no_randomness_and_no_io() -> None:
 def test_these_tests_see_what_they_look_for() -> None:
     tree = ast.parse("import os.path\nfrom . import a\nfrom b.c import d as e\ndef f():\n    import g\n")
     assert [name for _, name in imports(tree)] == ["os.path", "a", "b.c.d", "g"]
-    assert list(loaded_by_name(ast.parse('load("gateway.telemetry.otel")'))) == ["gateway.telemetry.otel"]
+    assert list(loaded_by_name(ast.parse('load("gateway.plugins.otel.traces")'))) == ["gateway.plugins.otel.traces"]
     assert source("gateway.protocol.jsonrpc.decode") == PACKAGE / "protocol" / "jsonrpc.py"
     assert source("aiohttp.web") is None

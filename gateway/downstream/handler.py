@@ -64,8 +64,7 @@ class RequestHandler:
         self._routes = routes
         self._authenticator = authenticator
         self._continuation = continuation
-        self._legacy = legacy
-        self.stateless = legacy.stateless
+        self.legacy = legacy
         self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         self._ids = numbered(world.token_hex(6))
         self._served = 0
@@ -83,7 +82,7 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        return self.in_flight - self._routes.process.draining.unawaited + self._legacy.sessions.open_requests
+        return self.in_flight - self._routes.process.draining.unawaited + self.legacy.sessions.open_requests
 
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
@@ -139,17 +138,18 @@ class RequestHandler:
         if live is None:  # a call may have begun while the path had a route
             found = await self._continuation.find_route(incoming, reply)
             return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
-        if live.route.dialects and self.stateless.claims(incoming, live):
-            return await self.stateless.serve(await self._arrival(incoming, reply, live))
+        stateless = self.legacy.stateless
+        if stateless is not None and stateless.claims(incoming, live):
+            return await stateless.serve(await self._arrival(incoming, reply, live))
         if came is not None:
             is_relayed = came.kind == "session"
             if is_relayed or _is_legacy(incoming):
                 at = await self._arrival(incoming, reply, live)
-                if (served := await self._legacy.hop(at, is_relayed=is_relayed)) is not None:
+                if (served := await self.legacy.hop(at, is_relayed=is_relayed)) is not None:
                     return served
         elif not _is_bridged(incoming, live):
             if _is_legacy(incoming):
-                return await self._legacy.serve(await self._arrival(incoming, reply, live))
+                return await self.legacy.serve(await self._arrival(incoming, reply, live))
             return await self._pass_modern(incoming, reply, live)
         return await self._bridge(incoming, reply, live)
 

@@ -7,7 +7,7 @@ at a time. A server that refuses `initialize` because it is modern is mirrored.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response, WholeResponse
@@ -29,9 +29,11 @@ from gateway.protocol import mcp, reply_messages
 from gateway.protocol.era import names_modern
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
-from gateway.sep_1442.front import Stateless
 from gateway.telemetry import Passed, TrafficEra
 from gateway.transport_relay.session_relay import SessionRelay
+
+if TYPE_CHECKING:
+    from gateway.plugins.sep_1442.front import Stateless
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
@@ -46,7 +48,8 @@ class LegacyRouting:
 
     sessions: SessionTable
     mirrored: Shared
-    stateless: Stateless
+    stateless: "Stateless | None" = None
+    """The dialect SEP-1442, as soon as a route has it."""
 
     async def serve(self, at: Arrival) -> Response:
         """Serve a request of a legacy client; raises GatewayError."""
@@ -82,7 +85,7 @@ class LegacyRouting:
         headers = incoming.headers
         if mcp.SESSION_ID not in headers or names_modern(headers.get(mcp.PROTOCOL_VERSION)):
             return False
-        if live.route.dialects and self.stateless.claims(incoming, live):
+        if self.stateless is not None and self.stateless.claims(incoming, live):
             return False
         return live.upstream.era is not None or given_id(incoming) is not None
 

@@ -2,12 +2,11 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway import world
-from gateway.admin.cluster_view import ClusterView
 from gateway.cluster.peer_connections import CONTENT_TYPE, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
@@ -25,6 +24,9 @@ from gateway.runtime.budget import Share
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.telemetry import Ending, Event, get_logger
+
+if TYPE_CHECKING:
+    from gateway.plugins.status_page.pages import StatusPages
 
 log = get_logger()
 
@@ -58,7 +60,7 @@ class PeerListener:
         sealer: PeerSealer,
         handler: RequestHandler,
         witness: Witness,
-        view: ClusterView,
+        pages: "StatusPages | None",
         traffic: Traffic,
     ) -> None:
         self._in_force = in_force
@@ -67,7 +69,7 @@ class PeerListener:
         self._handler = handler
         self._receiving = traffic.receiving
         self._witness = witness
-        self._view = view
+        self._pages = pages
         self._metrics = traffic.metrics
         self._started = world.monotonic()
         self._logged = float("-inf")
@@ -125,7 +127,8 @@ class PeerListener:
         elif not self._membership.is_meant(peer_request.to, is_local=is_local):
             await reply.frame(messages.Gone(host))
         elif kind == "status":
-            await reply.frame(messages.Told(await self._view.tell(is_local=is_local)))
+            told = "" if self._pages is None else await self._pages.cluster.tell(is_local=is_local)
+            await reply.frame(messages.Told(told))
         elif kind == "reach":
             await reply.frame(messages.Told(await self._witness.reach(peer_request.path)))
         elif kind == "holds":

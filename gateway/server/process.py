@@ -7,13 +7,12 @@ every part that was given the holder follows.
 import asyncio
 import resource
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway import __version__, world
-from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
+from gateway.admin.process_parts import ProcessParts
 from gateway.admin.reload import Reload
-from gateway.admin.snapshot import SnapshotSource
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.draining import Draining
@@ -39,6 +38,7 @@ from gateway.mirror.streamable.tokens import Tokens
 from gateway.parking.cold_expiry import ColdExpiry
 from gateway.parking.lot import Lot
 from gateway.passthrough import sse_endpoint
+from gateway.plugins.loader import find, plugin
 from gateway.protocol.errors import Stopping
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.route_table import RouteTable
@@ -50,8 +50,6 @@ from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import states
 from gateway.seal.sep_1655_items import items
 from gateway.seal.task_handle import TaskSealer
-from gateway.sep_1442.front import Stateless
-from gateway.sep_1442.own_server import OwnSide
 from gateway.server.key_purposes import state_keys
 from gateway.server.listen_errors import explained
 from gateway.server.peer_listener import PeerListener
@@ -59,6 +57,9 @@ from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
+
+if TYPE_CHECKING:
+    from gateway.plugins.status_page.pages import StatusPages
 
 log = get_logger()
 
@@ -134,7 +135,7 @@ class Gateway:
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(file, in_force, self, self.tasks, replica=self.members.own)
-        self._snapshot_source = SnapshotSource(
+        parts = self._parts = ProcessParts(
             in_force=in_force,
             reload=self.reload,
             keys=self._keys,
@@ -150,7 +151,10 @@ class Gateway:
             # Of all workers, so that each shows a caller under the same pseudonym.
             salt=world.random_bytes(_SALT_BYTES) if worker is None else worker.mark,
         )
-        self._cluster_view = ClusterView(self._snapshot_source, self._peers)
+        # Those who can ask: an operator, another replica, another worker of this host.
+        is_asked = config.admin is not None or config.replica.listen is not None or worker is not None
+        status_pages = find("status-page") if is_asked else None
+        self._pages: StatusPages | None = None if status_pages is None else status_pages(parts, self._peers)
 
     @property
     def config(self) -> Config:
@@ -164,8 +168,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
-        config, worker, cluster = self.config, self._worker, self._cluster_view
-        peers = PeerListener(self._in_force, self._peer_sealer, self.downstream, self._witness, cluster, self._traffic)
+        config, worker, pages = self.config, self._worker, self._pages
+        peers = PeerListener(self._in_force, self._peer_sealer, self.downstream, self._witness, pages, self._traffic)
         if (address := config.replica.listen) is not None:
             shared = Listener(peers.handle, address, self._traffic, reuse_port=worker is not None)
             _ = await self._open(shared, address)
@@ -175,7 +179,7 @@ class Gateway:
         # After the peer listener: replicas that hear of this one ask at its address for its id.
         await self.members.begin()
         self.listen = await self._open(self.client_listener, config.listen)
-        admin = Admin(self._snapshot_source, cluster)
+        admin = Admin(self._parts, pages)
         address = config.admin if worker is None else worker.socket("admin")  # where the supervisor asks
         if address is not None:
             self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
@@ -226,13 +230,17 @@ class Gateway:
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
         self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
         hold, results = in_force.part(lambda config: config.hold), self.lot.results
-        own_side = OwnSide(
-            lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
-            continuation.give_up,
-        )
-        stateless = Stateless(Shared(Tokens(keys, "sep-1442, "), hold, results), own_side)
-        legacy = LegacyRouting(self.sessions, Shared(Tokens(keys), hold, results), stateless)
+        legacy = LegacyRouting(self.sessions, Shared(Tokens(keys), hold, results))
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
+        self._of_sep_1442 = Shared(Tokens(keys, "sep-1442, "), hold, results), continuation.give_up
+        self._load_dialect(self.config)
+
+    def _load_dialect(self, config: Config) -> None:
+        """Speak SEP-1442 if a route has it; raises PluginMissing."""
+        legacy = self.downstream.legacy
+        if legacy.stateless is None and any("sep-1442" in route.dialects for route in config.routes):
+            shared, give_up = self._of_sep_1442
+            legacy.stateless = plugin("sep-1442")(shared, self.downstream.handle_hop, give_up)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
@@ -246,6 +254,7 @@ class Gateway:
         Raises ConfigError, with nothing changed, if a file that the configuration names has become unusable.
         """
         tls = contexts(config)
+        self._load_dialect(config)
         self._authenticator.use(config, tls)
         self._in_force.replace(config)
         for listener in self.listeners:

@@ -1,15 +1,15 @@
 """Loads OpenTelemetry if traces are on."""
 
-import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from gateway.plugins.loader import plugin
 from gateway.telemetry.tracing import TracesUnavailable
 
 __all__ = ["Span", "Traces", "check_traces", "open_traces"]
 
 if TYPE_CHECKING:
-    from gateway.telemetry.otel import Span, Traces
+    from gateway.plugins.otel.traces import Span, Traces
 else:
     Span = Traces = object  # only annotations name them: OpenTelemetry is an extra
 
@@ -30,9 +30,10 @@ def check_traces() -> None:
 
 def _otel() -> ModuleType:
     try:
-        return importlib.import_module("gateway.telemetry.otel")
+        found: ModuleType = plugin("otel")
     except ImportError as exc:
         raise TracesUnavailable(
             f"traces: true needs OpenTelemetry, but {exc.name or exc} is not installed: run "
             "`pip install 'mrtr-gateway[otel]'`, or set traces: false"
         ) from exc
+    return found

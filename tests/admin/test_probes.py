@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.admin.status_page import HEADERS
+from gateway.plugins.status_page.status_page import HEADERS
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start

@@ -18,8 +18,8 @@ from gateway.auth import jwks as jwks_module
 from gateway.auth.authenticator import Authenticator
 from gateway.config import ConfigError, contexts, parse
 from gateway.http.incoming import Caller, Incoming
-from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
+from gateway.plugins.oauth import oauth_metadata
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.seal.keyring import PREFIX

@@ -9,12 +9,12 @@ import pytest
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
+from tests.plugins.otel.test_traces import Spans, spans
 from tests.support.fake_upstream import READ_ONLY, FakeUpstream, Turn, ask, breaks_when_answered, gives_up, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate, steps
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later, leave
-from tests.telemetry.test_tracing import Spans, spans
 
 __all__ = ["spans"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.admin.snapshot import known_peers
+from gateway.plugins.status_page.snapshot import known_peers
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import FakePeer

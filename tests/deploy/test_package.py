@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from gateway.admin.documents import TITLES
+from gateway.plugins.status_page.documents import TITLES
 from tests.parts.launch import REPOSITORY
 from tests.support.programs import output, verdict
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.admin import cluster_view
-from gateway.auth import jwks, oauth_proxy, oauth_upstream
+from gateway.auth import jwks
 from gateway.bridge import subscription, upstream_call
 from gateway.children import child, launcher, stderr_log
 from gateway.cluster import membership, peer_connections
@@ -18,6 +17,8 @@ from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import client_requests
+from gateway.plugins.oauth import oauth_proxy, oauth_upstream
+from gateway.plugins.status_page import cluster_view
 from gateway.protocol import errors, request_meta
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from gateway.protocol.json_text.unpaired_surrogates import MAX_HALVES

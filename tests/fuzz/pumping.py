@@ -22,8 +22,9 @@ from msgspec import Raw
 
 from gateway.config import parse
 from gateway.exchange import input_requests, results
-from gateway.identity import oauth_metadata, principal
+from gateway.identity import principal
 from gateway.identity.jwt_verification import verify
+from gateway.plugins.oauth import oauth_metadata
 from gateway.protocol import (
     header_mismatch,
     jsonrpc,

@@ -64,7 +64,7 @@ async def _at_rest(stand: Stand) -> None:
 
 def mirror_of(stand: Stand) -> Shared:
     """What the calls of the legacy clients of a gateway share."""
-    return stand.gateway.downstream._legacy.mirrored
+    return stand.gateway.downstream.legacy.mirrored
 
 
 def sealed() -> Tokens:

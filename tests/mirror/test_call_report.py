@@ -7,9 +7,9 @@ import pytest
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.mirror.streamable.test_front import ACCEPT, text
+from tests.plugins.otel.test_traces import OTHER, PARENT, TRACE, Spans, ids, links, parent, spans, traceparent
 from tests.support.fake_modern import FakeModern
 from tests.support.legacy_client import LegacyClient
-from tests.telemetry.test_tracing import OTHER, PARENT, TRACE, Spans, ids, links, parent, spans, traceparent
 
 __all__ = ["spans"]
 

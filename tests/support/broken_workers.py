@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigFile
-from gateway.server import supervisor
+from gateway.plugins.workers import supervisor
 from tests.parts.stem import LIBC, PR_SET_PDEATHSIG
 
 BROKEN = 1

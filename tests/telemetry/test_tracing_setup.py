@@ -39,7 +39,7 @@ def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As without the extra: a None in sys.modules is a package that cannot be imported."""
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "gateway.telemetry.otel")
+    monkeypatch.delitem(sys.modules, "gateway.plugins.otel.traces")
 
 
 @pytest.mark.usefixtures("_not_installed")

@@ -1,0 +1,49 @@
+"""The parts of one process of which an operator can ask."""
+
+from dataclasses import dataclass, field
+
+from gateway import world
+from gateway.admin.reload import Reload
+from gateway.bridge.driver import Driver
+from gateway.cluster.membership import Membership
+from gateway.config import Config, InForce
+from gateway.downstream.handler import RequestHandler
+from gateway.http.server.listener import Listener
+from gateway.parking.lot import Lot
+from gateway.routes.route_table import RouteTable
+from gateway.runtime.tasks import Tasks
+from gateway.seal.keyring import Keys, key_id
+from gateway.tasks.live_task import TaskTable
+from gateway.telemetry import Metrics
+from gateway.telemetry.recent_errors import RecentErrors
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessParts:
+    """What metrics and the status page read."""
+
+    in_force: InForce[Config]
+    reload: Reload
+    keys: InForce[Keys]
+    downstream: RequestHandler
+    clients: Listener
+    tasks: Tasks
+    lot: Lot[Driver]
+    table: TaskTable
+    routes: RouteTable
+    members: Membership
+    metrics: Metrics
+    recent_errors: RecentErrors
+    salt: bytes
+    """Makes it impossible to find a caller by its tag."""
+    began: float = field(default_factory=world.monotonic)
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.in_force.value
+
+    @property
+    def shown_keys(self) -> tuple[str, ...]:
+        """Ids of the configured keys, or of the one that replaces them where none is configured."""
+        return tuple(map(key_id, self.keys.value.present[: len(self.config.state.keys) or 1]))

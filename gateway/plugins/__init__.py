@@ -1,0 +1,1 @@
+"""Parts of the gateway that its core never imports, each a folder."""

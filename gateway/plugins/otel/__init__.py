@@ -1,0 +1,1 @@
+"""Traces by OpenTelemetry, for `traces: true`."""

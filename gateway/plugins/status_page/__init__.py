@@ -1,0 +1,1 @@
+"""The status page, for processes that somebody can ask for it."""

@@ -1,0 +1,110 @@
+"""Asks the other replicas for their part of the status page, or tells them this one's.
+
+The status of another replica is foreign input: it is bounded in bytes, it may only speak of that replica, and it is
+checked before anything of it is shown.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.admin.process_parts import ProcessParts
+from gateway.cluster.peer_client import PeerClient
+from gateway.cluster.peer_errors import PeerDead, PeerFailed
+from gateway.plugins.status_page.merge_statuses import Heard, cut, of_cluster, of_host
+from gateway.plugins.status_page.snapshot import take_snapshot
+from gateway.protocol.errors import OwnerSilent, OwnerStalled
+from gateway.telemetry.process_status import Status
+
+STATUS_BYTES: Final = 1_048_576
+"""The longest status that one replica takes from another, sealed. Its lists are bounded, so it fits."""
+_MOST: Final = 2**53
+"""The largest plausible number: up to it, floating-point numbers represent every integer."""
+_ANSWER_SECONDS: Final = 1.0
+_SIBLING_SECONDS: Final = 0.5
+"""For a worker of this host, because another replica or the supervisor waits for the answer meanwhile."""
+_MOST_ASKED: Final = 64
+
+
+class ClusterView:
+    """The other replicas as the status page of this process shows them."""
+
+    def __init__(self, source: ProcessParts, peers: PeerClient) -> None:
+        """`source` is what there is to tell of this process."""
+        self._source = source
+        self._members = source.members
+        self._peers = peers
+        self._asking: asyncio.Task[dict[str, Heard]] | None = None
+
+    async def status(self, replica: str | None) -> Status:
+        """Return the status of the whole cluster, or that of one replica if it is known."""
+        if replica == self._members.host:
+            return await self.host()  # without a wait for a replica that is silent
+        if self._asking is None or self._asking.done():
+            others = sorted(self._members.other_hosts())[:_MOST_ASKED]
+            self._asking = self._source.tasks.start(self._ask(others, _ANSWER_SECONDS), "ask for statuses")
+        # Concurrent callers share the answers, and one that is cancelled does not cancel the questions.
+        asking = self._asking
+        own, _ = await asyncio.gather(self.host(), asyncio.wait((asking,)))
+        heard = asking.result()
+        found = heard.get(replica or "")
+        if found is not None and found.status is not None:
+            return found.status
+        return of_cluster(own, heard) if heard else own
+
+    async def host(self) -> Status:
+        """Return the status of this host; its other workers have half a second to tell theirs."""
+        own, members = take_snapshot(self._source), self._members
+        siblings = [name for name in members.others() if members.is_own_host(name)]
+        return of_host(own, await self._ask(siblings, _SIBLING_SECONDS), members.host) if siblings else own
+
+    async def tell(self, *, is_local: bool) -> str:
+        """Return the status of this host for another replica; of this process alone for a worker of this host."""
+        # A worker that asked its siblings again would have them all ask each other without end.
+        status = take_snapshot(self._source) if is_local else await self.host()
+        # Without its peers: the replica that asks lists its own, with what came of asking them.
+        return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()
+
+    async def _ask(self, names: Sequence[str], seconds: float) -> dict[str, Heard]:
+        return dict(zip(names, await asyncio.gather(*(self._ask_one(name, seconds) for name in names)), strict=True))
+
+    async def _ask_one(self, member: str, seconds: float) -> Heard:
+        try:
+            async with asyncio.timeout(seconds):
+                text = await self._peers.ask("status", member, "", most=STATUS_BYTES)
+        except PeerDead:
+            return Heard(state="dead", why="Its address refuses connections")
+        except (OwnerSilent, TimeoutError):
+            return Heard(state="silent", why=f"It did not answer within {seconds:g} s")
+        except (PeerFailed, OwnerStalled):
+            why = "It refuses to tell, as an older version does: compare the versions, the clocks and state.keys"
+            return Heard(state="stalled", why=why)
+        status = read(text, member)
+        return Heard(state="answered", why="" if status else "Its answer was not a status", status=status)
+
+
+def read(text: str, member: str) -> Status | None:
+    """Return the status that a replica or worker reported of itself; None if it is not one."""
+    try:
+        raw = msgspec.json.decode(text)
+        status = msgspec.convert(raw, Status)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return None
+    host = member.partition("#")[0]
+    is_own = status.replica == member and all(each.id.partition("#")[0] == host for each in status.processes)
+    return cut(replace(status, covers="replica")) if is_own and _is_plausible(raw) else None
+
+
+def _is_plausible(value: object) -> bool:
+    match value:
+        case dict():
+            return all(map(_is_plausible, value.values()))
+        case list():
+            return all(map(_is_plausible, value))
+        case int() | float():
+            return abs(value) <= _MOST
+        case _:
+            return True

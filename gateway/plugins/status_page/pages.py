@@ -1,0 +1,60 @@
+"""Answers requests for the status, and for the documents that its page links to."""
+
+from typing import Final
+
+import msgspec
+
+from gateway.admin.process_parts import ProcessParts
+from gateway.cluster.peer_client import PeerClient
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, TextResponse, WholeResponse
+from gateway.plugins.status_page.cluster_view import ClusterView
+from gateway.plugins.status_page.documents import document
+from gateway.plugins.status_page.status_page import HEADERS, every_seconds, page
+
+_STATUS: Final = ("/status", "/status.json")
+_DOCS: Final = "/docs/"
+
+
+class StatusPages:
+    """The pages of one serving process."""
+
+    def __init__(self, parts: ProcessParts, peers: PeerClient) -> None:
+        self.cluster = ClusterView(parts, peers)
+
+    async def handle(self, http: HttpRequest) -> Response | None:
+        """Return the status of the whole cluster, or of the replica that the query names; None for other paths."""
+        if not is_status(http):
+            return documented(http)
+        query = http.head.url.query
+        replica = query.get("replica")
+        status = await self.cluster.status(replica)
+        if wants_json(http):
+            return status_response(http, msgspec.json.encode(status))
+        only_replica = replica if replica == status.replica and status.covers == "replica" else None
+        seconds = every_seconds(query.get("refresh"))
+        return status_response(http, page(status, seconds, query.get("route"), only_replica).encode())
+
+
+def is_status(http: HttpRequest) -> bool:
+    """Return whether a request is for the status, not for a document."""
+    return http.head.path in _STATUS
+
+
+def documented(http: HttpRequest) -> Response | None:
+    """Return the document at the path of a request, if there is one."""
+    path = http.head.path
+    text = document(path.removeprefix(_DOCS)) if path.startswith(_DOCS) else None
+    return None if text is None else TextResponse(text, headers=HEADERS)
+
+
+def wants_json(http: HttpRequest) -> bool:
+    """Return whether the status is for a program: by its path, or by an Accept header that names JSON and no HTML."""
+    accept = http.head.headers.get("Accept", "")
+    return http.head.path == "/status.json" or ("application/json" in accept and "text/html" not in accept)
+
+
+def status_response(http: HttpRequest, status: bytes) -> Response:
+    """Return the response with a page, or with JSON."""
+    kind = "application/json" if wants_json(http) else "text/html"
+    return WholeResponse(status, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})

@@ -1,0 +1,184 @@
+"""Takes a snapshot of a process for /status, when someone looks; nothing is recorded or asked beforehand."""
+
+import hashlib
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from gateway import __version__, world
+from gateway.admin.process_parts import ProcessParts
+from gateway.cluster.membership import Membership
+from gateway.config import cautions, digest
+from gateway.plugins.status_page.merge_statuses import cut, failing_first, health
+from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import Metrics, SessionState
+from gateway.telemetry.process_status import (
+    MOST_HELD,
+    KeyStatus,
+    PeerStatus,
+    ProcessStatus,
+    RouteStatus,
+    Status,
+    StatusNotice,
+)
+from gateway.telemetry.recent_errors import presentable
+
+_PAGE_BYTES: Final = resource.getpagesize()
+_CALLER_BYTES: Final = 4
+_REJECTIONS: Final = 5
+"""Problems of a rejected file that are shown; the log has them all."""
+
+
+def take_snapshot(source: ProcessParts) -> Status:
+    """Return the status of one process."""
+    held = Counter(driver.live.route.path for driver in source.lot.waiting())
+    tasks = Counter(task.live.route.path for task in source.table)
+    routes = [_route(live, held[path], tasks[path], source.metrics) for path, live in source.routes.live.items()]
+    peers = known_peers(source.members)
+    own = _process(source)
+    moment = world.monotonic()
+    status = Status(
+        version=__version__,
+        replica=own.id,
+        state=own.state,
+        time=datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="seconds"),
+        uptime_seconds=own.uptime_seconds,
+        configuration=own.configuration,
+        notices=tuple(_notices(source)),
+        processes=(own,),
+        routes=tuple(failing_first(routes)),
+        routes_total=len(routes),
+        held=tuple(  # those that were parked first
+            replace(
+                driver.glance(moment),
+                owner=own.id,
+                # Calls of one caller share a tag.
+                caller=hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=source.salt).hexdigest(),
+            )
+            for driver in islice(source.lot.waiting(), MOST_HELD)
+        ),
+        held_total=own.held,
+        peers=tuple(peers),
+        peers_total=len(peers),
+        keys=tuple(
+            KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(source.shown_keys)
+        ),
+        key_phase=_key_phase(source),
+        errors=source.recent_errors.told(),
+    )
+    return cut(status)
+
+
+def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteStatus:
+    route, pool = live.route, live.upstream.pool
+    last = max(live.upstream.health.answered, pool.served)
+    last_ok = world.monotonic() - last if last > float("-inf") else None
+    failure = live.upstream.health.failure
+    by_command = route.upstream.command is not None
+    is_modern = live.upstream.is_modern if route.era != "bridge" else False
+    return RouteStatus(
+        path=route.path,
+        upstream=route.upstream.name,
+        # A modern server needs no handshake, which would tell: it answers over streamable HTTP.
+        transport=live.upstream.transport or ("auto" if last_ok is None else "streamable-http"),
+        era="unknown" if is_modern is None else "modern" if is_modern else "old",
+        continuation=route.continuation,
+        health=health(last_ok, failure),
+        last_ok_seconds_ago=last_ok,
+        last_failure=failure,
+        held=held,
+        sessions={state.value: int(metrics.sessions[route.path, state].value) for state in SessionState},
+        sessions_limit=pool.most,
+        waiting=pool.waiting,
+        children=int(metrics.children[route.path,].value) if by_command else None,
+        children_limit=route.upstream.max_children if by_command else None,
+        subscriptions=len(live.upstream.subscriptions),
+        mirrored=int(metrics.mirrored_calls[route.path,].value),
+        client_sessions=int(metrics.client_sessions[route.path,].value),
+        tasks=tasks,
+        streams=len(live.upstream.streams),
+    )
+
+
+def _process(source: ProcessParts) -> ProcessStatus:
+    config, lot = source.config, source.lot
+    return ProcessStatus(
+        id=source.members.own,
+        state="ready" if source.reload.is_open else "draining",
+        configuration=digest(config),
+        pid=os.getpid(),
+        uptime_seconds=world.monotonic() - source.began,
+        in_flight=source.downstream.in_flight,
+        held=len(lot),
+        held_limit=config.hold.max_calls,
+        held_of_one_caller=lot.most_of_one,
+        held_of_one_caller_limit=config.hold.max_calls_per_principal,
+        cold=len(lot.cold),
+        connections=source.clients.connections,
+        connections_limit=config.limits.connections,
+        open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        budgets=source.metrics.budgets(),
+        memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,  # resident (proc(5))
+    )
+
+
+def known_peers(members: Membership) -> list[PeerStatus]:
+    """Return the other hosts and their last known state; this sends nothing to them."""
+    moment = world.monotonic()
+    found = []
+    for name, address in members.others().items():
+        # Workers are among the processes of the status.
+        if members.is_own_host(name):
+            continue
+        seen = members.seen.get(name)
+        found.append(
+            PeerStatus(
+                id=name,
+                address=address,
+                state="not asked" if seen is None else seen.state,
+                last_answer_seconds_ago=None if seen is None or seen.answered is None else moment - seen.answered,
+            )
+        )
+    return found
+
+
+def _key_phase(source: ProcessParts) -> str:
+    """Say how far a key rotation is; the ring does not tell which of two keys is the newer one."""
+    state, (first, *others) = source.config.state, source.shown_keys
+    if not state.keys:
+        return (
+            "state.keys is empty: this key was made at start and is lost when the process ends, together with every "
+            "held call."
+        )
+    if not others:
+        return "One key: no rotation is under way."
+    return (
+        f"{len(others) + 1} keys: a rotation is under way, and {first} seals. If {first} is the new key, remove the "
+        f"old one {state.ttl_seconds:g} s after every replica seals with the new one. If it is the old key, give the "
+        "new one to every replica before you put it first."
+    )
+
+
+def _notices(source: ProcessParts) -> Iterator[StatusNotice]:
+    if bugs := source.tasks.failures:
+        yield StatusNotice(
+            f"{bugs} unexpected errors inside the gateway since its start",
+            "Each is a bug: please report it with the traceback in the log (`task.failed`)",
+        )
+    if (rejected := source.reload.rejected) is not None:
+        more = f"; and {len(rejected) - _REJECTIONS} more" if len(rejected) > _REJECTIONS else ""
+        text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
+        yield StatusNotice(
+            f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
+            "Correct the file (`mrtr-gateway check --config FILE`) and send SIGHUP",
+        )
+    for sentence in cautions(source.config):
+        yield StatusNotice(sentence, is_bad=False)

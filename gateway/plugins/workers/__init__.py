@@ -1,0 +1,1 @@
+"""Several processes on one host, for `workers` above 1."""

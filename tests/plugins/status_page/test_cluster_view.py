@@ -1,0 +1,212 @@
+"""The status page of one replica shows the whole cluster, whatever the other replicas answer."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gateway.cluster.worker import Worker
+from gateway.plugins.status_page import cluster_view
+from gateway.plugins.status_page.cluster_view import STATUS_BYTES
+from gateway.seal.peer_messages import Told
+from gateway.telemetry.process_status import PeerStatus, Status
+from tests.parts.launch import free_port
+from tests.support.fake_peer import Asked, FakePeer, Silent, tells
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
+from tests.support.noted_connections import NotedConnection
+from tests.support.replicas import Cluster, drop, in_time
+from tests.support.status import fetch, process, status_of
+from tests.support.workbench import Stand, eventually, later
+
+
+@pytest.fixture(autouse=True)
+def _long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a real replica may take longer than the real deadlines."""
+    for name in ("_ANSWER_SECONDS", "_SIBLING_SECONDS"):
+        monkeypatch.setattr(cluster_view, name, DEADLINE)
+
+
+async def seen(stand: Stand, query: str = "") -> Status:
+    code, body, _ = await in_time(fetch(stand, f"/status.json{query}"))
+    assert code == 200
+    return msgspec.json.decode(body, type=Status)
+
+
+def peer(status: Status, name: str) -> PeerStatus:
+    return next(each for each in status.peers if each.id == name)
+
+
+def states(status: Status) -> dict[str, str]:
+    return {each.id: each.state for each in status.processes}
+
+
+def missing(status: Status) -> list[tuple[str, str]]:
+    """The replicas without a status, and why."""
+    prefix = "No status from "
+    found = [each for each in status.notices if each.text.startswith(prefix)]
+    return [(each.text.removeprefix(prefix).partition(":")[0], each.detail) for each in found]
+
+
+async def test_each_replica_shows_what_all_of_them_hold(upstream: FakeUpstream, cluster: Cluster) -> None:
+    stands = await cluster.begin("gw-1", "gw-2", "gw-3")
+    upstream.tool(ask)
+    for number, stand in enumerate(stands, 1):
+        for _ in range(number):
+            _ = await stand.client().call()
+    for name, stand in zip(("gw-1", "gw-2", "gw-3"), stands, strict=True):
+        status = await seen(stand)
+        assert (status.replica, status.covers, status.state) == (name, "cluster", "ready")
+        assert states(status) == dict.fromkeys(("gw-1", "gw-2", "gw-3"), "ready")
+        assert status.held_total == len(status.held) == 6
+        assert {call.owner for call in status.held} == {"gw-1", "gw-2", "gw-3"}
+        (row,) = status.routes
+        assert (row.held, row.sessions["busy"]) == (6, 6)
+        assert {each.state for each in status.peers} == {"answered"}
+        assert missing(status) == []
+        assert not [each for each in status.notices if "differ" in each.text], "they differ in addresses alone"
+    for stand in stands:
+        await drop(stand)
+
+
+async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    _ = await two.client().call()
+    for name, held in (("gw-1", 0), ("gw-2", 1)):
+        status = await seen(one, f"?replica={name}")
+        assert (status.replica, status.covers, status.held_total) == (name, "replica", held)
+        assert list(states(status)) == [name]
+    assert (await seen(one, "?replica=gw-2")).peers == (), "what it thinks of others stays with it"
+    assert (await seen(one, "?replica=gw-9")).covers == "cluster", "an unknown one is no reason for an empty page"
+    _, whole, _ = await fetch(one, "/status?refresh=10&route=/mcp")
+    assert 'href="status?refresh=10&amp;route=/mcp&amp;replica=gw-2"' in whole
+    _, chosen, _ = await fetch(one, "/status?refresh=10&replica=gw-2")
+    assert "<h1>gw-2" in chosen
+    assert 'href="status?refresh=10">all replicas' in chosen
+    assert 'href="status.json?replica=gw-2"' in chosen
+    await drop(two)
+
+
+async def test_a_replica_alone_asks_nobody(cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    status = await seen(one)
+    assert (status.covers, status.peers_total) == ("replica", 0)
+    other = await cluster.fake(FakePeer(lambda asked: asked.refuse(403)))
+    (two,) = await cluster.begin("gw-2", fakes={"gw-3": other.address})
+    _ = await seen(two, "?replica=gw-2")
+    assert other.asked == [], "its own status needs no other replica"
+
+
+async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Cluster) -> None:
+    old = await cluster.fake(FakePeer(lambda asked: asked.refuse(403)))
+    fakes = {"gw-2": f"127.0.0.1:{free_port()}", "gw-3": old.address}
+    one, _ = await cluster.begin("gw-1", "gw-4", fakes=fakes)
+    status = await seen(one)
+    assert states(status) == {"gw-1": "ready", "gw-2": "silent", "gw-3": "silent", "gw-4": "ready"}
+    assert missing(status) == [
+        ("gw-2", "Its address refuses connections"),
+        ("gw-3", "It refuses to tell, as an older version does: compare the versions, the clocks and state.keys"),
+    ]
+    assert {each.id: each.state for each in status.peers} == {"gw-2": "dead", "gw-3": "stalled", "gw-4": "answered"}
+    _, html, _ = await fetch(one, "/status")
+    assert "No status from gw-2: the calls that it holds are not counted here" in html
+    assert (await seen(one, "?replica=gw-2")).covers == "cluster"
+
+
+async def test_a_silent_replica_holds_the_page_up_for_a_bounded_time(
+    cluster: Cluster, hole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_view, "_ANSWER_SECONDS", 0.1)
+    quiet = await cluster.fake(Silent())
+
+    async def drips(asked: Asked) -> None:
+        _ = await asked.take()
+        await asked.begin()
+        await asked.silence()
+
+    slow = await cluster.fake(FakePeer(drips))
+    fakes = {"gw-2": quiet.address, "gw-3": hole, "gw-4": slow.address}
+    patient = {"peer_connect_seconds": 60, "peer_accept_seconds": 60}  # so that nothing else ends the wait
+    (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts=patient)
+    status = await seen(one)
+    assert missing(status) == [(name, "It did not answer within 0.1 s") for name in ("gw-2", "gw-3", "gw-4")]
+    assert {each.state for each in status.peers} == {"silent"}
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    """What gw-2 could say, with changes."""
+    status = replace(status_of(replace(process(0), id="gw-2")), replica="gw-2")
+    return {**msgspec.to_builtins(status), **changes}
+
+
+LIES: list[tuple[str, str]] = [
+    ("nothing", ""),
+    ("no JSON", "{"),
+    ("another type", json.dumps([told()])),
+    ("deep nesting", "[" * 100_000),
+    ("a missing field", json.dumps({"replica": "gw-2"})),
+    ("a field of another type", json.dumps(told(held_total="1"))),
+    ("an unknown state", json.dumps(told(processes=[{"id": "gw-2", "state": "fine"}]))),
+    ("the name of another replica", json.dumps(told(replica="gw-1"))),
+    ("processes of another replica", json.dumps(told(processes=[{"id": "gw-1", "state": "ready"}]))),
+    ("a number beyond all measure", json.dumps(told(held_total=10**30))),
+    ("an infinite number", json.dumps(told()).replace('"uptime_seconds": 0', '"uptime_seconds": 1e999')),
+    ("more bytes than a status may have", json.dumps(told(key_phase="x" * STATUS_BYTES))),
+]
+
+
+@pytest.mark.parametrize("lie", [lie for _, lie in LIES], ids=[name for name, _ in LIES])
+async def test_what_is_no_status_of_that_replica_is_not_shown(cluster: Cluster, lie: str) -> None:
+    liar = await cluster.fake(FakePeer(tells(Told(lie))))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": liar.address})
+    status = await seen(one)
+    assert liar.kinds == ["status"]
+    assert states(status) == {"gw-1": "ready", "gw-2": "silent"}
+    assert [name for name, _ in missing(status)] == ["gw-2"]
+    assert (await fetch(one, "/status"))[0] == 200
+
+
+async def test_views_at_the_same_time_ask_once(cluster: Cluster, accepted: list[NotedConnection]) -> None:
+    go = asyncio.Event()
+
+    async def answer(asked: Asked) -> None:
+        _ = await asked.take()
+        await go.wait()
+        await asked.tell(Told(json.dumps(told())))
+
+    other = await cluster.fake(FakePeer(answer))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
+    first = later(seen(one))
+    await eventually(lambda: other.kinds == ["status"])
+    second = later(seen(one))
+    await eventually(lambda: len(accepted) == 2 and accepted[1].is_serving, "the second view is asked for")
+    go.set()
+    assert states(await in_time(first)) == states(await in_time(second))
+    assert other.kinds == ["status"]
+    _ = await seen(one)
+    assert other.kinds == ["status", "status"], "a later view asks anew"
+
+
+async def test_a_host_with_workers_answers_for_all_of_them(
+    upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.peers = {"gw-1": f"127.0.0.1:{free_port()}", "gw-2": f"127.0.0.1:{free_port()}"}
+    for number in range(2):
+        worker = Worker(number, 3, str(tmp_path), bytes(32))  # the third is not there
+        await cluster.start("gw-2", cluster.peers["gw-2"], worker, listen=f"127.0.0.1:{free_port()}")
+    one = await cluster.start("gw-1", cluster.peers["gw-1"])
+    upstream.tool(ask)
+    for name in ("gw-2#0", "gw-2#1"):
+        _ = await cluster.stands[name].client().call()
+    status = await seen(one)
+    assert states(status) == {"gw-1": "ready", "gw-2#0": "ready", "gw-2#1": "ready", "gw-2#2": "silent"}
+    assert status.held_total == 2
+    assert missing(status) == []
+    assert any("gw-2: No status from gw-2#2" in each.text for each in status.notices)
+    assert (await seen(one, "?replica=gw-2")).held_total == 2
+    for stand in cluster.stands.values():
+        await drop(stand)

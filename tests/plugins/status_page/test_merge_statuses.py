@@ -1,0 +1,156 @@
+"""Statuses are merged into one; the latest answer or failure decides the health of a route."""
+
+from msgspec.structs import fields, replace
+
+from gateway.plugins.status_page.merge_statuses import Heard, health, of_cluster, of_host
+from gateway.plugins.status_page.status_page import page
+from gateway.telemetry.process_status import (
+    ErrorStatus,
+    Failure,
+    KeyStatus,
+    PeerStatus,
+    ProcessStatus,
+    RouteStatus,
+    Status,
+    StatusNotice,
+)
+from tests.support.status import held, process, route, status_of
+
+
+def of_workers(own: Status, *others: Status, **silent: Heard) -> Status:
+    heard = {f"gw-1#{number}": Heard(state="answered", status=other) for number, other in enumerate(others, 1)}
+    return of_host(replace(own, replica="gw-1#0"), {**heard, **silent}, "gw-1")
+
+
+def test_the_latest_answer_or_failure_decides_the_health() -> None:
+    failure = Failure(kind="k", cause="c", fix="f", seconds_ago=5)
+    assert health(None, None) == "unknown"
+    assert health(9.0, None) == "ok"
+    assert health(None, failure) == "failing"
+    assert health(9.0, failure) == "failing"
+    assert health(1.0, failure) == "ok"
+
+
+def test_the_statuses_of_workers_are_merged_into_one() -> None:
+    failure = Failure(kind="call_lost", cause="c", fix="f", seconds_ago=3)
+    parts = [
+        status_of(
+            replace(process(1), uptime_seconds=7),
+            routes=(route(last_failure=failure, health="failing"),),
+            routes_total=1,
+            held_total=1,
+        ),
+        status_of(
+            process(0),
+            routes=(route(last_ok_seconds_ago=2.0, era="old", transport="sse", health="ok"),),
+            routes_total=1,
+            held=(held(5),),
+            held_total=2,
+        ),
+    ]
+    whole = of_workers(*parts, **{"gw-1#2": Heard(state="silent", why="It slept")})
+    assert (whole.replica, whole.uptime_seconds) == ("gw-1", 7)
+    assert [(each.id, each.state) for each in whole.processes] == [
+        ("gw-1#0", "ready"),
+        ("gw-1#1", "ready"),
+        ("gw-1#2", "silent"),
+    ]
+    assert (whole.state, whole.held_total, len(whole.held)) == ("not ready", 3, 1)
+    (row,) = whole.routes
+    assert (row.health, row.era, row.transport, row.held, row.waiting) == ("ok", "old", "sse", 2, 2)
+    assert row.last_failure == failure
+    assert (row.sessions, row.sessions_limit) == ({"idle": 2, "busy": 4, "quarantined": 0}, 20)
+    assert [(notice.text.partition(":")[0], notice.detail) for notice in whole.notices] == [
+        ("No status from gw-1#2", "It slept"),
+    ]
+    assert "gw-1#2" in page(whole)
+
+
+def test_workers_with_different_configurations_are_a_notice() -> None:
+    parts = [replace(status_of(process(number)), configuration=each) for number, each in enumerate(("aaa", "bbb"))]
+    whole = of_workers(*parts)
+    assert whole.notices[0].text == "The configurations differ: aaa (gw-1#0); bbb (gw-1#1)"
+    assert of_workers(replace(parts[0], state="draining"), parts[1]).state == "draining"
+
+
+def test_the_same_error_of_several_workers_is_one() -> None:
+    def error(count: int, first: float, last: float) -> ErrorStatus:
+        return ErrorStatus(
+            kind="k", route="/mcp", text="t", fix="f", count=count, first_seconds_ago=first, last_seconds_ago=last
+        )
+
+    parts = [status_of(process(0), errors=(error(1, 9, 5),)), status_of(process(1), errors=(error(2, 8, 3),))]
+    assert of_workers(*parts).errors == (error(3, 9, 3),)
+
+
+def test_children_are_added_up_where_there_are_any() -> None:
+    def children(*counts: int | None) -> tuple[int | None, int | None]:
+        rows = (route(children=count, children_limit=None if count is None else 32) for count in counts)
+        (row,) = of_workers(*(status_of(process(0), routes=(each,)) for each in rows)).routes
+        return row.children, row.children_limit
+
+    assert children(2, 3) == (5, 64)
+    assert children(None, None) == (None, None)
+
+
+def test_every_number_of_a_route_is_added_up() -> None:
+    numbers = [field.name for field in fields(RouteStatus) if field.type is int]
+    parts = [status_of(process(0), routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
+    (row,) = of_workers(*parts).routes
+    assert {name: getattr(row, name) for name in numbers} == dict.fromkeys(numbers, 3)
+
+
+# Of a cluster.
+
+
+def of(name: str, **fields: object) -> Status:
+    return replace(status_of(ProcessStatus(id=name, state="ready")), replica=name, **fields)
+
+
+def whole(own: Status, *others: Status) -> Status:
+    return of_cluster(own, {each.replica: Heard(state="answered", status=each) for each in others})
+
+
+def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -> None:
+    keys = KeyStatus("aaaa", "seals and opens"), KeyStatus("bbbb", "only opens")
+    own = of("gw-1", version="1", configuration="x", keys=keys)
+    assert whole(own, replace(own, replica="gw-2")).notices == ()
+    other = of("gw-2", version="2", configuration="y", keys=keys[::-1])
+    found = whole(own, other, replace(other, replica="gw-3")).notices
+    assert [each.text for each in found] == [
+        "The versions differ: 1 (gw-1); 2 (gw-2, gw-3)",
+        "The configurations differ: x (gw-1); y (gw-2, gw-3)",
+        "The sealing keys differ: aaaa (gw-1); bbbb (gw-2, gw-3)",
+    ]
+    assert not any(each.is_bad for each in found)
+
+
+def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:
+    common, alone = StatusNotice("The same everywhere"), StatusNotice("Only there")
+    replicas = [of(f"gw-{number}", notices=notices) for number, notices in enumerate([(), (alone,), (alone,)])]
+    found = whole(*(replace(each, notices=(common, *each.notices)) for each in replicas)).notices
+    assert [each.text for each in found] == ["The same everywhere", "gw-1, gw-2: Only there"]
+
+
+def test_a_replica_without_an_answer_is_shown_as_it_was_found() -> None:
+    def peer(name: str) -> PeerStatus:
+        return PeerStatus(id=name, address="x:1", state="not asked", last_answer_seconds_ago=9.0)
+
+    own = of("gw-1", peers=tuple(map(peer, ("gw-2", "gw-3", "gw-4"))))
+    heard = {"gw-2": Heard(state="answered", status=of("gw-2")), "gw-3": Heard(state="silent", why="It slept")}
+    status = of_cluster(own, heard)
+    assert [(each.state, each.last_answer_seconds_ago) for each in status.peers] == [
+        ("answered", 0.0),
+        ("silent", 9.0),
+        ("not asked", 9.0),
+    ]
+    assert {each.id: each.state for each in status.processes} == {"gw-1": "ready", "gw-2": "ready", "gw-3": "silent"}
+    (notice,) = status.notices
+    assert (notice.text.partition(":")[0], notice.detail) == ("No status from gw-3", "It slept")
+
+
+def test_of_many_replicas_the_first_ten_are_named() -> None:
+    own = of("gw-0", version="1")
+    others = [of(f"gw-{number}", version="2") for number in range(1, 13)]
+    (notice,) = whole(own, *others).notices
+    assert notice.text.endswith("gw-10 and 2 more)")

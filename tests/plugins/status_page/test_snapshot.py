@@ -1,0 +1,307 @@
+"""The snapshot of a process for /status: it has no contents of calls."""
+
+import asyncio
+from html import unescape
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.cluster.membership import Membership
+from gateway.cluster.worker import Worker
+from gateway.config import ConfigError, InForce, Problem, parse
+from gateway.plugins.status_page.snapshot import known_peers
+from gateway.server.drain import drain
+from tests.support.fake_sse import FakeSse
+from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.replicas import drop
+from tests.support.stand import Start
+from tests.support.status import SECRET, fetch, told
+from tests.support.workbench import KEY, Stand, configuration, eventually, jwt, later
+
+GAUGES = {
+    *("ready", "connections", "connections_limit", "requests_in_flight", "sessions_limit", "children_limit"),
+    "config_last_reload_successful",
+}
+
+
+async def test_a_held_call_is_shown_without_its_contents(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    upstream.tool(ask)
+    token = f"Bearer {SECRET}-token-of-ada"
+    answer = {"action": "accept", "content": {"name": f"{SECRET}-answer"}}
+    arguments = {"passport": f"{SECRET}-argument"}
+    asked = await stand.client(token).call("book_flight", arguments)
+    assert SECRET in (await stand.client(token).answer(asked, answer)).text
+    asked = await stand.client(token).call("book_flight", arguments)
+    _, body, _ = await fetch(stand)
+    _, html, _ = await fetch(stand, "/status")
+    for shown in (body, unescape(html)):
+        assert SECRET not in shown
+        assert asked.state not in shown
+        assert "Name?" not in shown, "what the server asked is between it and its user"
+        assert KEY not in shown
+    status = await told(stand)
+    (call,) = status.held
+    assert (call.route, call.method, call.name) == ("/mcp", "tools/call", "book_flight")
+    assert (call.state, call.round, call.asked) == ("parked", 1, ("elicitation",))
+    assert (call.owner, status.held_total) == ("gw-1", 1)
+    assert call.expires_in_seconds is not None
+    assert 590 < call.expires_in_seconds <= 600
+    assert 0 < call.age_seconds < 60
+    assert not any(f'"{session}"' in body for session in upstream.known)
+    assert status.routes[0].held == 1
+    assert status.routes[0].sessions["busy"] == 1
+    assert sum(status.routes[0].sessions.values()) == len(upstream.known)
+    assert status.processes[0].held == status.processes[0].held_of_one_caller == 1
+    await drop(stand)
+    assert (await told(stand)).held == ()
+
+
+async def test_the_uri_of_a_resource_is_not_shown(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    upstream.on("resources/read", ask)
+    _ = await stand.client().post("resources/read", {"uri": f"file:///home/ada/{SECRET}"})
+    _, body, _ = await fetch(stand)
+    assert SECRET not in body
+    assert (await told(stand)).held[0].method == "resources/read"
+    await drop(stand)
+
+
+async def test_callers_have_different_marks_and_are_not_named(upstream: FakeUpstream, begin: Start) -> None:
+    one, other = await begin(), await begin()
+    upstream.tool(ask)
+    for stand in (one, other):
+        for caller in ("ada", "ada", "bob"):
+            _ = await stand.client(jwt(iss="https://id.example", sub=caller)).call()
+    marks = [[call.caller for call in (await told(stand)).held] for stand in (one, other)]
+    for first, second, third in marks:
+        assert first == second != third
+    assert not set(marks[0]) & set(marks[1]), "a mark means nothing to another process"
+    await drop(one)
+    await drop(other)
+
+
+def test_workers_mark_a_caller_the_same() -> None:
+    key = bytes(range(32))
+    one, two = (Worker(number, 2, "/tmp", key) for number in range(2))
+    assert one.mark == two.mark != key
+    assert one.mark not in key
+
+
+async def test_the_oldest_of_many_parked_calls_are_listed(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.plugins.status_page.snapshot.MOST_HELD", 2)
+    stand = await begin()
+    upstream.tool(ask)
+    for name in ("first", "second", "third"):
+        _ = await stand.client().call(name)
+    status = await told(stand)
+    assert [call.name for call in status.held] == ["first", "second"]
+    assert (status.held_total, status.routes[0].held, status.processes[0].held) == (3, 3, 3)
+    await drop(stand)
+
+
+async def test_the_error_text_of_a_server_is_not_repeated(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+
+    async def fail(turn: Turn) -> None:
+        error = {"code": -32000, "message": f"cannot pay with card {SECRET}"}
+        turn.reply(500, {"jsonrpc": "2.0", "id": None, "error": error})
+
+    upstream.tool(fail)
+    assert SECRET in (await stand.client().call()).error["message"], "its client gets to know"
+    status = await told(stand)
+    assert status.errors[0].text.endswith("answered HTTP 500; the call may have had effects")
+    assert status.routes[0].last_failure is not None
+    assert SECRET not in (await fetch(stand))[1]
+
+
+async def test_a_url_is_shown_without_its_secrets(begin: Start) -> None:
+    stand = await begin(url=f"http://127.0.0.1:9/mcp?key={SECRET}")
+    _ = await stand.client().call()
+    status = await told(stand)
+    assert status.routes[0].upstream == "http://127.0.0.1:9/mcp"
+    assert "127.0.0.1:9/mcp of route" in status.errors[0].text
+    assert SECRET not in (await fetch(stand))[1]
+
+
+async def test_a_bug_is_shown_as_a_problem(stand: Stand) -> None:
+    async def fail() -> None:
+        raise RuntimeError(SECRET)
+
+    stand.gateway.tasks.spawn(fail(), "test")
+    await eventually(lambda: stand.gateway.tasks.failures)
+    stand.planted_bugs = 1
+    (notice,) = (await told(stand)).notices
+    assert notice.text.startswith("1 unexpected error")
+    assert SECRET not in (await fetch(stand))[1]
+
+
+async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: FakeUpstream, begin: Start) -> None:
+    found: list[ConfigError | str] = [
+        ConfigError([Problem("routes[0].upstream.url", "is no URL")]),
+        configuration(upstream.url),
+    ]
+
+    def read() -> Any:
+        next_ = found.pop(0)
+        if isinstance(next_, ConfigError):
+            raise next_
+        return parse(next_, "test", {})
+
+    stand = await begin(file=Mock(load=read))
+    reload = stand.gateway.reload
+    reload.ask()
+    await eventually(lambda: reload.rejected)
+    (notice,) = (await told(stand)).notices
+    assert "routes[0].upstream.url: is no URL" in notice.text
+    assert "mrtr-gateway check" in notice.fix
+    reload.ask()
+    await eventually(lambda: reload.rejected is None)
+    assert (await told(stand)).notices == ()
+
+
+async def test_a_risky_setting_is_shown_as_a_caution(begin: Start) -> None:
+    stand = await begin(route={"forward_headers": ["x-forwarded-access-token"]})
+    (notice,) = (await told(stand)).notices
+    assert ("set bind_headers" in notice.text, notice.is_bad) == (True, False)
+
+
+async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
+    first, second = "aa" * 32, "bb" * 32
+    stand = await begin(state={"keys": [first, second]})
+    status = await told(stand)
+    assert [key.role for key in status.keys] == ["seals and opens", "only opens"]
+    assert status.keys[0].id == stand.gateway.key_ids[0]
+    assert "a rotation is under way" in status.key_phase
+    assert first not in (await fetch(stand))[1]
+    assert (await told(await begin())).key_phase == "One key: no rotation is under way."
+    assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
+
+
+async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"max_calls": 5, "max_calls_per_principal": 4}, limits={"connections": 50})
+    upstream.tool(ask)
+    for _ in range(4):
+        _ = await stand.client().call()
+    status = await told(stand)
+    (process,) = status.processes
+    assert (process.held, process.held_limit) == (4, 5)
+    assert (process.held_of_one_caller, process.held_of_one_caller_limit) == (4, 4)
+    assert 1 <= process.connections <= process.connections_limit == 50
+    assert {name: each.limit for name, each in process.budgets.items()} == {
+        "limits.receiving_bytes": 32 << 20,
+        "limits.sending_bytes": 32 << 20,
+        "limits.arriving_bytes": 32 << 20,
+        "limits.results_bytes": 16 << 20,
+        "limits.calls_bytes": 128 << 20,
+        "limits.replay_bytes": 32 << 20,
+        "limits.cold_bytes": 1 << 30,
+    }
+    assert process.cold == 0
+    assert 10 < process.open_files < process.open_files_limit
+    assert process.memory_bytes > 10_000_000
+    html = (await fetch(stand, "/status"))[1]
+    assert "Held calls: 4 of 5 (hold.max_calls)" in html
+    assert "Held calls of one caller: 4 of 4 (hold.max_calls_per_principal)" in html
+    assert (await stand.client().call()).status == 429
+    assert [error.kind for error in (await told(stand)).errors] == ["busy"]
+    await drop(stand)
+
+
+async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: Start) -> None:
+    command = {"command": ["cat"], "warm": 0, "max_children": 4}
+    paths = [{"path": "/mcp", "upstream": {"url": "http://127.0.0.1:1/mcp"}}, {"path": "/child", "upstream": command}]
+    stand = await begin(limits={"connections": 99}, sessions={"max": 7}, routes=paths)
+
+    async def shown() -> dict[str, float]:
+        lines = (await fetch(stand, "/metrics"))[1].splitlines()
+        found = (line.removeprefix("mcp_gateway_").rpartition(" ") for line in lines)
+        return {name: float(value) for name, _, value in found if name.partition("{")[0] in GAUGES}
+
+    before = await shown()
+    assert before.pop("config_last_reload_successful") == 1
+    assert before == {
+        "ready": 1,
+        "connections": 0,
+        "connections_limit": 99,
+        "requests_in_flight": 0,
+        'sessions_limit{route="/mcp"}': 7,
+        'sessions_limit{route="/child"}': 4,
+        'children_limit{route="/child"}': 4,
+    }
+    config = stand.gateway.config
+    stand.gateway.apply(replace(config, routes=config.routes[:1]))
+    await drain(stand.gateway, delay_seconds=0)
+    assert not [name for name in await shown() if "/child" in name]
+    assert (await shown())["ready"] == 0
+
+
+@pytest.mark.parametrize(
+    ("upstream_section", "transport", "era"),
+    [
+        ({"url": "http://127.0.0.1:1/mcp"}, "auto", "unknown"),
+        ({"url": "http://127.0.0.1:1/mcp", "transport": "streamable-http"}, "streamable-http", "unknown"),
+        ({"url": "http://127.0.0.1:1/sse", "transport": "sse"}, "sse", "old"),
+        ({"command": ["cat"], "warm": 0}, "stdio", "unknown"),
+    ],
+)
+async def test_a_route_is_shown_with_its_configured_transport(
+    begin: Start, upstream_section: dict[str, Any], transport: str, era: str
+) -> None:
+    stand = await begin(routes=[{"path": "/mcp", "upstream": upstream_section}])
+    (route,) = (await told(stand)).routes
+    assert (route.transport, route.era) == (transport, era)
+    assert (route.children, route.last_ok_seconds_ago) == (0 if transport == "stdio" else None, None)
+
+
+async def test_a_bridged_route_is_shown_as_legacy_before_the_first_request(begin: Start) -> None:
+    (route,) = (await told(await begin(route={"era": "bridge"}))).routes
+    assert route.era == "old"
+
+
+@pytest.mark.parametrize(("fake", "transport"), [(FakeSse, "sse"), (FakeUpstream, "streamable-http")])
+async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport: str) -> None:
+    async with fake() as upstream:
+        stand = await begin(url=upstream.url)
+        _ = await stand.client().post("server/discover")
+        (route,) = (await told(stand)).routes
+        assert (route.transport, route.era, route.health) == (transport, "old", "ok")
+
+
+async def test_a_draining_gateway_says_so(begin: Start) -> None:
+    stand = await begin()
+    draining = later(drain(stand.gateway, delay_seconds=60))
+    await eventually(lambda: not stand.gateway.reload.is_open)
+    status = await told(stand)
+    assert (status.state, status.processes[0].state) == ("draining", "draining")
+    draining.cancel()
+    _ = await asyncio.gather(draining, return_exceptions=True)
+
+
+async def test_peers_are_shown_in_their_last_known_state() -> None:
+    peers = {f"gw-{number}": f"10.0.0.{number}:8081" for number in range(1, 5)}
+    config = parse(
+        configuration("http://127.0.0.1:1/mcp", replica={"id": "gw-1", "listen": "10.0.0.1:8081", "peers": peers}),
+        "t",
+        {},
+    )
+    members = Membership(InForce(config.replica), Worker(0, 2, "/tmp", b""), None, None)  # type: ignore[arg-type]
+    members.note("gw-2#1", "answered")
+    members.note("gw-2#0", "stalled")
+    members.note("gw-3", "dead")
+    members.note("gone", "answered")
+    found = {
+        peer.id: (peer.address, peer.state, peer.last_answer_seconds_ago is None) for peer in known_peers(members)
+    }
+    assert found == {
+        "gw-2": ("10.0.0.2:8081", "stalled", False),
+        "gw-3": ("10.0.0.3:8081", "dead", True),
+        "gw-4": ("10.0.0.4:8081", "not asked", True),
+    }
+    for number in range(3000):
+        members.note(f"pod-{number}", "dead")
+    assert len(members.seen) == 1000

@@ -1,0 +1,174 @@
+"""The texts and figures of the status page, without its HTML."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.plugins.status_page.status_view import ago, duration, mode, only, sessions_note, streams, view, waits_for
+from gateway.telemetry.metrics.registry import BudgetStatus
+from gateway.telemetry.process_status import ErrorStatus, Failure, ProcessStatus, Status, StatusNotice
+from tests.support.status import held, process, route, status_of
+
+
+def test_a_status_without_problems_is_good() -> None:
+    shown = view(status_of(process(0)))
+    assert (shown.level, shown.verdict, shown.notices) == ("good", "ready", [])
+
+
+def test_a_draining_process_is_a_warning() -> None:
+    shown = view(replace(status_of(process(0)), state="draining"))
+    assert (shown.level, shown.verdict) == ("warn", "draining")
+
+
+def test_problems_are_counted_and_come_first() -> None:
+    caution, problem = StatusNotice("caution", is_bad=False), StatusNotice("problem")
+    shown = view(status_of(process(0), notices=(caution, problem)))
+    assert (shown.level, shown.verdict, shown.notices) == ("bad", "ready, 1 problem", [problem, caution])
+
+
+@pytest.mark.parametrize(
+    ("answered", "text"),
+    [
+        (None, "The upstream of /mcp is failing"),
+        (61, "The upstream of /mcp is failing; it last answered 1 min 1 s ago"),
+    ],
+)
+def test_a_failing_upstream_is_a_problem_with_its_fix(answered: float | None, text: str) -> None:
+    failure = Failure(kind="call_lost", cause="the cause", fix="the fix", seconds_ago=1)
+    failing = route(health="failing", last_failure=failure, last_ok_seconds_ago=answered)
+    (notice,) = view(status_of(process(0), routes=(failing,), routes_total=1)).notices
+    assert (notice.text, notice.fix, notice.detail) == (text, "the fix", "the cause")
+
+
+def test_one_route_alone_has_its_own_calls_and_errors() -> None:
+    def error(path: str) -> ErrorStatus:
+        return ErrorStatus(kind="k", route=path, text="t", fix="f", count=1, first_seconds_ago=1, last_seconds_ago=1)
+
+    routes = tuple(route(path=path, held=number) for number, path in enumerate(("/one", "/two"), 1))
+    calls = tuple(replace(held(1), route=path) for path in ("/one", "/two", "/two"))
+    status = status_of(process(0), routes=routes, held=calls, errors=(error("/one"), error("/two")))
+    found = only(status, "/two")
+    assert (found.routes, found.routes_total) == (routes[1:], 1)
+    assert (found.held, found.held_total) == (calls[1:], 2)
+    assert found.errors == (error("/two"),)
+    assert found.processes == status.processes
+
+
+def limits(status: Status) -> list[str]:
+    return [notice.text for notice in view(status).notices]
+
+
+def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
+    def notices(used_bytes: int) -> list[str]:
+        budget = BudgetStatus(used_bytes, 10_000, 0)
+        return [
+            notice.text
+            for notice in view(status_of(replace(process(0), budgets={"limits.sending_bytes": budget}))).notices
+        ]
+
+    assert notices(8_000) == ["limits.sending_bytes: 8,000 of 10,000 bytes"]
+    assert notices(7_999) == []
+
+
+def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:
+    busy = ProcessStatus(id="gw-1", state="ready", held=8, held_limit=10, connections=79, connections_limit=100)
+    assert limits(status_of(busy)) == ["Held calls: 8 of 10 (hold.max_calls)"]
+    assert limits(status_of(busy, process(0))) == ["Held calls in gw-1: 8 of 10 (hold.max_calls)"]
+
+
+@pytest.mark.parametrize(("children", "key"), [(None, "sessions.max"), (3, "upstream.max_children")])
+def test_idle_sessions_do_not_count_towards_their_limit(children: int | None, key: str) -> None:
+    def near(idle: int) -> list[str]:
+        sessions = {"idle": idle, "busy": 8 - idle}
+        one = route(sessions=sessions, sessions_limit=10, children=children, children_limit=10)
+        return limits(status_of(process(0), routes=(one,)))
+
+    assert near(0) == [f"Sessions in use on /mcp: 8 of 10 ({key})"]
+    assert near(1) == []
+
+
+def test_the_figures_add_up_all_processes_and_errors() -> None:
+    error = ErrorStatus(kind="busy", route="/mcp", text="t", fix="f", count=3, first_seconds_ago=2, last_seconds_ago=1)
+    parts = [replace(process(number), held_limit=10, in_flight=2) for number in (1, 2)]
+    failing = route(health="failing")
+    shown = view(status_of(*parts, routes=(failing,), routes_total=4, held_total=3, errors=(error,)))
+    figures = {figure.label: figure for figure in shown.figures}
+    assert (figures["Held calls"].number, figures["Held calls"].limit) == (3, 20)
+    assert figures["In flight"].number == 4
+    upstreams = figures["Upstreams failing"]
+    assert (upstreams.number, upstreams.unit, upstreams.is_bad) == (1, "of 4", True)
+    assert (figures["Errors"].number, figures["Errors"].unit) == (3, "listed below")
+    quiet = {figure.label: figure for figure in view(status_of(process(0))).figures}
+    assert (quiet["Errors"].unit, quiet["Upstreams failing"].is_bad) == ("since the start", False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown", "note", "open_"),
+    [
+        (
+            {},
+            "auto, era not known yet",
+            "1 idle, 2 busy, 1 call waiting for one",
+            "1 bridged",
+        ),
+        (
+            {"transport": "stdio", "era": "old", "continuation": "replay", "children": 2, "children_limit": 1000},
+            "stdio, legacy, continuation: replay",
+            "1 idle, 2 busy, 1 call waiting for one, 2 child processes of 1,000",
+            "1 bridged",
+        ),
+        (
+            {"era": "modern", "sessions": {}, "waiting": 0, "subscriptions": 0, "streams": 1200},
+            "auto, modern, passed through",
+            "",
+            "1,200 passed through",
+        ),
+        (
+            {"waiting": 0, "tasks": 2, "client_sessions": 3},
+            "auto, era not known yet",
+            "1 idle, 2 busy, 2 tasks in them, 3 of legacy clients",
+            "1 bridged",
+        ),
+        (
+            {"sessions": {}, "waiting": 2, "subscriptions": 0},
+            "auto, era not known yet",
+            "2 calls waiting for one",
+            "none",
+        ),
+    ],
+)
+def test_the_row_of_a_route(fields: dict[str, Any], shown: str, note: str, open_: str) -> None:
+    row = route(**fields)
+    assert (mode(row), sessions_note(row), streams(row)) == (shown, note, open_)
+
+
+def test_what_a_held_call_waits_for() -> None:
+    calls = (
+        held(1),
+        replace(held(1), asked=("elicitation", "roots")),
+        replace(held(1), state="broken", asked=("roots",)),
+    )
+    assert [*map(waits_for, calls)] == [
+        "the client's next request",
+        "elicitation, roots",
+        "roots; the upstream call was lost and will run again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(None, "never"), (0.9, "just now"), (1, "1 s ago"), (61, "1 min 1 s ago")]
+)
+def test_ages_are_words(seconds: float | None, words: str) -> None:
+    assert ago(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-1, "0 s"), (0.4, "0 s"), (59.9, "59 s"), (60, "1 min"), (61, "1 min 1 s"), (7260, "2 h 1 min"),
+        (180_000, "2 d 2 h"),
+    ],
+)  # fmt: skip
+def test_a_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
