@@ -34,11 +34,9 @@ async def read_body(http: HttpRequest, limit: int, seconds: float, budget: Budge
 
 
 async def _arriving(http: HttpRequest, limit: int, seconds: float, budget: Budget) -> bytes:
-    pieces, small, size, gave_way = list[bytes](), bytearray(), 0, False
+    pieces, small, size = list[bytes](), bytearray(), 0
 
     def give_way() -> None:
-        nonlocal gave_way
-        gave_way = True
         pieces.clear()
         if not deadline.expired():
             deadline.reschedule(asyncio.get_running_loop().time())
@@ -47,7 +45,7 @@ async def _arriving(http: HttpRequest, limit: int, seconds: float, budget: Budge
     try:
         async with asyncio.timeout(seconds) as deadline:
             turn = Turn()
-            while not gave_way and (chunk := await http.body.read()):
+            while not share.is_over and (chunk := await http.body.read()):
                 size += len(chunk)
                 if size > limit:
                     raise _too_large(limit)
@@ -55,12 +53,13 @@ async def _arriving(http: HttpRequest, limit: int, seconds: float, budget: Budge
                 share.hold(size)
                 await turn.give_way()
     except TimeoutError as exc:
-        if not gave_way:
+        if not share.is_over:
             http.body.fail()  # else the connection would wait for the rest, to discard it
             raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
     except BodyBroken as exc:
         raise InvalidRequest("The body is damaged: its chunks are malformed, or it is incomplete") from exc
     finally:
+        gave_way = share.is_over
         share.release()
     if gave_way:
         raise Busy(
