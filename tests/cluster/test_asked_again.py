@@ -1,26 +1,20 @@
 """A call that was restored from its state, and whose client is only asked again, keeps its way upstream."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from gateway.cluster.worker import Address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.server.drain import drain
-from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
-from tests.parts.launch import free_port
+from tests.cluster.test_witness import is_unharmed, only
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
-from tests.support.fake_upstream import DEADLINE, READ_ONLY, FakeUpstream, lacks_session
+from tests.support.fake_upstream import READ_ONLY, FakeUpstream, lacks_session
 from tests.support.replicas import (
-    STALLED,
     TWICE,
     Cluster,
-    drop,
-    exchange_failing_over_to,
     in_time,
     opened,
     reseal,
@@ -231,54 +225,6 @@ async def test_a_call_that_was_only_asked_again_is_given_up_when_its_client_stay
     (call,) = store.calls.values()
     assert cancelled.body["params"]["requestId"] == call.id
     assert call.answers[0] == {"action": "cancel"}
-
-
-async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_that_asked_again(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    _ = FakeStore(upstream, rounds=2)
-    asked, (one, two, three) = await cluster.asked("gw-1", "gw-2", "gw-3", fakes={"gw-9": f"127.0.0.1:{free_port()}"})
-    await cluster.crash(one)
-    _ = await ask_again(two, asked)
-    holder, other = (two, three) if len(two.gateway.lot) else (three, two)
-    held = only(holder)
-    # The other one takes the holder for dead.
-    members = other.gateway.members
-    members.candidates = only_own(members.own)  # type: ignore[method-assign]
-    later_round = await other.client().answer(asked)
-    assert later_round.questions
-    held.fire(Timer.TTL)
-    await is_quiet(holder)
-    assert (await other.client().answer(later_round)).json == [ACCEPT] * 2
-    assert is_unharmed(upstream)
-    assert not len(holder.gateway.lot)
-
-
-def only_own(own: str) -> Any:
-    async def candidates(_: str) -> list[str]:
-        return [own]
-
-    return candidates
-
-
-async def test_a_call_that_a_silent_owner_may_hold_is_left_to_it_when_its_client_is_only_asked_again(
-    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, hole: Address
-) -> None:
-    """A third replica is the witness; the second one restores the call, and its client gives no answer."""
-    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    asked = await one.client().call()
-    exchange = await exchange_failing_over_to(two, "gw-2")
-    reseal(asked, exchange=exchange)
-    async with asyncio.timeout(DEADLINE):
-        while (again := await two.client().call(state=asked.state, answers={})).status == STALLED[0]:
-            pass  # on a busy machine the witness needs longer than a replica waits for it
-    assert again.questions == asked.questions
-    before, after = opened(asked.state), opened(again.state)
-    assert (after.owner, after.epoch, after.expires) == (before.owner, before.epoch, before.expires)
-    await is_quiet(two)
-    assert (is_unharmed(upstream), len(two.gateway.lot)) == (True, 0)
-    assert (await two.client().answer(again)).json == [ACCEPT]
-    await drop(one)
 
 
 # -- what the error says ----------------------------------------------------------------------------------------------

@@ -17,26 +17,21 @@ from tests.support.black_hole import black_hole
 from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FORM, READ_ONLY, FakeUpstream, Turn, event, lacks_session, text
+from tests.support.fake_upstream import READ_ONLY, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
-    TOKEN,
     TWICE,
     Cluster,
     Gate,
     asked_peers,
     dies_after_the_body,
-    drop,
-    exchange_failing_over_to,
     facing,
     in_time,
-    opened,
     order,
     orphan,
     progress,
-    resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, SHORT_TIMES, Stand, eventually, later, leave
+from tests.support.workbench import ACCEPT, SHORT_TIMES, eventually, later, leave
 
 
 async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
@@ -87,49 +82,6 @@ async def test_a_tool_that_was_known_to_be_repeatable_runs_again_even_if_its_ser
     assert steps(two) == {"replayed": 1}
 
 
-@pytest.mark.parametrize("slower", ["stream", "answer"])
-async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_both_fail(
-    upstream: FakeUpstream, cluster: Cluster, slower: str
-) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
-
-    async def asks(turn: Turn) -> None:
-        params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}
-        await turn.say({"id": 0, "method": mcp.ELICIT, "params": params}, "e1")
-        await turn.for_ever()
-
-    async def until_answered(turn: Turn) -> None:
-        await turn.raw(b":\n\n")
-        await upstream.saw("answer")
-        if slower == "stream":
-            await gate.answered.wait()
-
-    async def refused(turn: Turn) -> None:
-        if slower == "answer":
-            await eventually(lambda: two.nested(mcp.ELICIT, "replayed"), "the second run has asked")
-        lacks_session(turn)
-
-    upstream.tools = [READ_ONLY]
-    upstream.tool(asks)
-    asked = await one.client().call()
-    await cluster.crash(one)
-    gate = Gate(upstream)
-    upstream.on("resume", lacks_session)
-    upstream.once("resume", until_answered)
-    upstream.once("answer", refused)
-    reply = later(two.client().answer(asked))
-    await eventually(gate.answered.is_set)
-    await eventually(lambda: not calls_of(two), "all tasks of the lost call have ended; the one after it needs none")
-    gate.go.set()
-    assert (await in_time(reply)).text == "done"
-    assert len(upstream.of("tools/call")) == 2
-    assert steps(two) == {"resumed": 1, "replayed": 1}
-
-
-def calls_of(stand: Stand) -> list[str]:
-    return [name for name in stand.tasks() if name == "call"]
-
-
 async def test_concurrent_retries_at_two_replicas_reach_the_same_candidate(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
@@ -153,82 +105,12 @@ async def test_concurrent_retries_at_two_replicas_reach_the_same_candidate(
     assert steps(first).get("replayed") == 1
 
 
-async def test_the_next_round_of_a_call_taken_over_is_reached_through_other_replicas(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **TWICE)
-
-    async def tool(turn: Turn) -> None:
-        first = await turn.elicit("first")
-        second = await turn.elicit("second")
-        await turn.result(text(json.dumps([first, second])))
-
-    upstream.tool(tool)
-    asked = await one.client().call()
-    await cluster.crash(one)
-    asked = await two.client().answer(asked)
-    assert list(asked.questions) == ["second"]
-    owner = opened(asked.state).owner
-    assert owner in ("gw-2", "gw-3")
-    reply = await (three if owner == "gw-2" else two).client().answer(asked, {"action": "decline"})
-    assert reply.json == [ACCEPT, {"action": "decline"}]
-    assert len(upstream.of("tools/call")) == 2
-
-
-async def test_an_owner_that_restarted_no_longer_holds_its_calls(upstream: FakeUpstream, cluster: Cluster) -> None:
-    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **TWICE)
-    await cluster.crash(one)
-    again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
-    reply = await two.client().answer(asked)
-    assert reply.json == ACCEPT
-    found = asked_peers(two)
-    assert found.pop("gone") == 1
-    assert found in ({}, {"served": 1}), "then the first candidate runs it again"
-    assert len(upstream.of("tools/call")) == 2
-    assert steps(again).get("replayed", 0) + steps(two).get("replayed", 0) == 1
-
-
 async def test_a_restarted_owner_that_gets_the_retry_itself_runs_the_call_again(cluster: Cluster) -> None:
     asked, (one,) = await cluster.asked("gw-1", **TWICE)
     await cluster.crash(one)
     again = await cluster.start("gw-1", cluster.peers["gw-1"], **TWICE)
     assert (await again.client().answer(asked)).json == ACCEPT
     assert asked_peers(again) == {}
-
-
-@pytest.mark.parametrize("twice", [True, False])
-async def test_a_stream_whose_owner_dies_ends_with_one_final_message(
-    upstream: FakeUpstream, cluster: Cluster, *, twice: bool
-) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await asked.begin()
-        await asked.say(Head(200, (), streamed=True), Data(event(progress(1))), Data(b":\n\n"))
-        asked.die()
-
-    peer = await cluster.fake(FakePeer(script, mortal=True))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **(TWICE if twice else {}))
-
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        await turn.progress(2)
-        await turn.result(text("done"))
-
-    upstream.tool(tool)
-    asked = await one.client().call(meta=TOKEN)
-    exchange = await exchange_failing_over_to(one, "gw-1")
-    state = resealed(asked.state, owner="gw-2", exchange=exchange, upstream=None)
-    await drop(one)
-    reply = await one.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT), meta=TOKEN)
-    assert reply.is_stream
-    numbers = [each["params"]["progress"] for each in reply.notifications]
-    if twice:
-        assert reply.text == "done"
-        assert numbers == [1, 2]
-    else:
-        assert reply.error["data"]["reason"] == "owner_lost"
-        assert numbers == [1]
-    assert reply.data.count(b"text/event-stream") == 0
 
 
 @pytest.mark.parametrize("streams", [True, False])

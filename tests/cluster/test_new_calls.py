@@ -1,12 +1,10 @@
 """A draining replica sends its new calls to another one, which serves each as its own."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway import world
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
@@ -100,45 +98,6 @@ async def test_a_new_call_that_was_taken_is_never_sent_again(upstream: FakeUpstr
         assert "may have had effects" in lost.error["message"]
         assert asked_peers(one) == {"broke": 1, "served": 1}
     assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "plain"]) == 1
-
-
-async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_replica(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.3})
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        if turn.body["params"]["name"] == "parked":
-            await turn.elicit("q")
-        await go.wait()
-        await turn.result(text("late"))
-
-    upstream.tool(tool)
-    await one.client().call("parked")
-    ending = later(drain(one.gateway, delay_seconds=0))
-    await eventually(lambda: one.gateway.draining.has_begun)
-    sent_on = await one.client().call("tool")
-    assert sent_on.questions == {}
-    assert sent_on.state
-    await in_time(ending)
-    await drop(one)
-    waiting = later(two.client().answer(sent_on))
-    go.set()
-    assert (await waiting).text == "late"
-    assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "tool"]) == 1
-
-
-async def test_a_new_call_that_is_read_after_the_deadline_of_the_drain_is_sent_to_nobody(cluster: Cluster) -> None:
-    """As in a process that stood still beyond it: the reply of another replica could not be waited for."""
-    one, two = await cluster.begin("gw-1", "gw-2")
-    async with draining(one):
-        one.gateway.draining.begin(world.monotonic())
-        refused = await one.client().call("plain")
-        assert refused.outcome == (503, -32603, "stopping")
-        assert refused.headers["Retry-After"] == "1"
-        assert asked_peers(one) == {}
-    assert (await two.client().call("plain")).text == "plain"
 
 
 @pytest.mark.parametrize("listed", ["prompts", "tools"], ids=["the request itself", "what its tool is"])

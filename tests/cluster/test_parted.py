@@ -32,25 +32,6 @@ async def test_a_call_that_a_parted_owner_let_go_is_resumed_elsewhere(store: Fak
     assert store.resumed == 1
 
 
-async def test_a_leg_that_a_parted_owner_let_go_comes_back_through_another_replica(
-    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
-) -> None:
-    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
-    store.rounds = 2
-    store.question = "Again?"
-    store.hold.clear()
-    waiting = later(two.client().answer(asked))
-    await upstream.saw("answer")
-    await part(one)
-    let_go = await in_time(waiting)
-    assert not let_go.questions
-    store.hold.set()
-    again = await in_time(two.client().call(state=let_go.state))
-    assert list(again.questions) == ["q1"]
-    assert (await two.client().answer(again)).json == [ACCEPT] * 2
-    assert mcp.CANCELLED not in upstream.words
-
-
 async def test_a_retry_at_the_parted_owner_itself_is_served_by_another_replica(
     upstream: FakeUpstream, store: FakeStore, cluster: Cluster
 ) -> None:

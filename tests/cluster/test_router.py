@@ -4,7 +4,6 @@ The replicas are real and in this process; `fake_peer` stands in for a replica t
 """
 
 import asyncio
-import json
 from contextlib import suppress
 from typing import Any
 
@@ -190,30 +189,3 @@ async def test_a_replay_route_needs_no_peers(upstream: FakeUpstream, cluster: Cl
     assert third.connections == 0
     assert len(upstream.of("tools/call")) == 5
     assert [stand.held for stand in stands] == [0, 0]
-
-
-async def test_a_copy_of_an_earlier_retry_that_still_runs_does_not_keep_its_client_from_the_next_round(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    """The copy is a run of its own, which ends: whoever sent it gets a state, as in a drain."""
-    (one,) = await cluster.begin("gw-1", route={"continuation": "replay"})
-    is_copy, hangs = False, asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        first = await turn.elicit("first")
-        if is_copy and not hangs.is_set():
-            hangs.set()
-            await asyncio.Event().wait()
-        await turn.result(text(json.dumps([first, await turn.elicit("second")])))
-
-    upstream.tool(tool)
-    asked = await one.client().call()
-    next_round = await one.client().answer(asked)
-    is_copy = True
-    copy = asyncio.create_task(one.client().answer(asked))
-    await in_time(hangs.wait())
-    reply = await one.client().answer(next_round)
-    assert reply.json == [ACCEPT, ACCEPT]
-    late = await in_time(copy)
-    assert (late.status, late.result["resultType"], late.questions) == (200, "input_required", {})
-    assert one.held == 0

@@ -16,10 +16,10 @@ from tests.cluster.test_witness import cut_off, is_quiet, only
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, drop, exchange_failing_over_to, in_time, opened, order, resealed, steps
-from tests.support.task_client import EXTENSION, Task
+from tests.support.replicas import Cluster, drop, exchange_failing_over_to, in_time, opened, resealed, steps
+from tests.support.task_client import EXTENSION
 from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, later, leave
-from tests.tasks.test_live_task import TaskServer, make
+from tests.tasks.test_live_task import TaskServer
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 
@@ -193,46 +193,6 @@ async def test_a_task_that_takes_too_long_after_its_owner_died_is_cancelled_befo
     assert session not in [
         seen.session for seen in upstream.seen[: upstream.seen.index(cancelled)] if seen.word == "DELETE"
     ]
-
-
-async def _restarted(cluster: Cluster) -> tuple[Stand, Stand, Task]:
-    """A task that `two` follows, and its former owner, which comes first again now that it is back."""
-    one, two = await cluster.begin("gw-1", "gw-2")
-    task = await make(one)
-    while (await order(two, list(one.gateway.task_table)[-1].id))[0] != "gw-1":
-        task = await make(one)
-    await cluster.crash(one)
-    task = task.on(two.client())
-    assert (await task.get())["status"] == "working"
-    again = await cluster.start("gw-1", cluster.peers["gw-1"])
-    task = task.on(again.client())
-    return again, two, task
-
-
-async def test_a_restarted_owner_leaves_its_former_task_to_the_replica_that_follows_it(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    server = TaskServer(upstream)
-    again, two, task = await _restarted(cluster)
-    for _ in range(3):
-        assert (await task.get())["status"] == "working"
-    assert [len(stand.gateway.task_table) for stand in (again, two)] == [0, 1]
-    assert steps(again) == {"forwarded": 3}
-    server.done.set()
-    _ = await task.until("completed")
-
-
-async def test_a_restarted_owner_goes_on_with_its_task_once_the_replica_that_followed_it_is_gone(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    server = TaskServer(upstream)
-    again, two, task = await _restarted(cluster)
-    assert (await task.get())["status"] == "working"
-    await cluster.crash(two)
-    assert (await task.get())["status"] == "working"
-    assert len(again.gateway.task_table) == 1
-    server.done.set()
-    _ = await task.until("completed")
 
 
 # -- a silent owner ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from gateway.seal.peer_messages import Gone, PeerRequest, Told
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, tells
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn
+from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -388,65 +388,6 @@ async def test_a_replica_tells_whether_it_continued_an_exchange(cluster: Cluster
 # -- the owner comes back ---------------------------------------------------------------------------------------------
 
 
-async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address
-) -> None:
-    one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    _ = FakeStore(upstream, rounds=3)
-    asked = await two.client().answer(await one.client().call())
-    assert list(asked.questions) == ["q1"]
-    await eventually(lambda: only(one).glance(0.0).asked, "the owner heard the question too")
-    await expire(one)
-    assert (len(one.gateway.lot), one.held) == (0, 0)
-    asked = await three.client().answer(asked)
-    assert list(asked.questions) == ["q2"], "the owner has answered no question either"
-    assert (await two.client().answer(asked)).json == [ACCEPT] * 3
-    assert is_unharmed(upstream)
-    assert len(upstream.of("answer")) == 3
-
-
-@pytest.mark.parametrize(("word", "cancelled"), [("yes", False), ("unknown", False), ("no", True)])
-async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsewhere(
-    upstream: FakeUpstream, cluster: Cluster, word: str, *, cancelled: bool
-) -> None:
-    """A network that separates two replicas looks to the owner like a client that disconnected."""
-
-    third = await cluster.fake(FakePeer(tells(Told(word))))
-    hold = {"grace_seconds": 60}
-    one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address}, hold=hold)
-    go = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await turn.say({"id": 7, "method": mcp.ELICIT, "params": FORM}, "e1")
-        await go.wait()
-
-    upstream.tool(tool)
-    asked = await one.client().call()
-    driver = only(one)
-    retry = later(two.client().answer(asked))
-    await upstream.saw("answer")
-    retry.cancel()
-    await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
-    driver.fire(Timer.GRACE)
-    await is_quiet(one)
-    go.set()
-    assert driver.glance(0.0).state == State.ENDED
-    assert (mcp.CANCELLED in upstream.words) is cancelled
-    assert third.kinds == ["holds"] * (3 if word == "unknown" else 1), "asked again if it could not tell"
-
-
-async def test_an_owner_that_cannot_ask_does_not_cancel(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address
-) -> None:
-    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    _ = FakeStore(upstream, rounds=2)
-    asked = await two.client().answer(await one.client().call())
-    one.gateway.config.replica.peers.update({"gw-2": hole, "gw-3": hole})
-    await expire(one)
-    assert (await two.client().answer(asked)).json == [ACCEPT] * 2
-    assert is_unharmed(upstream)
-
-
 async def test_an_owner_that_is_unsure_of_the_members_does_not_cancel(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
@@ -498,23 +439,6 @@ async def test_an_owner_that_could_not_ask_asks_again(
     assert peer.kinds == ["holds"] * len(words)
     assert len(one.gateway.lot) == 0
     assert is_unharmed(upstream) is not is_cancelled
-
-
-async def test_a_client_that_comes_while_its_owner_waits_to_ask_again_finds_its_call(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (60.0,))
-    peer = await cluster.fake(telling("unknown"))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    _ = FakeStore(upstream)
-    asked = await one.client().call()
-    only(one).fire(Timer.TTL)
-    await eventually(lambda: peer.kinds == ["holds"])
-    assert (await one.client().answer(asked)).json == [ACCEPT]
-    assert is_unharmed(upstream)
-    for task in asyncio.all_tasks():
-        if task.get_name() == "ask about an expired call":
-            task.cancel()
 
 
 async def test_an_owner_cancels_an_expired_call_that_no_other_replica_has(

@@ -90,14 +90,3 @@ async def test_the_calls_of_a_worker_that_dies_under_waiting_clients_fail_over(
     assert [reply.text for reply in await in_time(asyncio.gather(*waiting))] == ["done"] * 6
     assert len(upstream.of("tools/call")) == 12
     assert steps(second).get("replayed", 0) + steps(other).get("replayed", 0) == 6
-
-
-async def test_a_dead_workers_call_goes_to_a_sibling_or_another_host(
-    upstream: FakeUpstream, cluster: Cluster, tmp_path: Path
-) -> None:
-    first, second, other = await workers(cluster, tmp_path, 2, **TWICE)
-    askeds = [await first.client().call() for _ in range(6)]
-    await cluster.crash(first)
-    for number, asked in enumerate(askeds):
-        assert (await (second, other)[number % 2].client().answer(asked)).json == ACCEPT
-    assert len(upstream.of("tools/call")) == 12, "each once more, and no more"
