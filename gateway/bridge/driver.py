@@ -212,23 +212,23 @@ class Driver(Engine):
 
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can continue; returns whether one can."""
+        call, begun = self._upstream_call, self._takeover
         if self.is_finished:
-            self._upstream_call.leave_result()  # whether its client has read it is not known either
+            call.leave_result()  # whether its client has read it is not known either
             return False
-        # A leg gets a new state. Without one, the client has a state that may be older than the first event id.
-        leads_on = bool(self._exchange.legs) or self._context.is_state_resumable
-        is_resumable = self._upstream_call.is_resumable and leads_on
-        begun = self._takeover
-        if begun is not None and begun.envelope.round == self._exchange.round and self._upstream_call.is_being_resumed:
+        if begun is not None and begun.envelope.round == self._exchange.round and call.is_being_resumed:
             # Its answers wait for the stream, so the state of before is still the newest.
-            self._upstream_call.let_go()
-            self._upstream_call.abandon()
+            call.let_go()
+            call.abandon()
             self._give_back(ShuttingDown("call again with the same requestState and inputResponses"))
             return True
+        # A leg gets a new state. Without one, the client has a state that may be older than the first event id.
+        leads_on = bool(self._exchange.legs) or self._context.is_state_resumable
+        is_resumable = call.is_resumable and leads_on
         if not is_resumable and not self._context.may_run_twice:
             return False
         if is_resumable:
-            self._upstream_call.let_go()  # before the event, whose commands release the session
+            call.let_go()  # before the event, whose commands release the session
         self._feed(on.LetGo(cancel=not is_resumable))
         return True
 
@@ -263,7 +263,7 @@ class Driver(Engine):
         is_same_session = ours is None or theirs is None or ours.session == theirs.session
         is_same = bool(envelope.owner) and may_be_same and is_same_session
         if is_same:
-            self._upstream_call.let_go()
+            call.let_go()
         self._context.cancelled("another replica has continued the call")
         if self._exchange.legs and envelope.owner:
             if call.is_being_resumed:
