@@ -118,11 +118,12 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
         raise OwnerStalled(left.owner, "does not react, and may still run the call")
     _continued(at, Step.LOST if held is None else step)
     if held is None:
-        error = CallLost(
-            f"The replica {left.owner} ended while it ran this call; the call may have had effects: check them "
-            "before calling again",
-            data={"reason": "owner_lost"},
-        )
+        whatever = "the call may have had effects: check them before calling again"
+        if is_own:
+            error = CallLost(f"The call is over, because its client was away for too long or cancelled it; {whatever}")
+        else:
+            said = f"The replica {left.owner} ended while it ran this call; {whatever}"
+            error = CallLost(said, data={"reason": "owner_lost"})
         await at.reply.start()  # the reply to a GET is an event stream
         return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
     if not is_own:

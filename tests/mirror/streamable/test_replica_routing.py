@@ -285,6 +285,20 @@ async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ende
     assert len(server.of("tools/call")) == 2
 
 
+async def test_who_comes_back_too_late_is_not_told_that_the_replica_has_died(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two, client = await pair(server, cluster, hold={"ttl_seconds": 0.2})
+    async with client.call("ask") as stream:
+        _, place = await asked(stream)
+    await eventually(lambda: not list(mirror_of(one).lot), "the client was away for hold.ttl_seconds")
+    for url in (one.url, two.url):
+        async with client.listen(place, url=url) as stream:
+            error = (await stream.message())["error"]
+        assert error["data"]["reason"] == "call_lost"
+        assert error["message"].startswith("The call is over, because its client was away for too long or cancelled")
+
+
 async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeModern, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1", **MIRROR)
     client = await LegacyClient(one).initialize()
