@@ -7,13 +7,15 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVarTuple
 
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigFile
 from gateway.runtime import idle_memory
 from gateway.server.drain import drain
 from gateway.server.process import Gateway
+
+Ts = TypeVarTuple("Ts")
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -32,7 +34,7 @@ async def serve(
     handle = on_signal if is_whole_process else loop.add_signal_handler
     for number in _ENDING:
         handle(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
+    handle(signal.SIGHUP, gateway.reload.ask)
     if is_whole_process:
         _raise_open_files()
         # entry.py has blocked it, so a reload that was asked for during the start has waited.
@@ -64,7 +66,7 @@ async def _until_signal(work: asyncio.Task[None], stop: asyncio.Task[signal.Sign
     _ = await asyncio.wait((work,))
 
 
-def on_signal(number: signal.Signals, act: Callable[[signal.Signals], object], argument: signal.Signals) -> None:
+def on_signal(number: signal.Signals, act: Callable[[*Ts], object], *arguments: *Ts) -> None:
     """As `loop.add_signal_handler`, for a process that ends with its loop: `ignore_signals` undoes it in one step.
 
     A loop that removes a handler, as asyncio's does when it closes, puts the default action back for a moment: it ends
@@ -74,14 +76,14 @@ def on_signal(number: signal.Signals, act: Callable[[signal.Signals], object], a
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            _ = loop.call_soon_threadsafe(act, argument)
+            _ = loop.call_soon_threadsafe(act, *arguments)
 
     _ = signal.signal(number, handler)
 
 
 def ignore_signals() -> None:
     """Let nothing but the end of the process follow: one more signal would replace its exit code."""
-    for number in _ENDING:
+    for number in (*_ENDING, signal.SIGHUP):
         _ = signal.signal(number, signal.SIG_IGN)
 
 

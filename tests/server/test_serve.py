@@ -182,7 +182,8 @@ async def main():
     heard = asyncio.Queue()
     on_signal(signal.SIGTERM, heard.put_nowait, signal.SIGTERM)
     on_signal(signal.SIGINT, heard.put_nowait, signal.SIGINT)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    on_signal(signal.SIGHUP, heard.put_nowait, signal.SIGHUP)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.raise_signal(number)
         assert await heard.get() is number
     done.clear()
@@ -199,7 +200,7 @@ def test_a_signal_that_ends_the_process_never_has_its_default_action_again(loop:
     """Another thread might take it in that moment, whatever the main thread blocks."""
     program = ENDING if loop == "uvloop" else f"import sys; sys.modules['uvloop'] = None\n{ENDING}"
     said = output(sys.executable, "-c", program, cwd=REPOSITORY)
-    assert said.strip() == "[('SIGINT', 'SIG_IGN'), ('SIGTERM', 'SIG_IGN')]"
+    assert said.strip() == "[('SIGHUP', 'SIG_IGN'), ('SIGINT', 'SIG_IGN'), ('SIGTERM', 'SIG_IGN')]"
 
 
 @pytest.mark.processes
@@ -209,7 +210,8 @@ async def test_signals_until_the_very_end_do_not_change_the_exit_code(workers: i
         assert gw.process is not None
         while gw.process.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(gw.process.pid, signal.SIGTERM)  # not `send_signal`, which would collect the exit code itself
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    os.kill(gw.process.pid, number)  # not `send_signal`, which would collect the exit code itself
             await asyncio.sleep(0.001)
         assert gw.process.returncode == 0, gw.tail()
         assert "Traceback" not in gw.stderr

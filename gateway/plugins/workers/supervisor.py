@@ -110,7 +110,7 @@ class Supervisor:
                 address = await self._listener.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             on_signal(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.ask)
+        on_signal(signal.SIGHUP, self._reload.ask)
         _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by entry.py
         log.info(
             Event.SUPERVISOR_STARTED,
