@@ -165,7 +165,6 @@ def _split(history: "History", fault: Fault) -> None:
 
 
 def _dns(history: "History", fault: Fault) -> Iterator[None]:
-    # Drawn configurations have addresses only, so nobody feels this yet. To take it out would change every seed.
     history.network.is_dns_down = True
     yield
     history.network.is_dns_down = False

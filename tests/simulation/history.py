@@ -103,6 +103,7 @@ class History:
         )
         self.simulation = Simulation(str(plan.seed))
         self.network = self.simulation.network
+        self.network.names |= {"server.test": [_SERVER[0]], "modern.test": [_MODERN_SERVER[0]]}
         self.kernel = self.simulation.kernel
         self.random = Random(f"faults {plan.seed}")
         self._store = Store()
@@ -446,13 +447,11 @@ def _text(plan: Plan) -> str:
             "listen": "10.0.0.1:8081",
             "peers": {f"gw-{each}": f"10.0.0.{each}:8081" for each in range(1, plan.replicas + 1)},
         },
-        "routes": [{"upstream": {"url": f"http://{_SERVER[0]}:{_SERVER[1]}/mcp"}, "ephemeral": ["search"]}],
+        "routes": [{"upstream": {"url": f"http://server.test:{_SERVER[1]}/mcp"}, "ephemeral": ["search"]}],
         **plan.config,
     }
     tree["routes"][0].update(tree.pop("route", {}))
-    tree["routes"].append(
-        {"path": "/modern", "upstream": {"url": f"http://{_MODERN_SERVER[0]}:{_MODERN_SERVER[1]}/mcp"}}
-    )
+    tree["routes"].append({"path": "/modern", "upstream": {"url": f"http://modern.test:{_MODERN_SERVER[1]}/mcp"}})
     if plan.has_children:
         tree["routes"].append({"path": "/child", "upstream": {"command": ["simulated"]}, "ephemeral": ["search"]})
     return json.dumps(tree)

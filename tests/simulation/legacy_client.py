@@ -115,9 +115,9 @@ class LegacyClient(Client):
         """Open the stream of the call again, after its last event."""
         headers = {**self._legacy_headers(), "Last-Event-ID": self._event or ""}
         reply = await self._send_to(self._replica(), "GET", headers)
-        if reply.status != 200:
-            reply.close()
-            raise http.Broken(f"HTTP {reply.status}")
+        if reply.status != 200 or not reply.headers.get("content-type", "").startswith("text/event-stream"):
+            reply.close()  # the SDKs do not read it, and try again
+            raise http.Broken(f"HTTP {reply.status}, and no stream")
         return reply
 
     async def _hang_up(self) -> None:

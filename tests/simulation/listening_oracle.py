@@ -16,7 +16,7 @@ _LATE_SECONDS: Final = 90.0
 """How long a change may take to be heard if something went wrong: attempts at a new session pause for up to 45 s."""
 _SKIPPED_SECONDS: Final = 2.0
 """How long a replica asks another one no more that it has found silent."""
-_ENDS: Final = DEATHS | CUTS | SILENCES | {"server"}
+_ENDS: Final = DEATHS | CUTS | SILENCES | {"server", "dns"}
 """What can end a stream, or delay what it says."""
 
 

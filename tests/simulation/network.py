@@ -31,7 +31,7 @@ class Network:
         self.kernel = kernel
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.names: dict[str, list[str]] = {}
-        self.dns_seconds = 0.001
+        self.dns_seconds = 0.0
         self.is_dns_down = False
         self.dark: dict[str, None] = {}
         """Hosts without power."""

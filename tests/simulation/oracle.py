@@ -99,7 +99,7 @@ def _may_be_left(outcome: Outcome, what: str) -> bool:
     )
     # To a process that stood still for so long, a request of its own seems unanswered.
     stood_still = any(each.kind in _STOPS and each.seconds >= _HANDSHAKE_SECONDS for each in outcome.faults)
-    is_lost = is_silent or stood_still or bool(kinds & {"part", "slow"})
+    is_lost = is_silent or stood_still or bool(kinds & {"part", "slow", "dns"})
     is_left_behind = is_lost or _may_belong_to_another_call(outcome)
     return what.startswith("server sessions") and is_left_behind
 
@@ -298,7 +298,7 @@ def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
     is_held = outcome.plan.config.get("route", {}).get("continuation") != "replay"
     has_events = outcome.plan.server.has_events and is_held and record.call.path != "/child"
-    is_hindered = bool(met(outcome, record, frozenset({"slow", "part"}), until=math.inf))
+    is_hindered = bool(met(outcome, record, frozenset({"slow", "part", "dns"}), until=math.inf))
     if is_hindered and met(outcome, record, DEATHS, until=math.inf):
         return True
     # It cancels behind the answers to open questions, for which it does not wait beyond its end.
@@ -621,12 +621,14 @@ def _replica_in(message: str) -> str | None:
     return None if found is None else found[1]
 
 
-_HINDRANCES: Final = frozenset({"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", *CUTS})
+_HINDRANCES: Final = frozenset(
+    {"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", "dns", *CUTS}
+)
 _CAUSES: Final = {
     "owner_lost": DEATHS,
     "call_lost": frozenset({"server", "child", *CUTS, "part", "slow", *DEATHS}),
     "session_lost": frozenset({"server", "child", *DEATHS}),
-    "upstream_unreachable": frozenset({"server", "child", "part", "slow", "stop", "cold cut"}),
+    "upstream_unreachable": frozenset({"server", "child", "dns", "part", "slow", "stop", "cold cut"}),
     "stopping": DEATHS,
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": SILENCES,
@@ -642,7 +644,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     if reason in ("result", "abandoned"):
         return True
     if record.call.is_legacy:  # it has one connection, and one replica
-        return "refuses" in script or bool(met(outcome, record, DEATHS | CUTS | SILENCES | {"server"}))
+        return "refuses" in script or bool(met(outcome, record, DEATHS | CUTS | SILENCES | {"server", "dns"}))
     if reason == "error":
         assert record.final is not None
         reason = record.final.reason

@@ -13,7 +13,7 @@ from tests.simulation.task_client import TaskRecord
 from tests.simulation.task_server import WITHDRAWN
 from tests.simulation.world import START
 
-_TROUBLE: Final = DEATHS | CUTS | SILENCES | {"server"}
+_TROUBLE: Final = DEATHS | CUTS | SILENCES | {"server", "dns"}
 _NOT_GIVEN: Final = ({"action": "cancel"}, {"error": -32602})
 """What the gateway answers to the questions of a task that nobody follows, or that goes on though it is cancelled."""
 _CANCELS_SECONDS: Final = 2.0
@@ -23,7 +23,7 @@ _CAUSES: Final = {
     "refused": _TROUBLE,
     "gave up": DEATHS | SILENCES,
     "unknown": frozenset({"server", "jump"}),
-    "error": frozenset({"server", "part", "slow"}),
+    "error": frozenset({"server", "dns", "part", "slow"}),
 }
 """What can be the cause of an end that is no result."""
 

@@ -37,11 +37,13 @@ def _plan(**config: Any) -> Plan:
     return told.plan(*calls, replicas=replicas, **config)
 
 
-def _ended(plan: Plan, signals: tuple[float, ...], number: signal.Signals = signal.SIGTERM) -> float:
+def _ended(
+    plan: Plan, signals: tuple[float, ...], number: signal.Signals = signal.SIGTERM, dns_seconds: float = 0.0
+) -> float:
     """When the first replica ended that got signals at these times; nothing may go wrong in it."""
     history = History(plan)
     history.network.names["peers.test"] = ["10.0.0.1"]
-    history.network.dns_seconds = 0.5
+    history.network.dns_seconds = dns_seconds
     began, ended = history.now, []
 
     def watch() -> None:
@@ -87,9 +89,8 @@ def test_a_signal_while_the_gateway_starts_ends_it_soon(
 ) -> None:
     """The start waits half a second for the name service."""
     plan = _plan(replica={"id": "gw-1", "listen": "10.0.0.1:8081", "peers_dns": "peers.test:8081"})
-    ended = _ended(
-        plan.without_calls({call.tag for call in plan.calls}), (first, *(first + each for each in others)), number
-    )
+    signals = first, *(first + each for each in others)
+    ended = _ended(plan.without_calls({call.tag for call in plan.calls}), signals, number, dns_seconds=0.5)
     drain = 1.0 + 0.2 if first >= 0.5 else 0.0  # it was ready
     assert first <= ended <= first + drain + 0.1
 
