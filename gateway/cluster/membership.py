@@ -302,13 +302,12 @@ class Membership:
         if self._replica.peers_dns is None:
             return
         if self._lookup is None:
-            pause = self._looked + _PAUSE_SECONDS - world.monotonic()
-            self._lookup = self._tasks.start(self._look_up(pause), "resolve peers")
+            self._lookup = self._tasks.start(self._look_up(), "resolve peers")
         _ = await asyncio.wait((self._lookup,))  # a caller that is cancelled does not cancel the lookup
 
-    async def _look_up(self, pause: float) -> None:
+    async def _look_up(self) -> None:
         try:
-            await asyncio.sleep(max(pause, 0))
+            await asyncio.sleep(self._looked + _PAUSE_SECONDS - world.monotonic())
             asked = self._replica.peers_dns
             try:
                 async with asyncio.timeout(_RESOLVE_SECONDS):
