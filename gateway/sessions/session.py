@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-from msgspec import Raw
+from msgspec import Raw, UnsetType
 
 from gateway.exchange import events as on
 from gateway.exchange import handshake, input_requests
@@ -397,7 +396,7 @@ class Session(SideListener, Hearer):
         try:
             answer = inbound.plain_answer(data, call)
             message = jsonrpc.message(data) if answer is None else None
-        except (ValueError, msgspec.MsgspecError) as exc:
+        except ValueError as exc:
             self._metrics.upstream_failures[self._route, "malformed"].inc()
             raise CallLost(
                 f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
@@ -432,7 +431,7 @@ class Session(SideListener, Hearer):
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
         try:
             message = jsonrpc.message(data)
-        except (ValueError, msgspec.MsgspecError):
+        except ValueError:
             self._metrics.upstream_failures[self._route, "malformed"].inc()
             return
         speaker, is_ambiguous = self.shared.speaker(message)
@@ -478,7 +477,7 @@ class Session(SideListener, Hearer):
         return event is not None and self._take_for_call(call, event, aside=aside)
 
     def _asked(
-        self, id_: Raw, method: str, params: Raw | msgspec.UnsetType, call: Call | None, *, is_ambiguous: bool
+        self, id_: Raw, method: str, params: Raw | UnsetType, call: Call | None, *, is_ambiguous: bool
     ) -> on.Nested | on.Stopped | None:
         """Return what a request of the server is for a call; one of no client's call is answered here (SEP-2260)."""
         if method == mcp.PING:

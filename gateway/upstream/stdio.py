@@ -40,9 +40,9 @@ class StdioChannel(OneStreamChannel):
             if child.has_started:
                 why += " before it answered `initialize`; the gateway's log has its stderr"
             raise Unreachable(f"{child.where} {why}") from exc
-        if not isinstance(answer.found, Raw):
-            said = "" if answer.found is None else answer.found.message[:200]
-            raise Unreachable(f"{child.where} refused `initialize`: {said}")
+        assert answer.found is not None, "it was answered"
+        if isinstance(answer.found, jsonrpc.Error):
+            raise Unreachable(f"{child.where} refused `initialize`: {answer.found.message[:200]}")
         self._launcher.works(child, is_legacy=True)
         return answer.found
 

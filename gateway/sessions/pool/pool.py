@@ -241,7 +241,7 @@ class Pool:
         try:
             if not future.done():
                 # `wait` does not cancel the future, so a session that is assigned in the same moment is never lost.
-                _ = await asyncio.wait((future,), timeout=max(self.config.timeouts.session_wait_seconds, 0))
+                _ = await asyncio.wait((future,), timeout=self.config.timeouts.session_wait_seconds)
         except asyncio.CancelledError:
             if future.done() and future.exception() is None:
                 if (unused := future.result()).opened:

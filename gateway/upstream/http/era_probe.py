@@ -117,7 +117,7 @@ class EraProbe:
             return pause <= 0 and not self._waiting
         self._waiting += 1
         try:
-            await asyncio.sleep(max(pause, 0))
+            await asyncio.sleep(pause)
         finally:
             self._waiting -= 1
         return True
