@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerFailed
-from gateway.cluster.worker import Address, Worker, member_id
+from gateway.cluster.worker import Address, Worker, host_of, member_id
 from gateway.config import InForce, Replica, split_address
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.newest import Newest
@@ -332,11 +332,6 @@ class Membership:
         finally:
             self._looked = world.monotonic()  # after a failure too, so that it is followed by a pause
             self._lookup = None
-
-
-def host_of(member: str) -> str:
-    """The host of a member."""
-    return member.partition("#")[0]
 
 
 def _weight(member: str, exchange: str) -> bytes:

@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway import world
 from gateway.cluster.draining import Draining
-from gateway.cluster.membership import Membership, State, host_of
+from gateway.cluster.membership import Membership, State
 from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.worker import Address
@@ -153,9 +153,8 @@ class PeerClient:
         answer = await self._connections.question(address, question, self.question_seconds, most=most)
         return answer.word if isinstance(answer, messages.Told) else "unknown"
 
-    async def reach(self, member: str) -> str:
-        """Try to connect to a member, as a witness: reached, silent or unknown."""
-        host = host_of(member)
+    async def reach(self, host: str) -> str:
+        """Try to connect to another host, as a witness: reached, silent or unknown."""
         try:
             address = await self._membership.address(host)
         except OwnerSilent:

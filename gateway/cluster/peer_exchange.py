@@ -5,6 +5,7 @@ from typing import Final
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
+from gateway.cluster.worker import host_of
 from gateway.config import Timeouts
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
@@ -102,7 +103,7 @@ class PeerExchange:
         """Relay one frame; return the reply if it was the last frame."""
         head, member = self._head, self.peer_request.to
         match frame:
-            case messages.Gone(id=host) if host == member.partition("#")[0]:
+            case messages.Gone(id=host) if host == host_of(member):
                 raise PeerReplaced(member)
             case messages.Gone(id=host):
                 why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"

@@ -31,10 +31,11 @@ import msgspec
 
 from gateway import world
 from gateway.cluster.draining import Draining
-from gateway.cluster.membership import Membership, host_of
+from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
 from gateway.cluster.witness import Witness
+from gateway.cluster.worker import host_of
 from gateway.http.incoming import Incoming
 from gateway.http.reply import Discarded, ReplyWriter
 from gateway.http.server.response import Response

@@ -9,9 +9,10 @@ import asyncio
 from typing import Final
 
 from gateway import world
-from gateway.cluster.membership import Membership, host_of
+from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
+from gateway.cluster.worker import host_of
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks

@@ -40,3 +40,8 @@ def member_id(replica: Replica, worker: Worker | None) -> str:
     """The id of this process: `gw-1`, or `gw-1#0` for the first of several workers."""
     host = replica.id or world.host_name()
     return host if worker is None else f"{host}#{worker.number}"
+
+
+def host_of(member: str) -> str:
+    """The host of a member."""
+    return member.partition("#")[0]

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.membership import host_of
+from gateway.cluster.worker import host_of
 from gateway.downstream.round import SESSION_ITEM, Round
 from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gateway.admin.process_parts import ProcessParts
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
+from gateway.cluster.worker import host_of
 from gateway.plugins.status_page.merge_statuses import Heard, cut, of_cluster, of_host
 from gateway.plugins.status_page.snapshot import take_snapshot
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
@@ -93,8 +94,8 @@ def read(text: str, member: str) -> Status | None:
         status = msgspec.convert(raw, Status)
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         return None
-    host = member.partition("#")[0]
-    is_own = status.replica == member and all(each.id.partition("#")[0] == host for each in status.processes)
+    host = host_of(member)
+    is_own = status.replica == member and all(host_of(each.id) == host for each in status.processes)
     return cut(replace(status, covers="replica")) if is_own and _is_plausible(raw) else None
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from gateway.cluster.worker import host_of
 from gateway.telemetry.process_status import (
     BOUNDS,
     ErrorStatus,
@@ -92,9 +93,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
         own,
         notices=(*missing, *_notices(parts)),
         # By host, and "gw#9" before "gw#10".
-        processes=tuple(
-            sorted(processes, key=lambda process: (process.id.partition("#")[0], len(process.id), process.id))
-        ),
+        processes=tuple(sorted(processes, key=lambda process: (host_of(process.id), len(process.id), process.id))),
         routes=tuple(failing_first(map(_route, routes.values()))),
         # All parts have the same routes, except around a reload: a sum would repeat them.
         routes_total=max(part.routes_total for part in parts.values()),
