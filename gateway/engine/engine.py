@@ -125,7 +125,8 @@ class Engine(ABC):
 
     def _arm(self, timer: Timer, seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual."""
-        self._disarm(timer)
+        if self._handles is not None or seconds is not None:  # a shared timer starts anew by itself
+            self._disarm(timer)
         shared = self.live.deadlines.shared.get(timer)
         if shared is not None and seconds is None:
             shared.arm(self, _fire, self, timer)

@@ -83,6 +83,8 @@ class NestedRequests:
         The id alone does not tell: `mcp` 1.30 may give the id of a question of a task to a later one.
         """
         id_ = bytes(event.id)
+        if id_ not in self._heard:  # nearly always, and the rest is dear
+            return False
         question = self.asked(id_)
         if question is not None:
             known: bytes | None = inputs.question_digest(question)

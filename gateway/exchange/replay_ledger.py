@@ -77,7 +77,8 @@ class ReplayLedger:
         """Put answers on record; a later answer to a question replaces the earlier one."""
         if not answers:
             return
-        self.strike([question for question, _ in answers])
+        if self.record or self._unsent:  # a first round has nothing to strike
+            self.strike([question for question, _ in answers])
         if not sent:
             self._unsent = (*self._unsent, *(question.key for question, _ in answers))
         noted = [

@@ -139,7 +139,7 @@ def bind(bearer: Bearer, request: Request, names: tuple[str, ...] = (), argument
         arguments,
         bearer.principal,
         names,
-        bearer.digest(names),
+        bearer.digest(names) if names else b"",  # there are none on most routes
     )
 
 
