@@ -5,7 +5,7 @@ may name what is in a plug-in; no other code of the core may.
 """
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
 from typing import Any, Final
 
 _PACKAGE: Final = "mrtr-gateway"
@@ -16,19 +16,15 @@ class PluginMissing(ImportError):
     """This installation of the package lacks a plug-in, or was not installed at all."""
 
 
-@cache
 def plugin(name: str) -> Any:
     """Return what a plug-in offers: a class or a module; raises PluginMissing, or ImportError if it lacks a library.
 
     Only this package's own entry points count, so no other package on the machine can put its code here.
     """
-    try:
-        found = tuple(distribution(_PACKAGE).entry_points.select(group=_GROUP, name=name))
-    except PackageNotFoundError:
-        found = ()
-    if not found:
+    found = _entry_points(_PACKAGE, _GROUP).get(name)
+    if found is None:
         raise PluginMissing(f"the plug-in {name} of {_PACKAGE}; `pip install {_PACKAGE}` brings it", name=name)
-    return found[0].load()
+    return found.load()
 
 
 def find(name: str) -> Any | None:
@@ -37,3 +33,11 @@ def find(name: str) -> Any | None:
         return plugin(name)
     except PluginMissing:
         return None
+
+
+@cache
+def _entry_points(package: str, group: str) -> dict[str, EntryPoint]:
+    try:
+        return {point.name: point for point in distribution(package).entry_points.select(group=group)}
+    except PackageNotFoundError:
+        return {}
