@@ -127,12 +127,11 @@ class RequestHandler:
     async def _serve_hop(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a request that another replica received, unless another process of this host has to."""
         passed = await self._routes.process.router.pass_on(incoming, reply)
-        return passed if passed is not None else await self._route(incoming, reply)
+        return passed if passed is not None else await self._route(incoming, reply, is_hop=True)
 
-    async def _route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
+    async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool = False) -> Response:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
-        came = incoming.peer_request
-        if bodies.on and came is None:
+        if bodies.on and not is_hop:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         live = self._routes.live.get(incoming.path)
         if live is None:  # a call may have begun while the path had a route
@@ -141,8 +140,8 @@ class RequestHandler:
         stateless = self.legacy.stateless
         if stateless is not None and stateless.claims(incoming, live):
             return await stateless.serve(await self._arrival(incoming, reply, live))
-        if came is not None:
-            is_relayed = came.kind == "session"
+        if is_hop:  # also a round of this gateway's own (SEP-1442), which no replica has forwarded
+            is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
             if is_relayed or _is_legacy(incoming):
                 at = await self._arrival(incoming, reply, live)
                 if (served := await self.legacy.hop(at, is_relayed=is_relayed)) is not None:

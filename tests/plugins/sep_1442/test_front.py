@@ -1,5 +1,6 @@
 """Stateless clients when something is missing: the dialect, a credential, room, the replica that holds the call."""
 
+import json
 from contextlib import suppress
 
 import aiohttp
@@ -10,6 +11,7 @@ from gateway.server.drain import drain
 from tests.plugins.sep_1442.conftest import ROUTE, Tools, client_of
 from tests.plugins.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
+from tests.support.logs import Lines
 from tests.support.replicas import Cluster
 from tests.support.workbench import configuration, later
 
@@ -29,6 +31,16 @@ async def test_a_reload_gives_a_route_the_dialect(cluster: Cluster, tools: Tools
     stands[0].gateway.apply(parse(configuration(tools.server.url, route=ROUTE), "test", {}))
     _, message = await client_of(stands).ask("server/discover")
     assert "supportedVersions" in message["result"]
+
+
+async def test_only_what_the_client_sent_is_shown_as_its_message(
+    log_lines: Lines, cluster: Cluster, tools: Tools
+) -> None:
+    client = client_of(await cluster.begin("gw-1", route=ROUTE, debug={"bodies": True}))
+    async with client.call("plain") as stream:
+        _ = await stream.message()
+    came = [line for line in log_lines("debug.body") if line["direction"] == "from_client"]
+    assert [json.loads(line["text"])["method"] for line in came] == ["tools/call"]
 
 
 async def test_a_challenge_reaches_the_client(cluster: Cluster, tools: Tools) -> None:
