@@ -63,7 +63,7 @@ class RequestHandler:
     ) -> None:
         self._routes = routes
         self._authenticator = authenticator
-        self._continuation = continuation
+        self.continuation = continuation
         self.legacy = legacy
         self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         self._ids = numbered(world.token_hex(6))
@@ -106,7 +106,7 @@ class RequestHandler:
 
     def has_taken_over(self, exchange: str, round_: int) -> bool:
         """Whether this replica continued an exchange in the same upstream call after that round, or follows a task."""
-        lot, tasks = self._continuation.lot, self._continuation.tasks
+        lot, tasks = self.continuation.lot, self.continuation.tasks
         found = lot.find(exchange) or lot.cold.find(exchange) or tasks.find(exchange)
         return found is not None and found.has_taken_over(round_)
 
@@ -135,7 +135,7 @@ class RequestHandler:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         live = self._routes.live.get(incoming.path)
         if live is None:  # a call may have begun while the path had a route
-            found = await self._continuation.find_route(incoming, reply)
+            found = await self.continuation.find_route(incoming, reply)
             return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
         stateless = self.legacy.stateless
         if stateless is not None and stateless.claims(incoming, live):
@@ -174,7 +174,7 @@ class RequestHandler:
         at = await self._arrival(incoming, reply, live)
         # A call or a task is the gateway's that it began when the upstream seemed to be legacy.
         if IN_JSON in incoming.body:
-            if is_ours(at, self._continuation.tasks):
+            if is_ours(at, self.continuation.tasks):
                 return None
             with suppress(DownstreamError):
                 _ = incoming.open_state(live.process.states, at.caller)
@@ -215,7 +215,7 @@ class RequestHandler:
                 found = await placed(round_) if round_.live.route.dialects else round_
                 if isinstance(found, Round):
                     round_ = found
-                    response = await dispatcher.serve(round_, self._continuation)
+                    response = await dispatcher.serve(round_, self.continuation)
                 else:
                     response = found
             ending = response.ending

@@ -153,8 +153,9 @@ class Gateway:
         )
         # Those who can ask: an operator, another replica, another worker of this host.
         is_asked = config.admin is not None or config.replica.listen is not None or worker is not None
-        status_pages = find("status-page") if is_asked else None
-        self._pages: StatusPages | None = None if status_pages is None else status_pages(parts, self._peers)
+        self._pages: StatusPages | None = None
+        if is_asked and (status_pages := find("status-page")) is not None:
+            self._pages = status_pages(parts, self._peers)
 
     @property
     def config(self) -> Config:
@@ -229,18 +230,18 @@ class Gateway:
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
         self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
-        hold, results = in_force.part(lambda config: config.hold), self.lot.results
-        legacy = LegacyRouting(self.sessions, Shared(Tokens(keys), hold, results))
+        mirrored = Shared(Tokens(keys), in_force.part(lambda config: config.hold), self.lot.results)
+        legacy = LegacyRouting(self.sessions, mirrored)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
-        self._of_sep_1442 = Shared(Tokens(keys, "sep-1442, "), hold, results), continuation.give_up
         self._load_dialect(self.config)
 
     def _load_dialect(self, config: Config) -> None:
         """Speak SEP-1442 if a route has it; raises PluginMissing."""
-        legacy = self.downstream.legacy
+        downstream, legacy = self.downstream, self.downstream.legacy
         if legacy.stateless is None and any("sep-1442" in route.dialects for route in config.routes):
-            shared, give_up = self._of_sep_1442
-            legacy.stateless = plugin("sep-1442")(shared, self.downstream.handle_hop, give_up)
+            hold = self._in_force.part(lambda config: config.hold)
+            shared = Shared(Tokens(self._keys, "sep-1442, "), hold, self.lot.results)
+            legacy.stateless = plugin("sep-1442")(shared, downstream.handle_hop, downstream.continuation.give_up)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
