@@ -1,6 +1,7 @@
 """One request to another replica, whose reply is relayed to the client frame by frame, or answers a question."""
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from gateway import world
@@ -13,11 +14,12 @@ from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import RequestFailed
+from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.runtime.pieces import Turn, cut
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
-from gateway.telemetry import Ending, Outcome
+from gateway.telemetry import COMPLETE, Ending, Outcome
 
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 _LATE_SECONDS: Final = 0.5
@@ -38,6 +40,9 @@ class PeerExchange:
         """False if there was no connection until the deadline."""
         self._head: messages.Head | None = None
         self._body = bytearray()
+        """What has come of a body, or of a stream's event that is not complete."""
+        self._is_answered = False
+        """Whether the client has got the response in a stream, so that nothing may follow it."""
 
     @property
     def is_sent(self) -> bool:
@@ -67,7 +72,6 @@ class PeerExchange:
 
         `ends_at`: the monotonic time by which the peer was asked to end its leg, because this process ends.
         """
-        member = self.peer_request.to
         try:
             while True:
                 chunk = self.reply.taken() or await self._next(ends_at)
@@ -79,8 +83,12 @@ class PeerExchange:
                         if replied is not None:
                             return replied
                     await turn.give_way()
-        except InvalidState as exc:
-            raise ReplyBroken(f"{member}: {exc.reason}") from exc
+        except (InvalidState, ReplyBroken, PeerStuck) as exc:
+            if self._is_answered:  # only the end is missing; the peer, asked again, would send the response again
+                return await reply.end(COMPLETE)
+            if isinstance(exc, InvalidState):
+                raise ReplyBroken(f"{self.peer_request.to}: {exc.reason}") from exc
+            raise
 
     async def _next(self, ends_at: float | None) -> bytes:
         # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
@@ -114,10 +122,13 @@ class PeerExchange:
                 self._head = frame
                 if frame.streamed and not reply.started:  # a replica that died may have begun the stream
                     await reply.start()
-            case messages.Data(data=data) if head is not None and head.streamed:
-                await reply.write(data)
             case messages.Data(data=data):
                 self._body += data
+                # A part of an event would spoil what another try, or another replica, sends behind it.
+                if head is not None and head.streamed and self._body.endswith(b"\n\n"):
+                    events, self._body = bytes(self._body), bytearray()
+                    await reply.write(events)
+                    self._is_answered |= _have_response(events)
             case End() if head is not None:
                 if head.streamed:
                     return await reply.end(ending(frame))
@@ -126,6 +137,14 @@ class PeerExchange:
             case _:
                 raise ReplyBroken(f"{member} sent a frame that does not belong in a reply")
         return None
+
+
+def _have_response(events: bytes) -> bool:
+    for event in sse.Parser(len(events), is_begun=True).feed(events):
+        with suppress(ValueError):
+            if jsonrpc.message(event.data).method is None:
+                return True
+    return False
 
 
 def ending(end: End | Whole) -> Ending:

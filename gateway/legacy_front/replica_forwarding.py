@@ -3,11 +3,7 @@
 A request is sent there once. If that process has ended, its sessions have ended too, and clients begin new ones.
 """
 
-from contextlib import suppress
-from typing import Final
-
 import msgspec
-from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import ReplyBroken
@@ -15,13 +11,8 @@ from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.session import session_gone
-from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, OwnerStalled, Stopping
-from gateway.protocol.jsonrpc import request_id
-from gateway.telemetry import COMPLETE
-
-_EVENT_BYTES: Final = 1 << 30
-"""The owner has applied the limit of the configuration."""
 
 
 async def forward(at: Arrival, owner: str, given: str) -> Response:
@@ -30,18 +21,15 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     `given` is the id of the session.
     """
     incoming, reply = at.incoming, at.reply
-    watched = _WatchedReply(reply, incoming.rpc_id)
     headers = CIMultiDict(incoming.headers)
     headers[mcp.SESSION_ID] = given  # a client of HTTP+SSE has it in its address
     # `known` has the values of the client's own headers.
     named = msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
     try:
-        replied = await at.live.process.router.to_holder(owner, named, watched)
+        replied = await at.live.process.router.to_holder(owner, named, _SessionReply(reply, incoming.rpc_id))
     except ReplyBroken as exc:
         if incoming.peer_request is not None:
             raise
-        if watched.is_answered:  # an error would be a second response
-            return await reply.end(COMPLETE)
         raise CallLost(
             "The replica that has this session broke off its reply; the request may have had effects", status=502
         ) from exc
@@ -57,22 +45,12 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     return replied
 
 
-class _WatchedReply(WrappedReply):
-    """A reply on its way through; it notes whether the response to the request has gone by."""
+class _SessionReply(WrappedReply):
+    """A reply of the replica that has the session, which no other one can go on with."""
 
     def __init__(self, reply: ReplyWriter, request: bytes | None) -> None:
         super().__init__(reply)
-        self._request = None if request is None else request_id(Raw(request))
-        self._parser = sse.Parser(_EVENT_BYTES)
-        self.is_answered = False
-
-    async def write(self, data: bytes) -> None:
-        await super().write(data)
-        if self._request is not None:
-            for event in self._parser.feed(data):
-                with suppress(ValueError):
-                    opened = jsonrpc.message(event.data)
-                    self.is_answered |= opened.method is None and opened.rpc_id == self._request
+        self._request = request
 
     def orphaned(self) -> None:
         """See `ReplyWriter`: a stream can be opened again, but a request gets its one response."""

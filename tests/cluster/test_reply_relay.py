@@ -220,6 +220,37 @@ async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
     assert len(peer.asked) == 2
 
 
+def response(words: str) -> bytes:
+    return event({"jsonrpc": "2.0", "id": "c2", "result": {"resultType": "complete", **text(words)}})
+
+
+@pytest.mark.parametrize("last", ["death", "end", "silence"])
+async def test_nothing_follows_the_response_in_a_stream_if_only_the_end_of_the_reply_is_missing(
+    cluster: Cluster, last: str
+) -> None:
+    """The peer, asked again, would send the response again."""
+    said = response("done")
+    script = breaks_off(Head(200, (), streamed=True), Data(said[:-1]), Data(said[-1:]), last=last)
+    one, peer = await facing(cluster, script, timeouts={"keepalive_seconds": 0.1})
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.text == "done"
+    assert peer.kinds == ["owner"]
+
+
+async def test_a_part_of_an_event_is_not_relayed(cluster: Cluster) -> None:
+    """It would spoil the event behind it, which comes from another try."""
+    head, said = Head(200, (), streamed=True), response("done")
+    tries = iter([breaks_off(head, Data(said[:-9]), last="death"), tells(head, Data(said), End("complete"))])
+
+    async def script(asked: Asked) -> None:
+        await next(tries)(asked)
+
+    one, peer = await facing(cluster, script)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.text == "done"
+    assert (reply.is_stream, peer.kinds) == (True, ["owner", "owner"])
+
+
 async def test_a_reply_with_an_outcome_of_another_version_is_complete(cluster: Cluster) -> None:
     body = b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"no"}}'
     frames = Head(503, (), streamed=False), Data(body[:20]), Data(body[20:]), End("splendid")
@@ -233,7 +264,7 @@ async def test_a_reply_with_an_outcome_of_another_version_is_complete(cluster: C
 async def test_many_frames_at_once_let_others_run() -> None:
     nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
     sealing = Frames(keyring, nonce, 1 << 20)
-    frames = [Head(200, (), streamed=True), *[Data(b"x")] * 500, End("complete", "")]
+    frames = [Head(200, (), streamed=True), *[Data(b":\n\n")] * 500, End("complete", "")]
     chunk = b"".join(map(sealing.seal, frames))
     request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
     arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
