@@ -254,14 +254,11 @@ class Driver(Engine):
         """Keep nothing of an exchange that the replica which sealed this state has continued.
 
         The session of the call is left to it, unless it runs the call again in another one, or will: then nobody else
-        cancels this run. Each round of a call that no replica holds is a run of its own.
+        cancels this run.
         """
-        call, theirs = self._upstream_call, envelope.upstream
-        may_be_same = theirs is not None or call.may_be_resumed_elsewhere  # else it can only run it again
-        ours = call.whereabouts()
-        # A state that leads nowhere was sealed for the same session: after visits to URLs the call goes there again.
-        is_same_session = ours is None or theirs is None or ours.session == theirs.session
-        is_same = bool(envelope.owner) and may_be_same and is_same_session
+        call = self._upstream_call
+        may_be_same = envelope.upstream is not None or call.may_be_resumed_elsewhere  # else it can only run it again
+        is_same = may_be_same and envelope.is_of_call_at(call.whereabouts())
         if is_same:
             call.let_go()
         self._context.cancelled("another replica has continued the call")
@@ -274,13 +271,22 @@ class Driver(Engine):
         self.forget()
         self.fire(LINGER)
 
+    @property
+    def _is_apart(self) -> bool:
+        """Whether the call was run again here, or sent here after visits to URLs that another replica asked for.
+
+        It is not the one of that replica, which nobody but that replica cancels.
+        """
+        begun, runs = self._takeover, self._upstream_call.runs
+        if runs or begun is None:
+            return bool(runs)
+        return begun.envelope.state == REFERRED or (begun.cold is not None and begun.cold.is_apart)
+
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
-        exchange, begun = self._exchange, self._takeover
-        # A call that was run again here, or sent here after visits to URLs that another replica asked for, is not the
-        # one of that replica, which nobody but that replica cancels.
-        if self._upstream_call.runs or (begun is not None and begun.envelope.state == REFERRED):
+        if self._is_apart:
             return False
+        exchange, begun = self._exchange, self._takeover
         # Only while a client waits: of two replicas whose clients have left, each would leave the call to the other.
         is_answered = exchange.round == round_ and exchange.state in _WAITING
         is_of_another = begun is not None and (begun.cold is None or begun.cold.is_taken_over)
@@ -320,7 +326,7 @@ class Driver(Engine):
             call, due = self._upstream_call, self._deadline(TTL)
             upstream = call.whereabouts() if call.can_be_left else None
             is_taken_over = self.has_taken_over(self._exchange.round)
-            record = cooled(self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
+            record = cooled(self._context, upstream, due or 0.0, is_taken_over=is_taken_over, is_apart=self._is_apart)
             if record is None or not self._lot.cold.has_room(record):
                 self._arm(COLD)
                 return

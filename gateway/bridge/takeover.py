@@ -96,7 +96,9 @@ class Takeover:
         context.live.process.tasks.spawn(ending, "send upstream")
 
 
-def cooled(context: Context, upstream: Whereabouts | None, due: float, *, is_taken_over: bool) -> ColdCall | None:
+def cooled(
+    context: Context, upstream: Whereabouts | None, due: float, *, is_taken_over: bool, is_apart: bool
+) -> ColdCall | None:
     """The record of a parked call that is due at a monotonic time; None if the call must stay held.
 
     A call without open questions still works, and its client comes back at once. A state that was shortened, or that
@@ -121,5 +123,6 @@ def cooled(context: Context, upstream: Whereabouts | None, due: float, *, is_tak
         context.live,
         context.key.principal,
         is_taken_over,
+        is_apart,
         *texts,
     )

@@ -20,6 +20,7 @@ from gateway.exchange.commands import TTL
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
+from gateway.parking import orphans
 from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol.errors import DownstreamError, InvalidState
@@ -204,6 +205,10 @@ class Continuation:
         if cold is not None and cold.round < envelope.round:
             _ = self.lot.cold.take(cold)
             self._process.metrics.cold_calls_ended[cold.live.route.path, ColdEnding.CONTINUED].inc()
+            remains, headers = cold.unpacked()
+            if not envelope.is_of_call_at(remains.upstream):  # they have run it again, and nobody cancels this run
+                ending = orphans.give_up(cold.live, remains, "another replica has run the call again", headers)
+                self._process.tasks.spawn(ending, "send upstream")
             return None
         return None if self._router.has_parted else cold
 

@@ -45,6 +45,8 @@ class ColdCall(msgspec.Struct, frozen=True, eq=False, gc=False):
     principal: bytes
     is_taken_over: bool
     """Whether another replica had sent the call."""
+    is_apart: bool
+    """Whether another replica has, or had, a run of its own of the call."""
     packed: bytes
     """The remains."""
     headers: str
@@ -63,7 +65,7 @@ class ColdCall(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
-        return self.is_taken_over or self.round > round_
+        return not self.is_apart and (self.is_taken_over or self.round > round_)
 
 
 def packed(remains: Remains, headers: Headers) -> tuple[bytes, str]:

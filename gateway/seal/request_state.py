@@ -99,6 +99,15 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Whether another replica could go on with the call."""
         return self.upstream is not None and self.upstream.is_resumable
 
+    def is_of_call_at(self, upstream: Whereabouts | None) -> bool:
+        """Whether the replica that sealed this state may have gone on with the very call that is there.
+
+        Each round of a call that no replica holds is a run of its own. A state that leads nowhere was sealed for the
+        same session: after visits to URLs the call goes there again.
+        """
+        theirs = self.upstream
+        return bool(self.owner) and (upstream is None or theirs is None or upstream.session == theirs.session)
+
 
 _RECORD: Final = msgspec.msgpack.Decoder(tuple[Recorded, ...])
 # Against bombs (threat 13). What a ledger records is far below: 64 KiB of answers, and their keys.

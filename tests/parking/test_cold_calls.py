@@ -29,6 +29,7 @@ def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
         "live": LIVE,
         "principal": b"p",
         "is_taken_over": False,
+        "is_apart": False,
         **changes,
     }
     return ColdCall(id_ or TOKENS.randbytes(16).hex(), packed=texts[0], headers=texts[1], **fields)  # type: ignore[arg-type]
@@ -122,11 +123,11 @@ def test_a_call_without_room_is_refused_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_", "is_taken_over", "asked_about", "has_taken_over"),
-    [(1, False, 1, False), (2, False, 1, True), (1, True, 1, True)],
+    ("round_", "is_taken_over", "is_apart", "asked_about", "has_taken_over"),
+    [(1, False, False, 1, False), (2, False, False, 1, True), (1, True, False, 1, True), (2, False, True, 1, False)],
 )
 def test_a_record_tells_whether_this_replica_has_continued_the_call(
-    round_: int, asked_about: int, *, is_taken_over: bool, has_taken_over: bool
+    round_: int, asked_about: int, *, is_taken_over: bool, is_apart: bool, has_taken_over: bool
 ) -> None:
-    call = record(round=round_, is_taken_over=is_taken_over)
+    call = record(round=round_, is_taken_over=is_taken_over, is_apart=is_apart)
     assert call.has_taken_over(asked_about) == has_taken_over
