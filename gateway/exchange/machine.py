@@ -243,6 +243,8 @@ class Exchange:
             self._repeated(event)
             return self._ask_again(event.leg)
         is_broken = self.state is BROKEN
+        if is_broken and event.round in self._digests:
+            self._repeated(event)  # the next run gets the answers on record, which no other ones replace
         # Both check the answers, and may raise, so they come before anything is changed (rule 3).
         matched, late = self.nested_requests.answered(event.answers), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
@@ -443,7 +445,6 @@ class Exchange:
             self.legs = ()
             if not self._policy.holds:
                 return [*out, *self._part(None)]
-            self._digests.pop(self.round, None)
             self.state = BROKEN
             return [*out, self._release(completed=False), _ARM_TTL]
         if not event.replayable or not self._ledger.can_run_again:

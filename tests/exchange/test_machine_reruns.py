@@ -680,6 +680,7 @@ def test_a_run_that_could_not_begin_is_begun_by_the_same_retry() -> None:
     play = play << do.ReleaseSession(clean=False) << do.Arm(Timer.TTL)
     assert play.state is State.BROKEN
     assert on_record(play) == [entry(1, 1)]
+    play.refuses(answered(THIRD, 1, **{key(1): reply(2)}), InvalidState)
     play = play >> answered(THIRD, 1, **{key(1): reply(1)})
     assert rerun(play) >> question(1, "a") << send((key(1), "a", reply(1)))
 
