@@ -209,7 +209,10 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         return (catalog.of(principal) or {}).get(request.target, UNKNOWN_TOOL)
 
     async def _list_tools(self, profile: Profile, headers: Headers) -> None:
-        """List the tools; if the list comes too late, the server refuses a call that needs it, without running it."""
+        """List the tools; a list that the server breaks off with an error is kept as if it were whole.
+
+        The server refuses a call that needs the rest, without running it, and the call then lists the tools again.
+        """
         catalog, principal = self.live.upstream.tools, self.principal
         if (listing := catalog.listing.get(principal)) is not None:
             _ = await asyncio.wait((listing,))

@@ -28,8 +28,8 @@ class KnownTools:
         """Whether any tool is known, or was."""
         return bool(self.by_name or self._former)
 
-    def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
-        """Take over a list, as far as it was read: it shows what this credential may see.
+    def learn(self, tools: dict[str, Tool], headers: Headers, *, is_whole: bool = True) -> None:
+        """Take over a list, as far as it was read; only one that `is_whole` shows all that this credential may see.
 
         Tools that another credential was shown stay known: a list of a narrower scope must not switch the header
         check of another tool off.
@@ -38,7 +38,8 @@ class KnownTools:
         known = self.by_name if others and self.by_name is not None else {}
         self.by_name = {**known, **tools} if len(known) < _TOOLS_KEPT else tools
         # A credential that is forgotten only has the tools listed once more.
-        self._listed = {*others, headers.get("Authorization")} if len(others) < _CREDENTIALS_KEPT else set()
+        listed = {headers.get("Authorization")} if is_whole else set()
+        self._listed = others | listed if len(others) < _CREDENTIALS_KEPT else set()
 
     def find(self, name: str, headers: Headers) -> Tool | None:
         """What is known of a tool, which need not be shown to this credential; None if the tools have to be listed."""

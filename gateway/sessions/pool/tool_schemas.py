@@ -80,15 +80,16 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exe
     """List the tools of a group unless this one is known by then; a server without tools/list repeats no argument."""
     group = pool.group(key)
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
-    clean, found = False, dict[str, Tool]()
+    clean, is_whole, found = False, True, dict[str, Tool]()
     try:
         if group.tools.find(name, headers) is None:  # another call may have listed them meanwhile
             if session.shaken.offers("tools"):
-                _ = await read_pages(
+                is_whole = await read_pages(
                     lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
                     lambda page: found.update(_tools(pool, page)),
                 )
-            group.tools.learn(found, headers)  # also of a list that breaks off, or each call would list again
+            # Also of a list that breaks off, or each call of a tool on its first pages would list again.
+            group.tools.learn(found, headers, is_whole=is_whole)
         clean = True
         return group.tools.find(name, headers) or UNKNOWN_TOOL
     finally:

@@ -39,6 +39,26 @@ async def test_a_list_of_a_narrower_scope_switches_no_check_off(
     assert len(upstream.of(mcp.TOOLS_LIST)) == asked, "it was listed with this token, and is not there"
 
 
+async def test_a_list_that_broke_off_does_not_hide_the_tools_behind_it(upstream: FakeUpstream, stand: Stand) -> None:
+    second_page = iter((None, {"tools": [ADMIN]}))
+
+    def in_pages(turn: Turn) -> Any:
+        if "cursor" not in turn.body["params"]:
+            return turn.result({"tools": [ONE], "nextCursor": "2"})
+        page = next(second_page)
+        return turn.error(-32603, "busy") if page is None else turn.result(page)
+
+    upstream.on(mcp.TOOLS_LIST, in_pages)
+    for _ in range(2):
+        assert (await stand.client().call("one")).text == "done"
+    assert len(upstream.of(mcp.TOOLS_LIST)) == 2, "what was read is known"
+    wrong = await stand.client().call("admin", {"region": "eu"}, headers={"Mcp-Param-Region": "us"})
+    assert wrong.outcome == (400, -32020, None)
+    for _ in range(2):
+        assert (await stand.client().call("unlisted")).text == "done"
+    assert len(upstream.of(mcp.TOOLS_LIST)) == 4, "the list is whole now"
+
+
 async def test_a_client_that_the_upstream_refuses_does_not_learn_the_header_of_a_tool(
     upstream: FakeUpstream, stand: Stand
 ) -> None:
