@@ -46,9 +46,9 @@ class CallReport:
             self._span = incoming.begin_span(traces, about, request.id, meta)
 
     def asked(self) -> None:
-        """The client is asked."""
-        self._asked_at = world.monotonic()
+        """The client is asked, or asked again."""
         self._end_round(_ASKED)
+        self._asked_at = world.monotonic()
 
     def count(self, count: do.Count) -> None:
         """Count a question."""
@@ -58,22 +58,19 @@ class CallReport:
 
     def sending(self) -> Headers:
         """A round goes upstream; returns its trace context."""
-        self._think_no_more()
+        self._end_round(_ASKED)  # it asked for nothing but to be called again
         if self._span is None:
             return NO_HEADERS
-        self._end_round(_ASKED)  # it asked for nothing but to be called again
         request, route = self._request, self._live.route
         about = Operation(request.method, request.target, mcp.MODERN, route.path)
         self._round = self._span.call(about, route.upstream.url)
         is_set = any(name.lower() == _TRACE_CONTEXT[0] for name in own_headers(route))
         return NO_HEADERS if is_set else self._round.headers()
 
-    def _think_no_more(self) -> None:
+    def _end_round(self, ending: Ending) -> None:
         if self._asked_at is not None:
             self._thought += world.monotonic() - self._asked_at
             self._asked_at = None
-
-    def _end_round(self, ending: Ending) -> None:
         if self._round is not None:
             self._round.end(ending)
 
@@ -89,7 +86,6 @@ class CallReport:
         if error is not None:
             self._live.upstream.health.note(error)
             ending = Ending(Outcome.ERROR, str(error.code))
-        self._think_no_more()
         self._is_over = True
         self._end_round(ending)
         if self._span is not None:

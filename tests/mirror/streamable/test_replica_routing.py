@@ -98,6 +98,26 @@ async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeMod
     assert len(server.of("tools/call")) == 2
 
 
+async def test_time_in_which_a_client_thought_of_a_question_counts_if_it_is_asked_again(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two, client = await pair(server, cluster)
+    server.tools["both"] = both
+    async with client.call("both") as stream:
+        first, second = await stream.message(), await stream.message()
+        assert await client.answer(first, ACCEPT) == 202
+        place = str(await stream.place())
+        await cluster.crash(one)
+    async with client.listen(place, url=two.url) as stream:
+        _ = await stream.message()
+        await asyncio.sleep(0.5)
+    async with client.listen(place, url=two.url) as stream:
+        for question in (await stream.message(), second):
+            assert await client.answer(question, ACCEPT, url=two.url) == 202
+        assert text(await stream.message()) == {"a": ACCEPT, "b": ACCEPT}
+    assert 0 < two.metric("mcp_server_operation_duration_seconds_sum", method="tools/call") < 0.5
+
+
 async def test_a_call_that_ran_is_lost_with_its_replica(server: FakeModern, cluster: Cluster) -> None:
     one, two, client = await pair(server, cluster)
     gate = Gate(server)
