@@ -95,8 +95,6 @@ class RequestCall(UpstreamCall):
             is_exempt = again or self._is_continued
             self._session = session = await pool.acquire(context.key, context.headers, is_exempt=is_exempt)
             context.runs_in(session)
-            if pool.is_ready(context.key.principal, context.request.said.log_level):
-                return session
         try:
             await pool.prepare(session, context.request.said.log_level, context.headers)
         except SessionLost:

@@ -17,6 +17,7 @@ import pytest_asyncio
 from gateway.__main__ import main
 from gateway.children.child import given_secrets
 from gateway.config import Upstream
+from gateway.protocol import mcp
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY, free_port, is_alive, running
 from tests.support.gateway_process import Gateway, gateway
@@ -118,6 +119,20 @@ async def test_children_are_told_on_the_status_page(client: Client, gw: Gateway)
     missing, one = (await routes())["/missing"], (await routes())["/one"]
     assert (missing["health"], missing["transport"], missing["upstream"]) == ("failing", "stdio", "no-such-program")
     assert (missing["children_limit"], one["children_limit"], one["health"]) == (32, 1, "ok")
+
+
+async def test_a_child_is_subscribed_only_as_long_as_its_caller_listens(client: Client) -> None:
+    listens = {"notifications": {"resourceSubscriptions": ["x:1"]}}
+    async with client.open(mcp.LISTEN, listens) as response:
+        assert mcp.ACKNOWLEDGED.encode() in await response.content.readuntil(b"\n\n")
+        child, subscribed = json.loads((await client.call("subscribed")).text)
+        assert subscribed == ["x:1"]
+    for _ in range(50):
+        found, subscribed = json.loads((await client.call("subscribed")).text)
+        if found == child and not subscribed:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it is still subscribed")
 
 
 async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Client, gw: Gateway) -> None:

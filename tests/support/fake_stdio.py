@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 JSON = dict[str, Any]
+SUBSCRIBED: list[str] = []
 
 
 def say(*messages: JSON) -> None:
@@ -70,6 +71,8 @@ def call(name: str, given: JSON) -> JSON:
             return text("asks now")
         case "say":
             return text(given["words"])
+        case "subscribed":
+            return text([os.getpid(), SUBSCRIBED])
         case "pid":
             return text(str(os.getpid()))
         case "environment":
@@ -131,12 +134,12 @@ def serve() -> None:
             continue
         if message["method"] == "initialize":
             info = {"name": "fake", "version": "1"}
-            say(
-                {
-                    "id": id_,
-                    "result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info},
-                }
-            )
+            can = {"tools": {}, "resources": {"subscribe": True}}
+            say({"id": id_, "result": {"protocolVersion": "2025-06-18", "capabilities": can, "serverInfo": info}})
+        elif message["method"] in {"resources/subscribe", "resources/unsubscribe"}:
+            change = SUBSCRIBED.append if message["method"] == "resources/subscribe" else SUBSCRIBED.remove
+            change(message["params"]["uri"])
+            say({"id": id_, "result": {}})
         elif message["method"] == "tools/list":
             say({"id": id_, "result": {"tools": []}})
         elif message["method"] == "ping":

@@ -145,10 +145,6 @@ class Pool:
             return nullcontext()
         return self._listeners.listening(principal, listener, uris)
 
-    def is_ready(self, principal: bytes, log_level: str | None) -> bool:
-        """Whether any idle session of a principal can take a call with this log level without `prepare`."""
-        return log_level is None and not self._listeners.of(principal)
-
     async def prepare(self, session: Session, log_level: str | None, headers: Headers) -> None:
         """Set on a session what its next call depends on; raises as `Session.ask` does.
 
