@@ -132,7 +132,8 @@ class StreamedCall(MirroredCall):
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
-        shared.running[self._key] = self
+        # The client may have given the id of a dead replica's call to a newer one, and means that one now.
+        _ = shared.running.setdefault(self._key, self)
 
     # -- the client's side of the call ----------------------------------------------------------------------------
 

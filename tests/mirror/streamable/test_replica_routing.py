@@ -182,6 +182,24 @@ async def test_a_cancellation_reaches_the_replica_that_holds_the_call(server: Fa
         await eventually(lambda: server.left == 1)
 
 
+async def test_a_call_of_a_dead_replica_does_not_take_the_place_of_one_with_its_id(
+    server: FakeModern, cluster: Cluster, log_lines: Lines
+) -> None:
+    one, two, client = await pair(server, cluster)
+    call = {"name": "ask", "arguments": {}}
+    async with client.request("tools/call", call, id_="c1") as stream:
+        question, place = await asked(stream)
+        await cluster.crash(one)
+    async with client.request("tools/call", call, id_="c1", url=two.url) as newer:
+        _ = await asked(newer)
+        async with client.listen(place, url=two.url) as stream:
+            _ = await stream.place()
+            assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}, url=two.url) == 202
+            assert await client.answer(question, ACCEPT, url=two.url) == 202
+            assert text(await stream.message()) == {"name": ACCEPT}
+    assert [line["outcome"] for line in log_lines("exchange.finished")] == ["cancelled", "complete"]
+
+
 async def test_all_replicas_know_the_log_level(server: FakeModern, cluster: Cluster) -> None:
     _, two, client = await pair(server, cluster)
     server.tools["level"] = lambda call: call.text(call.meta[mcp.META_LOG_LEVEL])
