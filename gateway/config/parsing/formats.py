@@ -118,8 +118,7 @@ def _origin(text: str) -> str | None:
 
 
 def _host(text: str) -> str | None:
-    host, _, port = text.rpartition(":") if re.search(r"[^:]:[0-9]+$", text) else (text, "", "0")
-    return text.lower() if _is_host(host) and int(port) <= 65_535 else None
+    return text.lower() if _is_host(text) or _address(text) is not None else None
 
 
 def _path(text: str) -> str | None:
