@@ -1,6 +1,9 @@
 """Turns an exception into the response of its request, which no other file does."""
 
+from http import HTTPStatus
 from typing import Final
+
+from msgspec.structs import replace
 
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
@@ -68,6 +71,8 @@ async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes:
     may_parse = isinstance(exc, GatewayError) or incoming.opened is not None
     id_ = error.request_id or (incoming.rpc_id if may_parse and not isinstance(exc, Forbidden) else None)
     last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
+    if incoming.method != "POST" and last.status == HTTPStatus.OK:
+        last = replace(last, status=HTTPStatus.BAD_GATEWAY)  # a 200 would begin a stream, or say that a session ended
     return await reply.whole(last)
 
 

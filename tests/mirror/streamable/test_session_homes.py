@@ -50,6 +50,17 @@ async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begi
     await eventually(lambda: not server.listeners)
 
 
+async def test_a_stream_that_cannot_be_opened_is_no_stream(begin: Begin, server: FakeModern) -> None:
+    """A status of 200 would say that there is one, which says nothing and ends."""
+    client = await LegacyClient(await begin()).initialize()
+    await server.close()
+    async with client.listen() as stream:
+        assert stream.response.status == 502
+        assert (await stream.message())["error"]["data"]["reason"] == "upstream_unreachable"
+    async with client.request("resources/subscribe", {"uri": "a://b"}) as stream:
+        assert stream.response.status == 200, "the session goes on"
+
+
 async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begin, server: FakeModern) -> None:
     client = await LegacyClient(await begin()).initialize()
     server.silent_about.add("a://b")
