@@ -4,7 +4,8 @@ Rule 1: whatever a client does, the connection ends: half a head, an idle connec
 reply that is not read have deadlines.
 Rule 2: what it receives ahead of a handler, and what its client does not read, is in the budgets of the process.
 Rule 3: nothing behind a request is parsed before that has its reply. So a malformed request is answered in its turn,
-with a bare status; and nothing behind it is parsed.
+with a bare status; and nothing behind it is parsed. A request in the packet in which a body in chunks ends is dropped:
+the connection ends with the reply before it.
 """
 
 import asyncio
@@ -221,7 +222,9 @@ class Connection(asyncio.Protocol):
                     return
         except Malformed as exc:
             self._service.traffic.malformed(exc.kind, self.wire.remote)
-            if not self.is_serving:
+            if self.is_serving:
+                self.wire.end_after_reply()
+            else:
                 self._refuse()
 
     def _take_body(self, arriving: SizedBody | ChunkedBody, data: bytes) -> bytes:
@@ -310,8 +313,8 @@ class Connection(asyncio.Protocol):
         self._idle_until = self._loop.time() + _IDLE_SECONDS
         if self._timer is None:
             self._timer = self._loop.call_at(self._idle_until, self._check_idle)
-        if self._arriving is not None:  # something stood behind the end of a body in chunks
-            self._refuse()
+        if self._arriving is not None:  # llhttp does not tell where the request behind a body in chunks begins
+            self.wire.end()
         elif self._behind:
             data, self._behind = self._behind, b""
             self._ahead.hold(0)
