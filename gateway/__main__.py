@@ -31,7 +31,7 @@ from gateway.config import (
 )
 from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.config.schema import json_schema
-from gateway.plugins.loader import plugin
+from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
 from gateway.server.serve import serve
 from gateway.server.wrap import wrap
@@ -106,8 +106,8 @@ def _carried_out(options: argparse.Namespace) -> int:
             program = f"mrtr-gateway: {source}" if options.run is _wrap else ""
             print(f"{program}{problem.located(exc.source)}", file=sys.stderr)
         return 1
-    except TracesUnavailable as exc:
-        print(exc.message, file=sys.stderr)
+    except (TracesUnavailable, PluginMissing) as exc:
+        print(exc, file=sys.stderr)
         return 1
     return code
 

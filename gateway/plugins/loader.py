@@ -23,7 +23,7 @@ def plugin(name: str) -> Any:
     """
     found = _entry_points(_PACKAGE, _GROUP).get(name)
     if found is None:
-        raise PluginMissing(f"the plug-in {name} of {_PACKAGE}; `pip install {_PACKAGE}` brings it", name=name)
+        raise PluginMissing(f"the plug-in {name} is missing; `pip install {_PACKAGE}` brings it", name=name)
     return found.load()
 
 

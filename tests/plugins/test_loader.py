@@ -35,7 +35,7 @@ def test_each_folder_of_plugins_is_an_entry_point() -> None:
 
 
 def test_the_error_about_a_missing_one_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PluginMissing, match=r"the plug-in none of mrtr-gateway.*pip install mrtr-gateway"):
+    with pytest.raises(PluginMissing, match=r"the plug-in none is missing.*pip install mrtr-gateway"):
         plugin("none")
     monkeypatch.setattr(loader, "_PACKAGE", "mrtr-gateway-that-nobody-installed")
     assert find("none") is None
@@ -65,6 +65,35 @@ def test_another_package_cannot_bring_one(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_gateway_loads_those_that_its_configuration_asks_for(configuration: str, loaded: str) -> None:
     done = subprocess.run([sys.executable, "-c", STARTED, configuration], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == loaded, done.stderr
+
+
+WITHOUT = """
+import sys
+from gateway.__main__ import main
+from gateway.plugins import loader
+
+loader._GROUP = "no plug-ins"
+sys.exit(main(["serve", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("configuration", "missing"),
+    [
+        (f"{{listen: '127.0.0.1:1', admin: null, workers: 2, routes: [{CHILD % ''}]}}", "workers"),
+        (f"{{listen: '127.0.0.1:0', admin: null, routes: [{CHILD % 'sep-1442'}]}}", "sep-1442"),
+    ],
+    ids=["workers", "sep-1442"],
+)
+def test_an_operator_whose_configuration_needs_a_missing_one_gets_a_sentence(
+    configuration: str, missing: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(configuration)
+    done = subprocess.run([sys.executable, "-c", WITHOUT, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"the plug-in {missing} is missing; `pip install mrtr-gateway` brings it\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_stories_are_the_same_without_any() -> None:
