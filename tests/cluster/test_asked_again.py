@@ -9,7 +9,7 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.server.drain import drain
-from tests.cluster.test_witness import is_unharmed, only
+from tests.cluster.test_witness import is_quiet, is_unharmed, only
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import READ_ONLY, FakeUpstream, lacks_session
 from tests.support.replicas import (
@@ -225,6 +225,30 @@ async def test_a_call_that_was_only_asked_again_is_given_up_when_its_client_stay
     (call,) = store.calls.values()
     assert cancelled.body["params"]["requestId"] == call.id
     assert call.answers[0] == {"action": "cancel"}
+
+
+async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_that_asked_again(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = FakeStore(upstream, rounds=2)
+    asked, (one, two, three) = await cluster.asked("gw-1", "gw-2", "gw-3")
+    await cluster.crash(one)
+    _ = await ask_again(two, asked)
+    holder, other = (two, three) if len(two.gateway.lot) else (three, two)
+    held = only(holder)
+    assert held.glance(0.0).state == State.RESTORED
+
+    async def only_own(_: str) -> list[str]:
+        return [other.gateway.members.own]
+
+    other.gateway.members.candidates = only_own  # type: ignore[method-assign]  # it takes the holder for dead
+    later_round = await other.client().answer(asked)
+    assert later_round.questions
+    held.fire(Timer.TTL)
+    await is_quiet(holder)
+    assert (await other.client().answer(later_round)).json == [ACCEPT] * 2
+    assert is_unharmed(upstream)
+    assert not len(holder.gateway.lot)
 
 
 # -- what the error says ----------------------------------------------------------------------------------------------
