@@ -275,17 +275,20 @@ def test_a_folder_imports_only_its_libraries() -> None:
 
 
 def imports_a_plugin(file: Path) -> Iterator[str]:
-    if folder(file).startswith("plugins/"):
-        return
+    if not folder(file).startswith("plugins/"):
+        yield from plugins_in(parsed(file))
+
+
+def plugins_in(tree: ast.Module) -> Iterator[str]:
+    """Everything of plug-ins that is imported, or loaded by name, when the program runs."""
     guards = [
-        node for node in ast.walk(parsed(file)) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
-    for_types = {id(node) for guard in guards for node, _ in imports(guard)}
-    yield from (
-        name
-        for node, name in imports_of(file)
-        if name.startswith("gateway.plugins.") and ".loader." not in name and id(node) not in for_types
-    )
+    for_types = {id(node) for guard in guards for part in guard.body for node, _ in imports(part)}
+    names = [name for node, name in imports(tree) if id(node) not in for_types]
+    for name in (*names, *loaded_by_name(tree)):
+        if name.startswith("gateway.plugins.") and ".loader." not in name:
+            yield name
 
 
 def test_the_core_imports_no_plugin() -> None:
@@ -326,5 +329,10 @@ def test_these_tests_see_what_they_look_for() -> None:
     tree = ast.parse("import os.path\nfrom . import a\nfrom b.c import d as e\ndef f():\n    import g\n")
     assert [name for _, name in imports(tree)] == ["os.path", "a", "b.c.d", "g"]
     assert list(loaded_by_name(ast.parse('load("gateway.plugins.otel.traces")'))) == ["gateway.plugins.otel.traces"]
+    guarded = (
+        "if TYPE_CHECKING:\n    from gateway.plugins.oauth import a\nelse:\n    from gateway.plugins.oauth import b\n"
+    )
+    loaded = 'load("gateway.plugins.otel.traces")\nfrom gateway.plugins.loader import find\n'
+    assert list(plugins_in(ast.parse(guarded + loaded))) == ["gateway.plugins.oauth.b", "gateway.plugins.otel.traces"]
     assert source("gateway.protocol.jsonrpc.decode") == PACKAGE / "protocol" / "jsonrpc.py"
     assert source("aiohttp.web") is None
