@@ -236,12 +236,18 @@ def test_every_example_is_in_the_table_of_stories() -> None:
     assert {f"../config/{path.name}" for path in REPOSITORY.glob("config/*.yaml")} <= told
 
 
-def test_the_readme_begins_with_the_two_commands() -> None:
-    title, _, sentence = (REPOSITORY / "README.md").read_text().split("\n")[:3]
+def test_the_readme_begins_with_the_two_commands_the_installation_and_the_pictures() -> None:
+    page = (REPOSITORY / "README.md").read_text()
+    title, _, sentence = page.split("\n")[:3]
     assert title.startswith("# ")
     assert sentence
-    demo, test = blocks(REPOSITORY / "README.md")[0].text.splitlines()
-    assert (demo.split()[:2], test.split()[:2]) == (["make", "demo"], ["make", "test"])
+    commands, installation = blocks(REPOSITORY / "README.md")[:2]
+    begun = [" ".join(line.split()[:2]) for block in (commands, installation) for line in block.text.splitlines()]
+    assert begun == ["make demo", "make test", "pipx install", "pipx run"]
+    top, _, _ = page.partition("\n## ")
+    pictures = re.findall(r"!\[[^]]*\]\(docs/images/(.+?)\)", top)
+    assert pictures == ["demo.svg", "status.png", "exchange.svg"]
+    assert top.index(installation.text) < top.index("![")
 
 
 def test_the_memory_of_a_held_call_is_the_same_on_every_page() -> None:
