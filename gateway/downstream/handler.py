@@ -65,13 +65,13 @@ class RequestHandler:
         self._authenticator = authenticator
         self.continuation = continuation
         self.legacy = legacy
-        self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
+        self.stages = Stages(in_force, routes, authenticator, legacy, self._route)
         self._ids = numbered(world.token_hex(6))
         self._served = 0
         """The requests in flight that coroutines serve."""
         legs = self.legs = continuation.legs
         self.direct = DirectCalls(
-            routes.process.draining, self._stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
+            routes.process.draining, self.stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
         )
 
     @property
@@ -89,8 +89,8 @@ class RequestHandler:
         http.identify(self._ids)
         known = http.head.values
         incoming = received(http, None if known is None else known.caller)
-        reply = HttpReply(http, self._stages.challenge)
-        return self._replied(self._stages.serve, incoming, reply)
+        reply = HttpReply(http, self.stages.challenge)
+        return self._replied(self.stages.serve, incoming, reply)
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
         """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""

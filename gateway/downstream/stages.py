@@ -19,7 +19,6 @@ from gateway.http.reply import HttpReply
 from gateway.http.server.body import last_id
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response
-from gateway.plugins.loader import find
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
 
@@ -49,27 +48,23 @@ class Stages:
         self._authenticator = authenticator
         self._legacy = legacy
         self._receiving = routes.process.traffic.receiving
-        self._oauth_proxy: OAuthProxy | None = None
+        self.oauth_proxy: OAuthProxy | None = None
+        """Made as soon as a configuration asks for it."""
         stages: tuple[Stage, ...] = (self._check_host, self._find_path, self._authenticate, self._receive)
         for stage in reversed(stages):
             serve = partial(stage, serve)
         self.serve = serve
         """Calls the first stage, each of which calls the next."""
-        self._in_force = in_force
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
         self._config = config
-        # An upstream over HTTP may have an OAuth of its own, and so may an issuer that the gateway requires.
-        has_oauth = config.principal.source == "jwt" or any(route.upstream.url for route in config.routes)
-        if has_oauth and self._oauth_proxy is None and (oauth_proxy := find("oauth")) is not None:
-            self._oauth_proxy = oauth_proxy(self._in_force, self._routes)
         self._host_check = HostCheck(config.security, config.listen)
 
     def challenge(self, http: HttpRequest, value: str) -> str:
         """Rewrite a WWW-Authenticate value so that it points the client to the gateway."""
-        return value if self._oauth_proxy is None else self._oauth_proxy.challenge(http, value)
+        return value if self.oauth_proxy is None else self.oauth_proxy.challenge(http, value)
 
     def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Refuse a page that must not send requests here; the head of a known caller has passed before."""
@@ -83,7 +78,7 @@ class Stages:
         return then(incoming, reply) if is_route else self._without_route(then, incoming, reply)
 
     async def _without_route(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
-        if self._oauth_proxy is not None and (response := await self._oauth_proxy.handle(reply.http)) is not None:
+        if self.oauth_proxy is not None and (response := await self.oauth_proxy.handle(reply.http)) is not None:
             return response
         if incoming.method != "POST":  # the call of one may have begun while the path had a route
             raise no_route(incoming.path)

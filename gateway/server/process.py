@@ -233,15 +233,19 @@ class Gateway:
         mirrored = Shared(Tokens(keys), in_force.part(lambda config: config.hold), self.lot.results)
         legacy = LegacyRouting(self.sessions, mirrored)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
-        self._load_dialect(self.config)
+        self._load_plugins(self.config)
 
-    def _load_dialect(self, config: Config) -> None:
-        """Speak SEP-1442 if a route has it; raises PluginMissing."""
-        downstream, legacy = self.downstream, self.downstream.legacy
+    def _load_plugins(self, config: Config) -> None:
+        """Load what answers clients by this configuration; raises ImportError, with nothing changed."""
+        downstream, stages, legacy = self.downstream, self.downstream.stages, self.downstream.legacy
         if legacy.stateless is None and any("sep-1442" in route.dialects for route in config.routes):
             hold = self._in_force.part(lambda config: config.hold)
             shared = Shared(Tokens(self._keys, "sep-1442, "), hold, self.lot.results)
             legacy.stateless = plugin("sep-1442")(shared, downstream.handle_hop, downstream.continuation.give_up)
+        # An upstream over HTTP may have an OAuth of its own, and so may an issuer that the gateway requires.
+        has_oauth = config.principal.source == "jwt" or any(route.upstream.url for route in config.routes)
+        if has_oauth and stages.oauth_proxy is None and (oauth_proxy := find("oauth")) is not None:
+            stages.oauth_proxy = oauth_proxy(self._in_force, self.routes)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
@@ -255,7 +259,7 @@ class Gateway:
         Raises ConfigError, with nothing changed, if a file that the configuration names has become unusable.
         """
         tls = contexts(config)
-        self._load_dialect(config)
+        self._load_plugins(config)
         self._authenticator.use(config, tls)
         self._in_force.replace(config)
         for listener in self.listeners:

@@ -23,6 +23,7 @@ from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, InForce, Problem, Replica, parse
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import PendingRequest
+from gateway.plugins import loader
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal import keyring
@@ -904,6 +905,21 @@ async def test_without_a_file_nothing_changes_and_the_log_says_why(log_lines: Li
     (line,) = log_lines("config.rejected")
     assert line["level"] == "warning"
     assert "of --config again, and this process has none" in line["note"]
+
+
+async def test_a_reload_changes_nothing_if_a_plug_in_that_it_asks_for_cannot_be_loaded(
+    begin: Start, upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an upgrade on disk, whose plug-ins need more than the program that runs."""
+    stand = await begin(routes=[{"path": "/child", "upstream": {"command": ["cat"]}}])
+    before = stand.gateway.config
+    monkeypatch.setattr(loader, "plugin", Mock(side_effect=ImportError))
+    with pytest.raises(ImportError):
+        stand.gateway.apply(reconfigured(upstream.url))
+    assert stand.gateway.config is before
+    monkeypatch.undo()
+    stand.gateway.apply(reconfigured(upstream.url))
+    assert stand.gateway.config is not before
 
 
 async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() -> None:
