@@ -43,7 +43,9 @@ def test_a_holder_that_alone_exceeds_the_budget_gives_way_itself() -> None:
 
 def test_what_is_released_is_free_for_others_and_never_gives_way() -> None:
     budget = Budget("limits.x", InForce(100))
-    first, second = Holder(budget), Holder(budget)
+    empty, first, second, third = (Holder(budget) for _ in range(4))
+    empty.share.hold(1)
+    empty.share.hold(0)
     first.share.hold(100)
     first.share.release()
     first.share.release()
@@ -52,6 +54,8 @@ def test_what_is_released_is_free_for_others_and_never_gives_way() -> None:
     assert not first.has_given_way
     assert not second.has_given_way
     assert budget.used == 100
+    third.share.hold(1)
+    assert [each.has_given_way for each in (empty, first, second, third)] == [0, 0, 1, 0]
 
 
 def test_a_lower_limit_holds_from_the_next_bytes_on() -> None:
