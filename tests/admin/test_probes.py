@@ -46,6 +46,14 @@ async def test_the_admin_listener_only_answers_reads(stand: Stand) -> None:
     assert (status, body) == (404, "try /healthz /readyz /metrics /status\n")
 
 
+async def test_the_root_leads_to_the_status_page(stand: Stand) -> None:
+    status, body, response = await fetch(stand, "/")
+    assert (status, response.url.path) == (200, "/status")
+    assert body.startswith("<!DOCTYPE html>")
+    async with stand.http.get(f"http://{stand.gateway.admin}/", allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (302, "status"), "a proxy may add a path before it"
+
+
 @pytest.mark.parametrize(
     ("path", "accept", "kind"),
     [

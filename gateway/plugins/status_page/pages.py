@@ -25,7 +25,7 @@ class StatusPages:
     async def handle(self, http: HttpRequest) -> Response | None:
         """Return the status of the whole cluster, or of the replica that the query names; None for other paths."""
         if not is_status(http):
-            return documented(http)
+            return other_page(http)
         query = http.head.url.query
         replica = query.get("replica")
         status = await self.cluster.status(replica)
@@ -41,9 +41,11 @@ def is_status(http: HttpRequest) -> bool:
     return http.head.path in _STATUS
 
 
-def documented(http: HttpRequest) -> Response | None:
-    """Return the document at the path of a request, if there is one."""
+def other_page(http: HttpRequest) -> Response | None:
+    """Return what is at another path than the status: a document, or at the root the way to the status."""
     path = http.head.path
+    if path == "/":
+        return TextResponse("see /status\n", 302, {"Location": "status"})
     text = document(path.removeprefix(_DOCS)) if path.startswith(_DOCS) else None
     return None if text is None else TextResponse(text, headers=HEADERS)
 

@@ -17,7 +17,7 @@ from gateway.config import Config, InForce
 from gateway.http.server.listener import UNIX
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse
-from gateway.plugins.status_page.pages import documented, is_status, status_response, wants_json
+from gateway.plugins.status_page.pages import is_status, other_page, status_response, wants_json
 from gateway.plugins.workers import merge_metrics
 from gateway.telemetry import Metrics
 
@@ -105,7 +105,7 @@ class Overview(Probes):
     async def page(self, http: HttpRequest) -> Response | None:
         """See `Probes`: the worker that answers first tells the status of all workers and all replicas."""
         if not is_status(http):
-            return documented(http)
+            return other_page(http)
         path = f"{'/status.json' if wants_json(http) else '/status'}?{http.head.url.raw_query_string}"
         # Not the status of each: every worker that is asked for it asks all its siblings and all replicas.
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
