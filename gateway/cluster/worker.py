@@ -1,7 +1,5 @@
 """One process of the cluster: its id, its unix sockets, the secret that it shares with its siblings."""
 
-import hashlib
-
 import msgspec
 
 from gateway import world
@@ -22,14 +20,6 @@ class Worker(msgspec.Struct, frozen=True):
     count: int
     directory: str
     key: bytes
-
-    @property
-    def mark(self) -> bytes:
-        """A salt that all workers share, so that each of them shows a caller under the same pseudonym.
-
-        It is derived from the key, but cannot open anything.
-        """
-        return hashlib.sha256(b"mrtr-gateway/status/" + self.key).digest()
 
     def socket(self, purpose: str, number: int | None = None) -> Address:
         """The unix socket of worker `number`, by default of this one."""

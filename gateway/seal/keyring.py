@@ -66,7 +66,7 @@ class Keyring:
         self._keys = {key_id(key): key for key in keys}
         if len(self._keys) != len(keys):
             raise ValueError("a state key is repeated")
-        self._purpose = purpose.encode()
+        self._purpose = purpose
         self._subkey = lru_cache(_SUBKEYS_KEPT)(self._derive)
         self._first = next(iter(self._keys))
         self._head = f"{PREFIX}.{self._first}.".encode()
@@ -129,8 +129,12 @@ class Keyring:
             raise InvalidState("forged") from exc
 
     def _derive(self, key_id: str, salt: bytes) -> AESGCM:
-        info = b"mrtr-gateway/1/" + self._purpose
-        return AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
+        return AESGCM(subkey(self._keys[key_id], self._purpose, salt))
+
+
+def subkey(key: bytes, purpose: str, salt: bytes | None = None) -> bytes:
+    """The subkey for a purpose; without a salt, the same one in all processes that have the key."""
+    return HKDF(SHA256(), 32, salt, b"mrtr-gateway/1/" + purpose.encode()).derive(key)
 
 
 def ring(keys: InForce[Keys], purpose: str, *, opens_former: bool = False) -> InForce[Keyring]:

@@ -65,7 +65,6 @@ log = get_logger()
 
 _FLUSH_SECONDS: Final = 3.0
 """How long sending the last spans may take at the end."""
-_SALT_BYTES: Final = 16
 
 
 class Gateway:
@@ -148,8 +147,6 @@ class Gateway:
             members=self.members,
             metrics=self.metrics,
             recent_errors=self.recent_errors,
-            # Of all workers, so that each shows a caller under the same pseudonym.
-            salt=world.random_bytes(_SALT_BYTES) if worker is None else worker.mark,
         )
         # Those who can ask: an operator, another replica, another worker of this host.
         is_asked = config.admin is not None or config.replica.listen is not None or worker is not None

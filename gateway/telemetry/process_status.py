@@ -90,7 +90,7 @@ class HeldStatus(Struct, frozen=True, kw_only=True):
     owner: str
     """The replica, or worker, that holds it."""
     caller: str
-    """A tag that calls of the same caller share; the salt changes at every start, so it reveals nothing else."""
+    """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):

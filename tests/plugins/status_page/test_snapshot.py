@@ -70,24 +70,18 @@ async def test_the_uri_of_a_resource_is_not_shown(upstream: FakeUpstream, begin:
 
 
 async def test_callers_have_different_marks_and_are_not_named(upstream: FakeUpstream, begin: Start) -> None:
-    one, other = await begin(), await begin()
+    one, other, stranger = await begin(), await begin(), await begin(state={"keys": ["ef" * 32]})
     upstream.tool(ask)
-    for stand in (one, other):
+    for stand in (one, other, stranger):
         for caller in ("ada", "ada", "bob"):
             _ = await stand.client(jwt(iss="https://id.example", sub=caller)).call()
-    marks = [[call.caller for call in (await told(stand)).held] for stand in (one, other)]
+    marks = [[call.caller for call in (await told(stand)).held] for stand in (one, other, stranger)]
     for first, second, third in marks:
         assert first == second != third
-    assert not set(marks[0]) & set(marks[1]), "a mark means nothing to another process"
-    await drop(one)
-    await drop(other)
-
-
-def test_workers_mark_a_caller_the_same() -> None:
-    key = bytes(range(32))
-    one, two = (Worker(number, 2, "/tmp", key) for number in range(2))
-    assert one.mark == two.mark != key
-    assert one.mark not in key
+    assert marks[0] == marks[1], "with the same keys, a caller has the same mark at every replica"
+    assert not set(marks[0]) & set(marks[2]), "a mark means nothing without the keys"
+    for stand in (one, other, stranger):
+        await drop(stand)
 
 
 async def test_the_oldest_of_many_parked_calls_are_listed(
