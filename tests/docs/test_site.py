@@ -19,6 +19,9 @@ def test_the_site_is_built_without_a_dead_link_and_finds_what_the_pages_say(tmp_
     found = json.loads((tmp_path / "site" / "search.json").read_text())
     pages = {item["location"].partition("#")[0] for item in found["items"] if "quiet_seconds" in item["text"]}
     assert {"docs/configuration/", "docs/faq/"} <= pages
+    first, _, _ = (tmp_path / "site" / "index.html").read_text().partition('"docs/images/demo.svg"')
+    _, _, table = first.partition("<table>")
+    assert 0 < table.find('"docs/quick-start/"') < table.find('"docs/operations/"') < table.find('"SECURITY/"')
 
 
 def test_every_page_of_docs_is_in_the_contents() -> None:
