@@ -11,6 +11,7 @@ import msgspec
 from gateway import world
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
+from gateway.exchange.commands import TTL
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, Exchange
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
@@ -213,7 +214,8 @@ class Context(ClientCall, eq=False, kw_only=True):
             round=exchange.round,
             asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),
             age_seconds=now - self._began,
-            expires_in_seconds=max(self._parked_at + patience - now, 0) if exchange.state in HELD else None,
+            expires_in_seconds=max(self._parked_at + patience - now, 0) if TTL in exchange.timers else None,
+            is_lost=exchange.is_lost,
             owner="",
             caller="",
         )

@@ -56,6 +56,7 @@ from gateway.protocol.errors import (
     MissingCapability,
     Stopping,
     TaskCancelled,
+    UpstreamError,
 )
 from gateway.protocol.request_meta import Capabilities
 
@@ -205,6 +206,12 @@ class Exchange:
     def keeps_end(self) -> bool:
         """Whether the call is over, and its final message waits for its client, or for a repeated retry."""
         return self._final is not None and bool(self.timers)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the call was lost while its client was away, which the next request will be told."""
+        final = self._final
+        return self.state is FINISHED and isinstance(final, do.Fail) and isinstance(final.error, UpstreamError)
 
     @property
     def kept_bytes(self) -> int:

@@ -89,6 +89,8 @@ class HeldStatus(Struct, frozen=True, kw_only=True):
     """None while a client is waiting for its next reply."""
     owner: str
     """The replica, or worker, that holds it."""
+    is_lost: bool = False
+    """Whether its upstream has failed, which its client has still to be told."""
     caller: str
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
 

@@ -369,6 +369,17 @@ def test_the_error_of_a_call_is_the_answer_to_a_later_round_of_another_process()
     assert play >> answered(FOURTH, 0) << do.Fail((FOURTH,), LOST)
 
 
+@pytest.mark.parametrize(
+    ("end", "is_lost"), [(on.Broke(LOST), True), (on.Resulted(RESULT), False), (on.Failed(jsonrpc.Error(1)), False)]
+)
+def test_a_call_is_lost_if_its_upstream_failed_while_its_client_was_away(end: on.Event, *, is_lost: bool) -> None:
+    play = parked(FIRST)
+    assert not play.exchange.is_lost
+    play = play >> end << ANY
+    assert play.exchange.is_lost is is_lost
+    assert not (play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})).exchange.is_lost, "the client knows"
+
+
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Expired()
     assert play.state is State.ENDED

@@ -141,6 +141,8 @@ def streams(route: RouteStatus) -> str:
 
 def waits_for(call: HeldStatus) -> str:
     """Return what a held call waits for."""
+    if call.is_lost:
+        return "lost: the client will be told"
     lost = "; the upstream call was lost and will run again" if call.state == "broken" else ""
     return (", ".join(call.asked) or "the client's next request") + lost
 

@@ -14,7 +14,7 @@ from gateway.config import ConfigError, InForce, Problem, parse
 from gateway.plugins.status_page.snapshot import known_peers
 from gateway.server.drain import drain
 from tests.support.fake_sse import FakeSse
-from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up
 from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import SECRET, fetch, told
@@ -82,6 +82,26 @@ async def test_callers_have_different_marks_and_are_not_named(upstream: FakeUpst
     assert not set(marks[0]) & set(marks[2]), "a mark means nothing without the keys"
     for stand in (one, other, stranger):
         await drop(stand)
+
+
+async def test_a_held_call_whose_server_is_gone_is_shown_as_lost(upstream: FakeUpstream, begin: Start) -> None:
+    stand, dies = await begin(), asyncio.Event()
+
+    upstream.tool(gives_up(dies, Turn.reset))
+    asked = await stand.client().call()
+    assert not (await told(stand)).held[0].is_lost
+    dies.set()
+
+    async def is_lost() -> bool:
+        return (await told(stand)).held[0].is_lost
+
+    await eventually(is_lost)
+    (call,) = (await told(stand)).held
+    assert call.expires_in_seconds is not None, "the answer is kept as long as the call was"
+    assert "lost: the client will be told" in (await fetch(stand, "/status"))[1]
+    told_client = await stand.client().answer(asked, {"action": "cancel"})
+    assert "may have had effects" in told_client.error["message"]
+    assert (await told(stand)).held == ()
 
 
 async def test_the_oldest_of_many_parked_calls_are_listed(

@@ -148,11 +148,13 @@ def test_what_a_held_call_waits_for() -> None:
         held(1),
         replace(held(1), asked=("elicitation", "roots")),
         replace(held(1), state="broken", asked=("roots",)),
+        replace(held(1), state="finished", is_lost=True),
     )
     assert [*map(waits_for, calls)] == [
         "the client's next request",
         "elicitation, roots",
         "roots; the upstream call was lost and will run again",
+        "lost: the client will be told",
     ]
 
 
