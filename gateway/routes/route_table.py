@@ -100,7 +100,7 @@ class RouteTable:
         settings, bounds = InForce(first), InForce(bound)
         client = self._client.sibling(bounds)
         url = route.upstream.url
-        health = UpstreamHealth(route.path, metrics, self._errors, is_command=url is None)
+        health = UpstreamHealth(route.path, metrics, self._errors, url=url and route.upstream.name)
         if url is None:
             launcher = ChildLauncher(route, client, tasks, health, self._children)
             modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)

@@ -7,6 +7,7 @@ every part that was given the holder follows.
 import asyncio
 import resource
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from gateway import __version__, world
@@ -90,7 +91,7 @@ class Gateway:
         self._worker = worker
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.tasks = Tasks(self.metrics)
-        self.recent_errors = RecentErrors()
+        self.recent_errors = RecentErrors("" if file is None else quote(str(file.path.absolute())))
         self.lot: Lot[Driver] = Lot(
             in_force.part(lambda config: config.hold),
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),

@@ -49,7 +49,9 @@ class RecentError(NamedTuple):
 class RecentErrors:
     """The errors of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, config_file: str = "") -> None:
+        """`config_file` is for the commands of fixes, quoted; empty if the process has none."""
+        self.config_file = config_file
         self._known: OrderedDict[tuple[str, str, str], RecentError] = OrderedDict()
         """The most recent one is last; the number is bounded by what the page shows."""
         self._noted: WeakSet[GatewayError] = WeakSet()

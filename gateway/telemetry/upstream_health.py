@@ -1,5 +1,6 @@
 """Judges the health of an upstream by the traffic of its route, and counts its child processes."""
 
+from shlex import quote
 from typing import Final
 
 from gateway import world
@@ -25,11 +26,15 @@ _CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr 
 class UpstreamHealth:
     """The health of one route's upstream."""
 
-    def __init__(self, route: str, metrics: Metrics, errors: RecentErrors, *, is_command: bool) -> None:
+    def __init__(self, route: str, metrics: Metrics, errors: RecentErrors, *, url: str | None) -> None:
+        """`url` is what may be shown of it; None if the upstream is a command."""
         self.answered = float("-inf")
         """Monotonic time of the last answer outside a session: to a probe, or to a request that was passed through."""
         self._route = route
-        self._is_command = is_command
+        self._is_command = url is None
+        self._probe = f"probe {quote(url or '')}"
+        if errors.config_file:  # it also has the credentials and certificates with which the gateway asks
+            self._probe = f"doctor --config {errors.config_file} --route {quote(route)}"
         self._metrics = metrics
         self._errors = errors
         self._failure: RecentError | None = None
@@ -40,7 +45,9 @@ class UpstreamHealth:
 
     def note(self, error: GatewayError) -> None:
         """Record an error of a request of this route; the same error may be given several times."""
-        fix = _COMMAND_FIX if isinstance(error, Unreachable) and self._is_command else ""
+        fix = ""
+        if isinstance(error, Unreachable):
+            fix = _COMMAND_FIX if self._is_command else error.fix.replace("probe URL", self._probe)
         noted = self._errors.note(error, self._route, fix=fix)
         if noted is not None and noted.kind in _FAILURES:
             self._failure = noted

@@ -1,10 +1,13 @@
 """The health of an upstream follows the traffic of its route."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from gateway.bridge import upstream_call
+from gateway.config import ConfigFile
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.telemetry import Metrics
@@ -42,7 +45,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     assert failure is not None
     assert failure.kind == "upstream_unreachable"
     assert upstream.url in failure.cause
-    assert "mrtr-gateway probe" in failure.fix
+    assert f"`mrtr-gateway probe {upstream.url}`" in failure.fix, "it can be pasted"
     (error,) = status.errors
     assert (error.kind, error.route, error.count) == ("upstream_unreachable", "/mcp", 1)
     html = (await fetch(stand, "/status"))[1]
@@ -54,6 +57,28 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     (route,) = (await told(stand)).routes
     assert route.health == "ok"
     assert route.last_failure is not None, "when it failed last is still told"
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        (None, "`mrtr-gateway probe http://{host}/mcp`"),
+        (Path("/etc/gateway.yaml"), "`mrtr-gateway doctor --config /etc/gateway.yaml --route /mcp`"),
+    ],
+)
+async def test_the_command_of_a_fix_names_the_server_and_no_secret(
+    upstream: FakeUpstream, begin: Start, file: Path | None, command: str
+) -> None:
+    host = URL(upstream.url).authority
+    stand = await begin(url=f"http://{host}/mcp?api_key=s3cr3t", file=None if file is None else ConfigFile(file))
+    upstream.on("initialize", lambda turn: turn.reset())
+    _ = await stand.client().call()
+    status = await told(stand)
+    (error,) = status.errors
+    assert status.routes[0].last_failure is not None
+    for fix in (error.fix, status.routes[0].last_failure.fix):
+        assert command.format(host=host) in fix
+    assert "s3cr3t" not in (await fetch(stand))[1]
 
 
 async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream, begin: Start) -> None:
@@ -125,7 +150,7 @@ async def test_an_old_clients_traffic_counts(upstream: FakeUpstream, begin: Star
 
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
-    known = UpstreamHealth("/mcp", Metrics(), RecentErrors(), is_command=False)
+    known = UpstreamHealth("/mcp", Metrics(), RecentErrors(), url="http://h/mcp")
     known.note(CallLost("gone", data={"reason": "owner_lost"}))
     assert known.failure is None
     known.note(CallLost("gone"))
@@ -134,7 +159,7 @@ def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
 
 def test_a_child_that_ended_is_told_and_no_failure_of_its_route() -> None:
     errors = RecentErrors()
-    health = UpstreamHealth("/mcp", metrics := Metrics(), errors, is_command=True)
+    health = UpstreamHealth("/mcp", metrics := Metrics(), errors, url=None)
     for _ in range(3):
         health.child_started()
     health.child_ended("was asked to end", asked=True)

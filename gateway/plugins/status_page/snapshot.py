@@ -178,7 +178,7 @@ def _notices(source: ProcessParts) -> Iterator[StatusNotice]:
         text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
         yield StatusNotice(
             f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
-            "Correct the file (`mrtr-gateway check --config FILE`) and send SIGHUP",
+            f"Correct the file (`mrtr-gateway check --config {source.recent_errors.config_file}`) and send SIGHUP",
         )
     for sentence in cautions(source.config):
         yield StatusNotice(sentence, is_bad=False)

@@ -265,7 +265,7 @@ async def _examine_child(exam: ProbeContext) -> None:
         )
     exam.notes.ok("program", route.upstream.name)
     metrics, children = Metrics(), dict[Child, None]()
-    health = UpstreamHealth(route.path, metrics, RecentErrors(), is_command=True)
+    health = UpstreamHealth(route.path, metrics, RecentErrors(), url=None)
     launcher = ChildLauncher(route, exam.client, exam.tasks, health, children)
     try:
         async with session(exam, lambda: StdioChannel(launcher), mcp.LEGACY) as opened:

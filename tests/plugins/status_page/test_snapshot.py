@@ -2,6 +2,7 @@
 
 import asyncio
 from html import unescape
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -166,13 +167,13 @@ async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: F
             raise next_
         return parse(next_, "test", {})
 
-    stand = await begin(file=Mock(load=read))
+    stand = await begin(file=Mock(load=read, path=Path("/etc/my gateway.yaml")))
     reload = stand.gateway.reload
     reload.ask()
     await eventually(lambda: reload.rejected)
     (notice,) = (await told(stand)).notices
     assert "routes[0].upstream.url: is no URL" in notice.text
-    assert "mrtr-gateway check" in notice.fix
+    assert "`mrtr-gateway check --config '/etc/my gateway.yaml'`" in notice.fix, "it can be pasted"
     reload.ask()
     await eventually(lambda: reload.rejected is None)
     assert (await told(stand)).notices == ()

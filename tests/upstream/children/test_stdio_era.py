@@ -76,7 +76,7 @@ class Bench:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
         self.launcher = Launcher(given)
         metrics = Metrics("test", ["/mcp"])
-        health = UpstreamHealth("/mcp", metrics, RecentErrors(), is_command=True)
+        health = UpstreamHealth("/mcp", metrics, RecentErrors(), url=None)
         self.modern = ModernStdio(self.launcher, metrics, "/mcp")
         self.era = StdioEra(self.launcher, self.modern, tasks, health)
 
