@@ -26,9 +26,19 @@ from gateway.telemetry import configure_logging
 def record(live: LiveRoute, number: int, principal: bytes) -> ColdCall:
     session, call = secrets.token_hex(16), b'"gw-%b-%x"' % (secrets.token_hex(6).encode(), number)
     upstream = Whereabouts(session, "2025-11-25", call, b"", f"0~{call.decode()}~m{number}")
-    texts = packed(Remains(upstream, ((b"0", "elicitation/create"),)), {})
+    remains, headers = packed(Remains(upstream, ((b"0", "elicitation/create"),)), {})
     due = int(time.monotonic()) + 86_400 + number % 600
-    return ColdCall(secrets.token_urlsafe(16), 1, due, live, principal, False, *texts)
+    return ColdCall(
+        secrets.token_urlsafe(16),
+        round=1,
+        due=due,
+        live=live,
+        principal=principal,
+        is_taken_over=False,
+        is_apart=False,
+        packed=remains,
+        headers=headers,
+    )
 
 
 async def serve(config: Path, records: int) -> None:
