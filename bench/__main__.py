@@ -2,22 +2,22 @@
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import sys
 import tempfile
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from bench import legacy, modern, report
-from bench.cluster import ClusterOutcome, measure_cluster
+from bench.cluster import STORED, ClusterOutcome, measure_cluster
 from bench.cold import ColdOutcome, cool
+from bench.environment import environment
 from bench.hostile import MIB, HostileOutcome, hostile
 from bench.load import Operation
 from bench.processes import ENDED_CONFIG, PARKED_CONFIG, ROOT, Fleet, Process, ProcessError
+from bench.rivals import Rival, start_rivals
 from bench.scenarios import (
     ONE_WORKER,
     TWO_WORKERS,
@@ -31,6 +31,7 @@ from bench.scenarios import (
     most_calls,
     park,
 )
+from bench.timeline import TimelineOutcome, measure_timeline
 
 # The tool, the bytes of each large result, and those of the argument.
 LARGE = {
@@ -43,10 +44,13 @@ LARGE = {
 }
 SCENARIOS = (
     *("echo", "sse", "passed", "passed-ask", *LARGE, "ask"),
-    *("forwarded", "cluster", "workers", "parked", "ended", "cold", "hostile"),
+    *("forwarded", "cluster", "timeline", "timeline-plain", "workers", "parked", "ended", "cold", "hostile"),
+    *("rivals", "rivals-legacy"),  # last, because rivals go on running, and work while they are idle
 )
 # These start gateways of their own.
-APART = {"forwarded", "cluster", "workers", "parked", "ended", "cold", "hostile"}
+APART = {"forwarded", "cluster", "timeline", "timeline-plain", "workers", "parked", "ended", "cold", "hostile"}
+# Few, so that the slowest rival answers within a second.
+RIVAL_CLIENTS = 8
 ENDED_CALLS = 5000
 C_LIBRARY = "PYTHONMALLOC=malloc"
 ENDED_CLIENTS = 256
@@ -97,9 +101,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-Outcome = Interleaved | ParkedOutcome | ColdOutcome | HostileOutcome
-
-
 class Bench:
     """One run: the processes that are up, and the scenarios on them."""
 
@@ -129,10 +130,18 @@ class Bench:
                 return self._large(*LARGE[name])
             case "ask":
                 return self._ask()
+            case "rivals":
+                return self._compare_rivals("rivals: echo of a modern client", is_modern=True)
+            case "rivals-legacy":
+                return self._compare_rivals("rivals-legacy: echo in the session of a legacy client", is_modern=False)
             case "forwarded":
                 return self._forwarded()
             case "cluster":
                 return self._cluster()
+            case "timeline":
+                return self._timeline(STORED)
+            case "timeline-plain":
+                return self._timeline("ask")
             case "workers":
                 return self._workers()
             case "parked":
@@ -193,6 +202,23 @@ class Bench:
     def _interleave(self, title: str, targets: list[Target], count: int, clients: int) -> Interleaved:
         return uvloop.run(interleave(title, targets, self._options.rounds, count, clients))
 
+    def _compare_rivals(self, title: str, *, is_modern: bool) -> Interleaved:
+        """Beside other MCP proxies. Each is called as it was by its first operations, in sessions that stay open."""
+        operation = modern.echo if is_modern else legacy.echo_in_session
+        targets = self._anchor_targets(operation("echo"))
+        if self._gateway is not None:
+            targets.append(Target(self._gateway, operation("echo"), "mrtr-gateway"))
+        targets += [
+            Target(process, operation(rival.tool), rival.name, part=rival.part)
+            for rival, process in self._rivals
+            if rival.is_modern or not is_modern
+        ]
+        return self._interleave(title, targets, self._options.requests, min(RIVAL_CLIENTS, self._options.clients))
+
+    @cached_property
+    def _rivals(self) -> list[tuple[Rival, Process]]:
+        return start_rivals(self._fleet, self._upstream)
+
     def _forwarded(self) -> Interleaved | None:
         if self._options.gateway == "none":
             return None
@@ -208,6 +234,12 @@ class Bench:
         return measure_cluster(
             self._fleet, options.gateway, self._fleet.upstream(), options.rounds, self._asks(), clients, calls
         )
+
+    def _timeline(self, tool: str) -> TimelineOutcome | None:
+        """On an upstream of its own, which counts its executions."""
+        if self._options.gateway == "none":
+            return None
+        return measure_timeline(self._fleet, self._options.gateway, self._fleet.upstream(), tool)
 
     def _workers(self) -> Interleaved | None:
         if self._options.gateway == "none":
@@ -260,15 +292,6 @@ class Bench:
             return None
         gateway = self._fleet.gateway(self._options.gateway, self._fleet.upstream())
         return uvloop.run(hostile(gateway, (MIB, 4 * MIB, 16 * MIB)))
-
-
-def environment(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        **{name: getattr(options, name) for name in ("rounds", "requests", "clients")},
-    }
 
 
 def run_all(options: argparse.Namespace, fleet: Fleet) -> dict[str, report.Outcome]:

@@ -26,6 +26,10 @@ TRIES = 30
 RETRY_AFTER_SECONDS = 1
 LOAD_SECONDS = 4.0
 """How long the load goes on before and after the kill."""
+CUT_OFF = "cut off before the question"
+ANSWERED = "answered"
+ANSWERED_LATE = "answered after a 503"
+LOST = "lost, and said so"
 
 
 class Balanced(Connection):
@@ -139,77 +143,87 @@ def hold(replicas: Replicas, outcome: ClusterOutcome, calls: int, clients: int) 
     outcome.wrong += uvloop.run(run(replicas.address, balanced(replicas, answer_one), len(held), clients))[1]
 
 
+@dataclass(slots=True)
+class Client:
+    """A client whose requests go to any replica, and what became of its calls that ask."""
+
+    connection: Balanced
+    tool: str
+    fates: Counter[str]
+    wrong: list[str]
+
+    async def begin(self) -> modern.Parked | None:
+        try:
+            return await modern.open_ask(self.connection, self.tool)
+        except ConnectionError:
+            self.fates[CUT_OFF] += 1  # its client knows; nobody sends it again
+        except Wrong as exc:
+            self.fates["wrong"] += 1
+            self.wrong.append(str(exc))
+        return None
+
+    async def finish(self, parked: modern.Parked) -> None:
+        self.connection.sends_again = True
+        fate = ANSWERED
+        for _ in range(TRIES):
+            try:
+                await modern.answer_ask(self.connection, parked, self.tool)
+            except Wrong as exc:
+                if "owner_stalled" in str(exc):  # HTTP 503 with Retry-After
+                    fate = ANSWERED_LATE
+                    await asyncio.sleep(RETRY_AFTER_SECONDS)
+                    continue
+                fate = LOST if "owner_lost" in str(exc) else "wrong"
+                if fate == "wrong":
+                    self.wrong.append(str(exc))
+            break
+        self.fates[fate] += 1
+        self.connection.sends_again = False
+
+
 def kill(replicas: Replicas, outcome: ClusterOutcome, fleet: Fleet, calls: int, clients: int) -> None:
     """Kill the last replica under load while calls wait in all of them, then answer every call."""
     addresses, turn = [each.address for each in replicas.each], random.Random(1)
-    tally: Counter[str] = Counter()
+    fates: Counter[str] = Counter()
     held: list[modern.Parked] = []
 
-    async def finish(connection: Balanced, parked: modern.Parked) -> None:
-        connection.sends_again = True
-        fate = "answered"
-        for _ in range(TRIES):
-            try:
-                await modern.answer_ask(connection, parked, STORED)
-            except Wrong as exc:
-                if "owner_stalled" in str(exc):  # HTTP 503 with Retry-After
-                    fate = "answered after a 503"
-                    await asyncio.sleep(RETRY_AFTER_SECONDS)
-                    continue
-                fate = "lost, and said so" if "owner_lost" in str(exc) else "wrong"
-                if fate == "wrong":
-                    outcome.wrong.append(str(exc))
-            break
-        tally[fate] += 1
-        connection.sends_again = False
-
-    async def begin(connection: Balanced) -> modern.Parked | None:
-        try:
-            return await modern.open_ask(connection, STORED)
-        except ConnectionError:
-            tally["cut off before the question"] += 1  # its client knows; nobody sends it again
-        except Wrong as exc:
-            tally["wrong"] += 1
-            outcome.wrong.append(str(exc))
-        return None
+    def new_client() -> Client:
+        return Client(Balanced(addresses, turn), STORED, fates, outcome.wrong)
 
     async def ask_on(over: asyncio.Event) -> None:
-        connection = Balanced(addresses, turn)
+        client = new_client()
         while not over.is_set():
-            parked = await begin(connection)
+            parked = await client.begin()
             if parked is not None:
-                await finish(connection, parked)
-        connection.close()
+                await client.finish(parked)
+        client.connection.close()
 
     async def answer_held() -> None:
-        connection = Balanced(addresses, turn)
+        client = new_client()
         while held:
-            await finish(connection, held.pop())
-        connection.close()
+            await client.finish(held.pop())
+        client.connection.close()
 
     async def whole() -> None:
-        first = Balanced(addresses, turn)
+        first = new_client()
         for _ in range(calls):
-            parked = await begin(first)
+            parked = await first.begin()
             if parked is not None:
                 held.append(parked)
-        first.close()
+        first.connection.close()
         over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 _ = group.create_task(ask_on(over))
             await asyncio.sleep(LOAD_SECONDS)
-            dead = replicas.each[-1]
-            fleet.started.remove(dead)  # its end is no finding
-            dead.popen.kill()
-            _ = dead.popen.wait()
+            fleet.kill(replicas.each[-1])
             for _ in range(clients):
                 _ = group.create_task(answer_held())
             await asyncio.sleep(LOAD_SECONDS)
             over.set()
 
     uvloop.run(whole())
-    outcome.killed = dict(tally)
+    outcome.killed = dict(fates)
 
 
 def executions(upstream: Process) -> tuple[int, int]:

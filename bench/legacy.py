@@ -28,6 +28,32 @@ def echo(tool: str) -> Operation:
     return operation
 
 
+def echo_in_session(tool: str) -> Operation:
+    """As `echo`, in sessions that are opened by the first operations and kept for all others."""
+    idle: list[str] = []
+
+    async def operation(connection: Connection) -> None:
+        session = idle.pop() if idle else await open_session(connection)
+        call_id = next(modern.ids)
+        marker = f"m{call_id}"
+        params = {"name": tool, "arguments": {"marker": marker}}
+        reply = await connection.request(post({"id": call_id, "method": "tools/call", "params": params}, session))
+        modern.expect_text(modern.result_of(reply, call_id), marker)
+        idle.append(session)
+
+    return operation
+
+
+async def open_session(connection: Connection) -> str:
+    """The id of a new session; empty if the server keeps none."""
+    client = {"name": "bench", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
+    opened = await connection.request(post({"id": 0, "method": "initialize", "params": params}))
+    session = opened.header(b"mcp-session-id").decode()
+    _ = await connection.request(post({"method": "notifications/initialized"}, session))
+    return session
+
+
 def large(tool: str, size: int, sent: int = 0) -> Operation:
     """Call a tool whose result has `size` bytes of text, with an argument of `sent` bytes."""
     padding = {"padding": "x" * sent} if sent else {}

@@ -22,6 +22,8 @@ HEAD = (
     f"Content-Type: application/json\r\nMCP-Protocol-Version: {VERSION}\r\nMcp-Method: tools/call\r\n"
     "Mcp-Name: {name}\r\nContent-Length: {length}\r\n\r\n"
 )
+# As much of a reply that is wrong is in the complaint; an error ends with its reason.
+SHOWN = 600
 # Never the same twice in a run, so that an answer from an earlier slice is as wrong as one from another call.
 ids = itertools.count(1)
 
@@ -62,7 +64,7 @@ def result_of(reply: Message, call_id: int) -> dict[str, Any]:
     except msgspec.MsgspecError as exc:
         raise Wrong(f"{exc}: {reply.body[:200].decode(errors='replace')}") from exc
     if message.get("id") != call_id or "result" not in message:
-        raise Wrong(f"HTTP {reply.status} for id {call_id}: {reply.body[:200].decode(errors='replace')}")
+        raise Wrong(f"HTTP {reply.status} for id {call_id}: {reply.body[:SHOWN].decode(errors='replace')}")
     result: dict[str, Any] = message["result"]
     return result
 

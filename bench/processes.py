@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 15
+START_SECONDS = 30
+"""ContextForge makes a database first."""
 
 NGINX = """\
 daemon off;
@@ -147,10 +148,15 @@ class Process:
     popen: subprocess.Popen[bytes]
     log: Path
     admin: str = ""
+    command: Sequence[str] = ()
+    children_count: bool = True
+    """False if its child is the upstream, and so no part of its cost."""
 
     def tree(self) -> list[int]:
         """This process and its living descendants: workers belong to the cost."""
         found = [self.popen.pid]
+        if not self.children_count:
+            return found
         for pid in found:
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 found.extend(int(child) for child in children.read_text().split())
@@ -318,6 +324,16 @@ class Fleet:
 
         return [replica(name) for name in peers]
 
+    def kill(self, process: Process) -> None:
+        """Kill it, so that its end is no finding."""
+        self.started.remove(process)
+        process.popen.kill()
+        _ = process.popen.wait()
+
+    def restart(self, killed: Process) -> Process:
+        """Start it as it was, at the same address."""
+        return self.start(killed.name, killed.command, killed.address, killed.admin)
+
     def check(self) -> None:
         """A process that died is the finding; what its clients then saw is not."""
         for process in self.started:
@@ -328,7 +344,7 @@ class Fleet:
         for process in reversed(self.started):
             process.stop()
 
-    def start(self, name: str, command: list[str], address: str, admin: str = "") -> Process:
+    def start(self, name: str, command: Sequence[str], address: str, admin: str = "") -> Process:
         log = self.folder / f"{name.replace(' ', '-')}-{len(self.started)}.log"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
@@ -342,7 +358,7 @@ class Fleet:
                 )
         except OSError as exc:
             raise ProcessError(f"{name}: {shlex.join(command)}: {exc}") from exc
-        process = Process(name, address, popen, log, admin)
+        process = Process(name, address, popen, log, admin, command)
         self.started.append(process)
         ready = (lambda: is_ready(process)) if admin else (lambda: is_listening(address))
         wait_ready(process, ready, self.start_seconds)

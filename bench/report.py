@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.cluster import ClusterOutcome
@@ -10,8 +10,9 @@ from bench.cold import ColdOutcome
 from bench.hostile import MIB, HostileOutcome
 from bench.load import Slice
 from bench.scenarios import FORWARDED, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
+from bench.timeline import TimelineOutcome
 
-Outcome = Interleaved | ParkedOutcome | EndedOutcome | ClusterOutcome | ColdOutcome | HostileOutcome
+Outcome = Interleaved | ParkedOutcome | EndedOutcome | ClusterOutcome | TimelineOutcome | ColdOutcome | HostileOutcome
 
 
 def columns(anchor: str) -> list[str]:
@@ -67,13 +68,14 @@ def rows(outcome: Interleaved) -> list[list[str]]:
 
 
 def parked_rows(outcome: ParkedOutcome) -> list[list[str]]:
-    def moments(values: dict[str, int] | dict[str, float], unit: float = 1) -> str:
+    def moments(values: Mapping[str, float] | Mapping[int, float], unit: float = 1) -> str:
         return ", ".join(f"{moment} {value / unit:.0f}" for moment, value in values.items())
 
     return [
         ["calls held at once", f"{outcome.calls} of {outcome.wanted} wanted"],
         ["memory per held call", f"{outcome.kib_per_call:.1f} KiB"],
         ["resident MiB", moments(outcome.rss_kib, 1024)],
+        ["resident MiB by calls held", moments(outcome.rss_kib_holding, 1024)],
         ["held gauge", moments(outcome.held)],
         ["open", f"{outcome.open_seconds:.1f} s, CPU {outcome.open_cpu_us:.0f} µs per call"],
         ["answer", f"{outcome.answer_seconds:.1f} s, CPU {outcome.answer_cpu_us:.0f} µs per call"],
@@ -97,6 +99,16 @@ def cluster_rows(outcome: ClusterOutcome) -> list[list[str]]:
         ["memory per held call", f"{outcome.held.kib_per_call:.1f} KiB, with {outcome.held.held['parked']:.0f} held"],
         ["calls around a kill", fates],
         ["double executions", f"{outcome.doubles} of {outcome.executions}"],
+        ["wrong", str(len(outcome.wrong))],
+    ]
+
+
+def timeline_rows(outcome: TimelineOutcome) -> list[list[str]]:
+    return [
+        ["killed, and ready again", f"{outcome.killed_seconds:.1f} s, {outcome.restarted_seconds:.1f} s"],
+        ["calls that it held", f"{outcome.held:.0f}"],
+        *([fate, str(count)] for fate, count in sorted(outcome.totals().items())),
+        ["double executions", str(outcome.doubles)],
         ["wrong", str(len(outcome.wrong))],
     ]
 
@@ -160,6 +172,9 @@ def text(outcome: Outcome, *, markdown: bool) -> str:
     elif isinstance(outcome, ClusterOutcome):
         title = "cluster: asks over three replicas, no sticky sessions; then one replica is killed"
         table = layout(["cluster", "three replicas"], cluster_rows(outcome), markdown=markdown)
+    elif isinstance(outcome, TimelineOutcome):
+        title = "timeline: one of three replicas is killed under load, and started again"
+        table = layout(["timeline", "three replicas"], timeline_rows(outcome), markdown=markdown)
     elif isinstance(outcome, EndedOutcome):
         title = f"ended: resident MiB around {outcome.calls} held calls"
         header = ["mrtr-gateway", "before", "held", "just answered", "quiet", "stays"]

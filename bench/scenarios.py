@@ -20,6 +20,8 @@ SERVED_BY_PEER = 'mcp_gateway_peer_requests_total{outcome="served"}'
 # A held call has two upstream connections, the call's stream and its session's GET stream.
 CONNECTIONS_PER_CALL = 2
 SPARE_FILES = 512
+# What a gateway looks like while it holds so many calls, before it holds all of them.
+STEPS = (1_000, 2_000, 5_000)
 # The last calls may be let go, and counted, just after their replies went out.
 SETTLE_SECONDS = 5
 # After this, the gateway has let go of idle sessions and kept results, and has noticed that it is quiet.
@@ -35,6 +37,8 @@ class Target:
     name: str
     clients: int = 1
     """How many times the connections of the other rows it has."""
+    part: float = 1
+    """How many of the operations of the other rows it has, if one takes it so much longer."""
 
 
 @dataclass(slots=True)
@@ -57,11 +61,12 @@ async def interleave(
 ) -> Interleaved:
     """A B C A B C ...: what else the machine does falls on all rows alike."""
     outcome = Interleaved(title, {target.name: [] for target in targets}, anchor)
-    for target in targets:
-        await run(target.process.address, target.operation, warm_up(count, clients), clients * target.clients)
+    counts = [round(count * target.part) for target in targets]
+    for target, own in zip(targets, counts, strict=True):
+        await run(target.process.address, target.operation, warm_up(own, clients), clients * target.clients)
     for _ in range(rounds):
-        for target in targets:
-            taken = await measure(target.process, target.operation, count, clients * target.clients)
+        for target, own in zip(targets, counts, strict=True):
+            taken = await measure(target.process, target.operation, own, clients * target.clients)
             outcome.slices[target.name].append(taken)
     return outcome
 
@@ -105,6 +110,8 @@ class ParkedOutcome:
     open_cpu_us: float = 0
     answer_cpu_us: float = 0
     rss_kib: dict[str, int] = field(default_factory=dict)
+    rss_kib_holding: dict[int, int] = field(default_factory=dict)
+    """By the number of calls held."""
     held: dict[str, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -169,7 +176,14 @@ def park(gateway: Process, outcome: ParkedOutcome, clients: int) -> None:
     # Imports, pools and caches of the first calls are not the price of a held one.
     phase(modern.ask, 2 * clients)
     look("before")
-    outcome.open_seconds, outcome.open_cpu_us = phase(open_one, outcome.calls)
+    outcome.rss_kib_holding[0] = outcome.rss_kib["before"]
+    opened = 0
+    for step in (*(each for each in STEPS if each < outcome.calls), outcome.calls):
+        seconds, cpu_us = phase(open_one, step - opened)
+        outcome.open_seconds += seconds
+        outcome.open_cpu_us += cpu_us * (step - opened) / max(outcome.calls, 1)
+        outcome.rss_kib_holding[step] = gateway.rss_kib()
+        opened = step
     look("parked")
     outcome.answer_seconds, outcome.answer_cpu_us = phase(answer_one, len(held))
     deadline = time.monotonic() + SETTLE_SECONDS

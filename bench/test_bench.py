@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from bench import cluster, legacy, modern, report, scenarios
+from bench import cluster, cold, legacy, modern, report, rivals, scenarios, timeline
 from bench.__main__ import default_gateway
 from bench.http1 import Reader
 from bench.load import Connection, Slice, run
-from bench.processes import Fleet, Pair, Process
+from bench.processes import ROOT, Fleet, Pair, Process
 from bench.scenarios import FORWARDED, LOCAL, ONE_WORKER, TWO_WORKERS, EndedOutcome, Interleaved, ParkedOutcome
 
 HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
@@ -211,5 +213,75 @@ def test_a_large_result_is_as_long_as_asked_and_another_one_is_wrong(tmp_path: P
         for operation in (modern.large(tool, 100_000), legacy.large(tool, 100_000), legacy.echo("echo")):
             assert uvloop.run(run(gateway.address, operation, 3, 2))[1] == []
         assert len(uvloop.run(run(upstream.address, legacy.large("echo", 100_000), 2, 1))[1]) == 2
+    finally:
+        fleet.stop()
+
+
+def test_a_cold_gateway_has_its_records_from_the_start(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    try:
+        gateway = fleet.cold_gateway(fleet.upstream(), 12)
+        assert scenarios.sample(gateway, cold.COLD_GAUGE) == 12
+    finally:
+        fleet.stop()
+
+
+def test_a_legacy_session_is_opened_once_and_serves_all_slices(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    try:
+        upstream = fleet.upstream()
+        echo = legacy.echo_in_session("echo")
+        for _ in range(2):
+            assert uvloop.run(run(upstream.address, echo, 6, 2))[1] == []
+    finally:
+        fleet.stop()
+
+
+def test_the_echo_over_stdio_answers_requests_only() -> None:
+    sent = [
+        {"id": 1, "method": "initialize", "params": {}},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/list"},
+        {"id": "c", "method": "tools/call", "params": {"name": "echo", "arguments": {"marker": "m1"}}},
+        {"id": 4, "method": "ping"},
+    ]
+    lines = "".join(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in sent)
+    command = [sys.executable, "-m", "bench.stdio_upstream"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, cwd=ROOT)
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [reply["id"] for reply in replies] == [1, 2, "c", 4]
+    assert text(replies[2]) == "m1"
+
+
+def test_a_rival_that_is_not_there_is_left_out_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rivals, "PARTS", tmp_path)
+    assert rivals.start_rivals(Fleet(tmp_path), Process("upstream", "", None, tmp_path)) == []
+    assert capsys.readouterr().err.splitlines() == [
+        f"{rival.name} is left out: `scripts/parts {rival.environment}` builds it" for rival in rivals.RIVALS
+    ]
+
+
+@pytest.mark.parametrize(("tool", "lost"), [(cluster.STORED, False), ("ask", True)])
+def test_a_timeline_shows_what_a_kill_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, *, lost: bool
+) -> None:
+    for name, seconds in (("KILL_SECONDS", 1.0), ("RESTART_SECONDS", 2.0), ("END_SECONDS", 4.0)):
+        monkeypatch.setattr(timeline, name, seconds)
+    monkeypatch.setattr(timeline, "ASKERS", 12)
+    fleet = Fleet(tmp_path)
+    try:
+        outcome = timeline.measure_timeline(fleet, default_gateway(), fleet.upstream(), tool)
+        assert report.complaints(outcome) == []
+        assert len(outcome.parts) == 8
+        assert outcome.held > 0
+        assert 1 <= outcome.killed_seconds < 2 <= outcome.restarted_seconds
+        totals = outcome.totals()
+        assert totals[timeline.CALLED] > 100
+        assert totals[cluster.ANSWERED] > 10
+        assert (cluster.LOST in totals) is lost
+        assert "| double executions" in report.text(outcome, markdown=True)
+        fleet.check()
     finally:
         fleet.stop()
