@@ -16,7 +16,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recording docs quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-pictures bench-instructions image interop release clean
+.PHONY: help demo recording docs man quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-pictures bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ recording: $(VENV)/package ## docs/images/demo.svg, the picture of a run of the 
 
 docs: $(VENV)/stamp ## the documentation as a site with search, in build/site
 	$(BIN)/python scripts/site
+
+man: $(VENV)/stamp ## the man pages of the program and of each command, in build/man
+	$(BIN)/python scripts/man
 
 quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 	$(PYTEST) -n 2 --dist worksteal -q $(PURE)
