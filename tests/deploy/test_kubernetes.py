@@ -485,6 +485,15 @@ def test_the_chart_has_the_alerts_unchanged() -> None:
     assert rules["groups"]
 
 
+@pytest.mark.parametrize("address", ["http://gw:9464", "http://gw:9464/"])
+def test_the_runbook_of_the_charts_alerts_can_have_an_address(address: str) -> None:
+    objects = helm(*MONITORED, "--set", f"monitoring.runbookUrl={address}")
+    (group,) = objects["PrometheusRule", "mrtr-gateway"]["spec"]["groups"]
+    for rule in group["rules"]:
+        wanted = f"http://gw:9464/docs/monitoring.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == wanted
+
+
 def test_the_monitoring_component_can_be_added(tmp_path: Path) -> None:
     parts = {"resources": ["base"], "components": ["monitoring"]}
     paths = {key: [os.path.relpath(KUBERNETES / name, tmp_path) for name in names] for key, names in parts.items()}

@@ -164,7 +164,7 @@ def test_alerts_and_sections_of_the_runbook_match() -> None:
     sections = re.findall(r"^### (Mrtr\w+)$", RUNBOOK, re.MULTILINE)
     assert sections == [rule["alert"] for rule in RULES]
     for rule in RULES:
-        assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/monitoring.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert {"summary", "description"} < rule["annotations"].keys()
 
