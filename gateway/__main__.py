@@ -185,7 +185,9 @@ def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     source = wrapping.add_mutually_exclusive_group()
     source.add_argument("--upstream", metavar="URL", help="URL of the server, instead of a command after `--`")
-    source.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration file that has the server")
+    source.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help="YAML configuration file that has the server"
+    )
     wrapping.add_argument("--route", metavar="PATH", help="with --config: the route to use (default: the first one)")
     wrapping.add_argument(
         "--era",

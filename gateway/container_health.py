@@ -19,6 +19,8 @@ import yaml
 
 _DEFAULT: Final = "127.0.0.1:9464"
 """The default of `admin` in the configuration; a test compares them."""
+_FILE_VARIABLE: Final = "GATEWAY_CONFIG"
+"""As in `gateway.config`; a test compares them."""
 _TIMEOUT_SECONDS: Final = 3.0
 _MAX_TIMEOUT_SECONDS: Final = 60.0
 _MAX_FILE_BYTES: Final = 1_048_576
@@ -36,7 +38,8 @@ class Unwell(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     parser = argparse.ArgumentParser("mrtr-gateway health", description="Check whether the gateway is alive.")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the gateway's configuration, for its `admin`")
+    what = f"the gateway's configuration, for its `admin` (default: ${_FILE_VARIABLE})"
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help=what)
     parser.add_argument(
         "--admin", metavar="HOST:PORT", help=f"admin address; default: GATEWAY_ADMIN, the file's, or {_DEFAULT}"
     )
@@ -79,8 +82,9 @@ def whereabouts(flag: str | None, file: Path | None, env: Mapping[str, str]) -> 
         return flag, "--admin"
     if "GATEWAY_ADMIN" in env:
         return env["GATEWAY_ADMIN"], "GATEWAY_ADMIN"
-    if file is None:
+    if file is None and _FILE_VARIABLE not in env:
         return _DEFAULT, "the default"
+    file = file or Path(env[_FILE_VARIABLE])
     try:
         with file.open("rb") as opened:
             tree = yaml.load(opened.read(_MAX_FILE_BYTES), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506

@@ -9,6 +9,7 @@ import pytest
 
 from gateway import container_health
 from gateway.config import Config, parse
+from gateway.config.parsing.environment import FILE_VARIABLE
 from tests.parts.launch import REPOSITORY, free_port, ran
 from tests.support.fake_http import FakeHttp, Wire, says
 from tests.support.gateway_process import gateway
@@ -48,7 +49,7 @@ async def test_a_running_gateway_is_healthy_and_a_stopped_one_is_not(tmp_path: P
         well = (0, "healthy: /healthz says ok")
         assert await ask("--admin", gw.config["admin"]) == well
         assert await ask("--admin", f"0.0.0.0:{port}") == well, "where it listens is not where it is asked"
-        assert await ask("--config", str(gw.directory / "gateway.yaml")) == well
+        assert await ask("-c", str(gw.directory / "gateway.yaml")) == well
         assert await ask(GATEWAY_ADMIN=gw.config["admin"]) == well
         assert await ask("--config", file(tmp_path, 'admin: "${H:-127.0.0.1}:${P}"'), P=port) == well
         assert await ask("--ready", "--admin", gw.config["admin"]) == (0, "healthy: /readyz says ready")
@@ -118,7 +119,10 @@ def test_the_health_check_looks_for_the_file_in_the_gateways_order(tmp_path: Pat
     path = Path(file(tmp_path, "admin: file:1"))
     assert container_health.whereabouts("flag:1", path, {"GATEWAY_ADMIN": "variable:1"}) == ("flag:1", "--admin")
     assert container_health.whereabouts(None, path, {"GATEWAY_ADMIN": "variable:1"}) == ("variable:1", "GATEWAY_ADMIN")
-    assert container_health.whereabouts(None, path, {}) == ("file:1", f"admin of {path}")
+    named = {FILE_VARIABLE: str(path)}
+    assert container_health.whereabouts(None, path, {FILE_VARIABLE: "other.yaml"}) == ("file:1", f"admin of {path}")
+    assert container_health.whereabouts(None, None, named) == ("file:1", f"admin of {path}")
+    assert container_health.whereabouts(None, None, {**named, "GATEWAY_ADMIN": "variable:1"})[0] == "variable:1"
     assert container_health.whereabouts(None, None, {}) == (Config(routes=()).admin, "the default")
     assert container_health.whereabouts(None, Path(file(tmp_path, "routes: []")), {})[0] == Config(routes=()).admin
 

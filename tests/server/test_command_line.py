@@ -59,7 +59,7 @@ def test_every_command_names_the_line_of_a_mistake(
 ) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(f"routes:\n- upstream: {{url: {UPSTREAM}}}\n  path: mcp\n")
-    assert command.main([name, "--config", str(path)]) == 1
+    assert command.main([name, "-c", str(path)]) == 1
     program = "mrtr-gateway: " if name == "wrap" else ""
     assert capsys.readouterr().err.startswith(f"{program}{path}:3:3: routes[0].path: ")
 

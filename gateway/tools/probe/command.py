@@ -30,6 +30,7 @@ from gateway.config import (
     on_route,
     sendable_header,
 )
+from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import GatewayError
 from gateway.runtime import event_loop
@@ -77,9 +78,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", metavar="URL", help="a server's MCP endpoint")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="check this configuration and every upstream in it"
-    )
+    what = f"check this configuration and every upstream in it (default: ${FILE_VARIABLE})"
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help=what)
     parser.add_argument("--stdio", action="store_true", help="the server is the command after `--`")
     parser.add_argument("--route", metavar="PATH", help="with --config: this route only")
     parser.add_argument(
@@ -128,6 +128,8 @@ def _seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
+    if options.url is None and options.config is None and not options.stdio and FILE_VARIABLE in os.environ:
+        options.config = Path(os.environ[FILE_VARIABLE])
     try:
         subjects, config = _subjects(options)
     except (ConfigError, ValueError) as exc:

@@ -108,6 +108,19 @@ def test_a_wrong_configuration_is_exit_code_1(
     assert said in printed.err
 
 
+def test_the_file_of_the_environment_is_examined_where_nothing_else_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("routs: []")
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    for arguments in ((), ("-c", str(file))):
+        assert main(["doctor", *arguments]) == 1
+        assert "routs" in capsys.readouterr().err
+    assert main(["doctor", URL, "--route", "/x"]) == 2, "a URL is examined whatever the environment names"
+    assert "--route: needs --config" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("--stdio",), (URL, "--", "cat"), (URL, "--timeout", "0"), (URL, "--timeout", "9999"), (URL, "--nope")],
