@@ -3,13 +3,14 @@
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import inspect
 
 from gateway.config.parsing.formats import FORMS
-from gateway.config.parsing.problems import shown
+from gateway.config.parsing.problems import nearest, shown
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -17,13 +18,6 @@ _BYTES: Final = {"": 1, "b": 1} | {
     f"{letter}{rest}": 1024**power for power, letter in enumerate("kmg", 1) for rest in ("", "b", "i", "ib")
 }
 _UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
-
-_MEANT: Final = {
-    "address": ("127.0.0.1:{}", "127.0.0.1{}"),
-    "path": ("/{}",),
-    "url": ("http://{}",),
-}
-"""What a value that is no text of its form may be a part of."""
 
 Number = inspect.IntType | inspect.FloatType
 
@@ -46,15 +40,26 @@ def for_number(kind: Number, value: object, path: str, default: object) -> str:
 
 def for_text(form: str, value: object, default: object) -> str:
     """Return what the value was probably meant to be, else the default or the example of its form."""
-    if isinstance(value, str | int) and not isinstance(value, bool) and "://" not in str(value):
-        endpoint = "/mcp" if form == "url" and "/" not in str(value) else ""
-        for meant in (each.format(value) + endpoint for each in _MEANT.get(form, ())):
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        for meant in _meant(form, str(value)):
             with suppress(ValueError):
                 # A value that is shown cut, or with a part hidden, would not be accepted as it is written.
                 if FORMS[form].parse(meant) is not None and shown(meant) == json.dumps(meant):
                     return f"write {shown(meant)}"
     # The default, if there is one, because another key may have the example of the form.
     return f'write "{default if isinstance(default, str) and default else FORMS[form].example}"'
+
+
+def _meant(form: str, text: str) -> Iterator[str]:
+    """Yield what a text that does not fit this form may be a part of, or a misspelling."""
+    if form == "url":
+        scheme, _, rest = text.rpartition("://")
+        yield f"{nearest(scheme, ('http', 'https')) or 'http'}://{rest}{'' if '/' in rest else '/mcp'}"
+    elif form == "address":
+        yield f"127.0.0.1:{text}"
+        yield f"127.0.0.1{text}"
+    elif form == "path":
+        yield f"/{text}"
 
 
 def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:

@@ -49,6 +49,16 @@ CASES = [
         'routes:\n  - upstream: {command: ["npx", "-y", "a b"]}\n',
     ),
     (
+        "routes:\n  - upstream: {url: 'htp://mcp.example:8000'}\n",
+        'routes[0].upstream.url: "htp://mcp.example:8000" is not an http(s) URL; write "http://mcp.example:8000/mcp"',
+        "routes:\n  - upstream: {url: 'http://mcp.example:8000/mcp'}\n",
+    ),
+    (
+        "routes:\n  - upstream: {url: 'htps://mcp.example/x'}\n",
+        'routes[0].upstream.url: "htps://mcp.example/x" is not an http(s) URL; write "https://mcp.example/x"',
+        "routes:\n  - upstream: {url: 'https://mcp.example/x'}\n",
+    ),
+    (
         "security: {allowed_hosts: 'a.example, b.example'}" + ROUTES,
         (
             'security.allowed_hosts: "a.example, b.example" is a text, but a list is expected; '

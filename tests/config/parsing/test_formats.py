@@ -29,7 +29,7 @@ REFUSED = [
     ("replica: {id: 'gw 1'}\n", 'replica.id: "gw 1" is not a replica id; write "gw-1"'),
     (
         "routes: [{upstream: {url: 'ftp://a/'}}]",
-        'routes[0].upstream.url: "ftp://a/" is not an http(s) URL; write "http://127.0.0.1:9000/mcp"',
+        'routes[0].upstream.url: "ftp://a/" is not an http(s) URL; write "http://a/"',
     ),
     (
         "routes: [{upstream: {url: 'localhost:9000'}}]",
