@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__, container_health, shell_completion, world
-from gateway.children.child import not_here, searched_path
 from gateway.config import (
     Config,
     ConfigError,
@@ -30,6 +29,7 @@ from gateway.config import (
     with_log_level,
 )
 from gateway.config.parsing.environment import FILE_VARIABLE
+from gateway.config.programs import not_here, searched_path
 from gateway.config.schema import json_schema
 from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
@@ -254,22 +254,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    config = load(options.config)
-    here: list[Problem] = []
+    config = load(options.config, needs_programs=True)
     warned, noted = list(cautions(config)), list(notes(config))
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             key, text = missing
-            is_program, name = key == "command", route.upstream.name
-            where = f" ({searched_path(route.upstream)})" if is_program and os.sep not in name else ""
-            problem = Problem(f"routes[{route.path}].upstream.{key}", f"{text}{where} on this machine")
-            # Anything but an absolute program may be there on the machine that the configuration is for.
-            if is_program and Path(name).is_absolute():
-                here.append(problem)
-            else:
-                warned.append(str(problem))
-    if here:
-        raise ConfigError(here, str(options.config))
+            where = f" ({searched_path(route.upstream)})" if text.endswith(" in PATH") else ""
+            warned.append(f"routes[{route.path}].upstream.{key}: {text}{where} on this machine")
     if config.traces:
         try:
             check_traces()

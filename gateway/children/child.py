@@ -6,11 +6,10 @@ and kills all descendants of the server when this side of its socket closes. So 
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -23,6 +22,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.children.stderr_log import StderrLog
 from gateway.config import Upstream
+from gateway.config.programs import environment, not_here, searched_path
 from gateway.http.upstream_client import Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
@@ -48,34 +48,6 @@ _TERM_SECONDS: Final = 1.5
 _KILL_SECONDS: Final = 2.0
 _LAST_OUTPUT_SECONDS: Final = 1.0
 """How long to wait for the output of a server that exited, or for the exit of a server that closed its output."""
-INHERITED: Final = (
-    *("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "LOGNAME"),
-    *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
-)
-"""The variables that every child inherits from the gateway, whose environment may hold keys."""
-
-
-def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the complete environment of a child."""
-    inherited = (*INHERITED, *upstream.inherit_env)
-    return {name: own[name] for name in inherited if name in own} | upstream.env
-
-
-def searched_path(upstream: Upstream) -> str:
-    """Return where a command that is a name is looked for."""
-    return environment(upstream, os.environ).get("PATH", os.defpath)
-
-
-def not_here(upstream: Upstream) -> tuple[str, str] | None:
-    """Return the key that keeps the command from starting here, and why, as far as is known beforehand."""
-    folder = Path(upstream.cwd or ".")
-    if not folder.is_dir():
-        return "cwd", f"there is no folder {folder}"
-    # A path is relative to the folder in which the child runs; a name is looked up in PATH.
-    if os.sep in upstream.name:
-        return None if shutil.which(folder / upstream.name) else ("command", f"there is no program {upstream.name}")
-    found = shutil.which(upstream.name, path=searched_path(upstream))
-    return None if found else ("command", f"there is no program {upstream.name} in PATH")
 
 
 def given_secrets(upstream: Upstream) -> list[str]:

@@ -16,6 +16,7 @@ from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
 from gateway.config.parsing.problems import ConfigError, Given, Problem, touches
 from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, Document, read_tree
+from gateway.config.programs import absent
 from gateway.config.rules import broken_rules
 
 
@@ -31,8 +32,11 @@ class ConfigFile(NamedTuple):
         return with_log_level(load(self.path), self.log_level)
 
 
-def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used."""
+def load(path: Path | str, env: Mapping[str, str] | None = None, *, needs_programs: bool = False) -> Config:
+    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used.
+
+    `needs_programs`: also if an absolute path of a program is not on this machine, which may be another one.
+    """
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             text = file.read(MAX_TEXT_CHARACTERS + 1)  # `read_tree` refuses a text with so many, however long it is
@@ -40,7 +44,7 @@ def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
         raise ConfigError([Problem(str(path), f"cannot be read ({exc.strerror}); check --config")], str(path)) from exc
     except UnicodeDecodeError as exc:
         raise ConfigError([Problem(str(path), "is not UTF-8 text; save it as UTF-8")], str(path)) from exc
-    return parse(text, str(path), env)
+    return _finish(read_tree(text), str(path), os.environ if env is None else env, needs_programs=needs_programs)
 
 
 def with_log_level(config: Config, level: Level | None) -> Config:
@@ -102,7 +106,7 @@ def config_shape() -> inspect.StructType:
     return shape
 
 
-def _finish(document: Document, source: str, env: Mapping[str, str]) -> Config:
+def _finish(document: Document, source: str, env: Mapping[str, str], *, needs_programs: bool = False) -> Config:
     """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
     walker, shape = Walker(env), config_shape()
     problems = document.problems + override(document.tree, shape, env)
@@ -113,7 +117,8 @@ def _finish(document: Document, source: str, env: Mapping[str, str]) -> Config:
         # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
         spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
         problems += unreadable
-        problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
+        rules = [*broken_rules(config), *(absent(config) if needs_programs else ())]
+        problems += [rule for rule in rules if not any(touches(rule.path, path) for path in spoilt)]
         if not problems:
             return config
     written = {path: key for path, key in walker.written.items() if key in document.places}

@@ -33,55 +33,54 @@ class Contexts(NamedTuple):
 def contexts(config: Config) -> Contexts:
     """Return all contexts of a configuration. Raises ConfigError with every file that cannot be used."""
     problems: list[Problem] = []
-    listener = issuer = None
-    upstreams: dict[str, ssl.SSLContext | None] = {}
     keys: tuple[Key, ...] = ()
-    with collected(problems):
-        listener = listener_context(config.tls)
-    with collected(problems):
-        # With this prefix, an error about `ca_file` names principal.jwks_ca_file.
-        issuer = upstream_context(UpstreamTls(ca_file=config.principal.jwks_ca_file), "principal.jwks_")
+    listener = listener_context(config.tls, problems)
+    # With this prefix, an error about `ca_file` names principal.jwks_ca_file.
+    issuer = upstream_context(UpstreamTls(ca_file=config.principal.jwks_ca_file), "principal.jwks_", problems)
     if (jwks := config.principal.jwks_file) is not None:
         with collected(problems):
             try:
                 keys = read_keys(Path(_readable("principal.jwks_file", jwks)).read_bytes())
             except ValueError as exc:
                 raise unusable("principal.jwks_file", f"{exc}; fetch it from the issuer again") from exc
-    for place, route in enumerate(config.routes):
-        with collected(problems):
-            upstreams[route.path] = upstream_context(route.upstream.tls, f"routes[{place}].upstream.tls.")
+    upstreams = {
+        route.path: upstream_context(route.upstream.tls, f"routes[{place}].upstream.tls.", problems)
+        for place, route in enumerate(config.routes)
+    }
     if problems:
         raise ConfigError(problems)
     return Contexts(listener, upstreams, issuer, keys)
 
 
-def listener_context(tls: Tls) -> ssl.SSLContext | None:
-    """Return the listener's context; None for plain HTTP. Raises ConfigError."""
+def listener_context(tls: Tls, problems: list[Problem]) -> ssl.SSLContext | None:
+    """Return the listener's context; None for plain HTTP."""
     if tls.cert_file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    _show(context, "tls.", tls.cert_file, tls.key_file)
+    _show(context, "tls.", tls.cert_file, tls.key_file, problems)
     if tls.client_ca_file is not None:
-        _trust(context, "tls.client_ca_file", tls.client_ca_file)
+        with collected(problems):
+            _trust(context, "tls.client_ca_file", tls.client_ca_file)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def upstream_context(tls: UpstreamTls, section: str) -> ssl.SSLContext | None:
-    """Return the context for an upstream; None for the default. Raises ConfigError, with keys of this section."""
+def upstream_context(tls: UpstreamTls, section: str, problems: list[Problem]) -> ssl.SSLContext | None:
+    """Return the context for an upstream; None for the default. The problems get keys of this section."""
     if tls == UpstreamTls(server_name=tls.server_name):
         return None  # the name of the server is given with each connection
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if tls.ca_file is not None:
-        _trust(context, f"{section}ca_file", tls.ca_file)
+        with collected(problems):
+            _trust(context, f"{section}ca_file", tls.ca_file)
     else:
         context.load_default_certs()
     if tls.cert_file is not None:
-        _show(context, section, tls.cert_file, tls.key_file)
+        _show(context, section, tls.cert_file, tls.key_file, problems)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -113,36 +112,38 @@ def named_files(config: Config) -> Iterator[tuple[str, str]]:
                 yield f"{name}.{key}", path
 
 
-def _trust(context: ssl.SSLContext, key: str, path: str) -> None:
+def _trust(context: ssl.SSLContext, key: str, path: str, what: str = "certificates") -> None:
     try:
         context.load_verify_locations(cafile=_readable(key, path))
     except ssl.SSLError as exc:
-        raise unusable(key, "contains no readable certificate; give certificates as PEM") from exc
+        raise unusable(key, f"contains no readable certificate; give {what} as PEM") from exc
 
 
-def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None) -> None:
+def _show(
+    context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None, problems: list[Problem]
+) -> None:
     """Load a certificate and its key; the checks tell which file is wrong, because OpenSSL does not."""
-    problems: list[Problem] = []
-    for name, file in (("cert_file", cert_file), ("key_file", key_file)):
-        with collected(problems):
-            _ = file and _readable(section + name, file)
-    if problems:
-        raise ConfigError(problems)
+    before = len(problems)
+    with collected(problems):
+        _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{section}cert_file", cert_file, "it")
+    with collected(problems):
+        _ = key_file and _readable(f"{section}key_file", key_file)
+    if len(problems) > before:
+        return
     key_name = f"{section}{'cert_file' if key_file is None else 'key_file'}"
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert_file)
-    except ssl.SSLError as exc:
-        raise unusable(f"{section}cert_file", "contains no readable certificate; give it as PEM") from exc
 
     def refuse() -> str:
         raise unusable(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
 
-    try:
-        context.load_cert_chain(cert_file, key_file, password=refuse)
-    except ssl.SSLError as exc:
-        if exc.reason == "KEY_VALUES_MISMATCH":
-            raise unusable(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc
-        raise unusable(key_name, "contains no readable private key; give it as PEM") from exc
+    with collected(problems):
+        try:
+            context.load_cert_chain(cert_file, key_file, password=refuse)
+        except ssl.SSLError as exc:
+            if exc.reason == "KEY_VALUES_MISMATCH":
+                text = "is not the key of the certificate in cert_file; give a matching pair"
+            else:
+                text = "contains no readable private key; give it as PEM"
+            raise unusable(key_name, text) from exc
 
 
 def _readable(key: str, path: str) -> str:

@@ -375,9 +375,12 @@ async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: p
         said = capsys.readouterr().out
         assert said.startswith("configuration is valid")
         assert (note in said) if note else ("caution" not in said)
-    path.write_text(json.dumps({"routes": [{"upstream": {"command": ["/no/such"]}}]}))
+    path.write_text("listenn: a:1\nroutes:\n- upstream:\n    command: [/no/such]\n")
     assert main(["check", "--config", str(path)]) == 1
-    assert capsys.readouterr().err == "routes[/mcp].upstream.command: there is no program /no/such on this machine\n"
+    assert capsys.readouterr().err.splitlines() == [
+        f'{path}:1:1: listenn: unknown key; did you mean "listen"?',
+        f"{path}:4:5: routes[0].upstream.command: there is no program /no/such on this machine",
+    ]
 
 
 async def test_an_idle_child_is_ended() -> None:

@@ -43,6 +43,11 @@ def test_every_file_that_cannot_be_used_is_told_with_its_reason(tmp_path: Path, 
     assert of(cert_file="one.pem", client_ca_file="text.pem") == (
         "tls.client_ca_file: contains no readable certificate; give certificates as PEM",
     )
+    assert of(cert_file="text.pem", key_file="no.pem", client_ca_file="text.pem") == (
+        "tls.cert_file: contains no readable certificate; give it as PEM",
+        f"tls.key_file: {missing(tmp_path / 'no.pem')}",
+        "tls.client_ca_file: contains no readable certificate; give certificates as PEM",
+    )
     assert of(key_file="one.pem") == (
         "tls.key_file: is set without tls.cert_file; give the certificate too, or remove it",
     )

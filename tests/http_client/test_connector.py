@@ -30,7 +30,7 @@ def ca(tmp_path: Path) -> Authority:
 
 def sender(client: HttpClient, url: str, name: str | None = None, **tls: Any) -> Sender:
     """A sender with the context that the gateway makes of upstream.tls."""
-    context = upstream_context(UpstreamTls(**{key: str(value) for key, value in tls.items()}), "")
+    context = upstream_context(UpstreamTls(**{key: str(value) for key, value in tls.items()}), "", [])
     return Sender(client, url, Origin.of(URL(url), context, name))
 
 

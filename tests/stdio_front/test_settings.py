@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
-from gateway.children.child import environment
 from gateway.config import ConfigError, for_command, parse
+from gateway.config.programs import environment
 from gateway.stdio_front.settings import for_host
 
 TEXT = (

@@ -4,8 +4,9 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from gateway.children.child import Child, not_here
+from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher, end_children
+from gateway.config.programs import not_here
 from gateway.http.upstream_client import Bounds
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Refused, clean

@@ -1,0 +1,52 @@
+"""The programs of stdio servers: the environment that they get, and whether they are on this machine."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.config.model.config import Config
+from gateway.config.model.route import Upstream
+from gateway.config.parsing.problems import Problem
+
+INHERITED: Final = (
+    *("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "LOGNAME"),
+    *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+)
+"""The variables that every child inherits from the gateway, whose environment may hold keys."""
+
+
+def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the complete environment of a child."""
+    inherited = (*INHERITED, *upstream.inherit_env)
+    return {name: own[name] for name in inherited if name in own} | upstream.env
+
+
+def searched_path(upstream: Upstream) -> str:
+    """Return where a command that is a name is looked for."""
+    return environment(upstream, os.environ).get("PATH", os.defpath)
+
+
+def not_here(upstream: Upstream) -> tuple[str, str] | None:
+    """Return the key that keeps the command from starting here, and why, as far as is known beforehand."""
+    folder = Path(upstream.cwd or ".")
+    if not folder.is_dir():
+        return "cwd", f"there is no folder {folder}"
+    # A path is relative to the folder in which the child runs; a name is looked up in PATH.
+    if os.sep in upstream.name:
+        return None if shutil.which(folder / upstream.name) else ("command", f"there is no program {upstream.name}")
+    found = shutil.which(upstream.name, path=searched_path(upstream))
+    return None if found else ("command", f"there is no program {upstream.name} in PATH")
+
+
+def absent(config: Config) -> Iterator[Problem]:
+    """Yield a problem for each absolute path of a program that is not on this machine.
+
+    Any other program, or a folder, may be there on the machine that the configuration is for.
+    """
+    for place, route in enumerate(config.routes):
+        if Path(route.upstream.name).is_absolute() and (missing := not_here(route.upstream)):
+            key, text = missing
+            if key == "command":
+                yield Problem(f"routes[{place}].upstream.command", f"{text} on this machine")
