@@ -33,7 +33,7 @@ from gateway.config.programs import not_here, searched_path
 from gateway.config.schema import json_schema
 from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
-from gateway.server.serve import serve
+from gateway.server.serve import ignore_signals, serve
 from gateway.server.wrap import wrap
 from gateway.stdio_front.settings import for_host
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
@@ -216,7 +216,9 @@ def _wrap(options: argparse.Namespace) -> int:
     else:
         given = for_command(options.command)
     config = _logged(for_host(given, options.route, os.environ, options.era), options.log_level)
-    return 0 if event_loop.run(wrap(config)) else 1
+    had_server = event_loop.run(wrap(config))
+    ignore_signals()
+    return 0 if had_server else 1
 
 
 def _logged(config: Config, level: Level | None) -> Config:

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.config import Config
 from gateway.server.process import Gateway
-from gateway.server.serve import give_memory_back
+from gateway.server.serve import give_memory_back, on_signal
 from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.host import Host, take_standard_streams
 from gateway.telemetry import Event, get_logger
@@ -22,15 +22,14 @@ async def wrap(config: Config) -> bool:
 
     Returns whether there was a server: False if its command could not be started.
     """
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[None] = loop.create_future()
+    stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def stop() -> None:
         if not stopped.done():
             stopped.set_result(None)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, stop)
+        on_signal(number, stop)
     gateway = Gateway(config, serves_host=True)
     (live,) = gateway.routes.live.values()
     host = Host(live.config.limits.body_bytes, live.process.traffic.sending)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -296,6 +297,18 @@ async def test_a_signal_ends_the_gateway_with_its_child(number: signal.Signals) 
         running.process.send_signal(number)
         assert await running.ended() == 0
         await gone(pid)
+
+
+async def test_signals_until_the_very_end_do_not_change_the_exit_code() -> None:
+    async with host(OLD) as running:
+        _ = await running.text(call("pid"))
+        process = running.process
+        while process.returncode is None:
+            with suppress(ProcessLookupError):
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    os.kill(process.pid, number)  # not `send_signal`, which would collect the exit code itself
+            await asyncio.sleep(0.001)
+        assert process.returncode == 0
 
 
 async def test_the_gateway_ends_when_nobody_reads_its_output() -> None:

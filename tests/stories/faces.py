@@ -221,6 +221,7 @@ async def hosted(sections: Json, patch: pytest.MonkeyPatch) -> AsyncIterator[Pip
     (stdin, to_gateway), (from_gateway, stdout) = os.pipe(), os.pipe()
     patch.setattr(wrap, "take_standard_streams", lambda: (stdin, stdout))
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=1 << 24)
+    patch.setattr(wrap, "on_signal", loop.add_signal_handler)  # the handlers of the tests outlive this loop
     source = os.fdopen(from_gateway, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
     config = parse(configuration("", **sections), "test", {})
