@@ -26,6 +26,7 @@ from gateway.config import (
     for_upstream,
     load,
     notes,
+    unusable,
     with_log_level,
 )
 from gateway.config.parsing.environment import FILE_VARIABLE
@@ -234,12 +235,11 @@ def _serve(options: argparse.Namespace) -> int:
     if options.stdio:
         given = for_command(options.command, options.env, options.listen, options.admin)
     elif options.env:
-        raise ConfigError([Problem("--env", "needs --stdio; with --config, set upstream.env in the file")])
+        raise unusable("--env", "needs --stdio; with --config, set upstream.env in the file")
     elif options.config is None:
         given = for_upstream(options.upstream, options.listen, options.admin)
     elif options.listen or options.admin:
-        problem = Problem("--listen, --admin", "not allowed with --config; set listen and admin in the file")
-        raise ConfigError([problem])
+        raise unusable("--listen, --admin", "not allowed with --config; set listen and admin in the file")
     else:
         given = load(options.config)
     config = _logged(given, options.log_level)

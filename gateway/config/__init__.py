@@ -22,7 +22,7 @@ from gateway.config.model.config import (
 from gateway.config.model.route import DPOP, Cache, Credentials, Route, Upstream, UpstreamTls
 from gateway.config.model.value_types import Era, Level
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
-from gateway.config.parsing.problems import ConfigError, Problem
+from gateway.config.parsing.problems import ConfigError, Problem, unusable
 from gateway.config.parsing.state_keys import decode_key
 from gateway.config.reloadable import changes, refused
 from gateway.config.route_overrides import RouteSettings, on_route

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from gateway import world
-from gateway.config import Config, ConfigError, Problem, Replica, Route, State
+from gateway.config import Config, Replica, Route, State, unusable
 
 _OWN: Final = ("GATEWAY_", "MRTR_STATE_KEY")
 """How the names of the gateway's own variables begin."""
@@ -30,7 +30,7 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
     route = next((route for route in config.routes if path in (None, route.path)), None)
     if route is None:
         known = ", ".join(route.path for route in config.routes)
-        raise ConfigError([Problem(f"--route {path}", f"the configuration has no such route; it has {known}")])
+        raise unusable(f"--route {path}", f"the configuration has no such route; it has {known}")
     if route.upstream.command is not None:
         route = structs.replace(
             route,
