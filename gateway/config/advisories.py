@@ -10,6 +10,8 @@ from gateway.config.rules import LOOPBACK
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
+_OF_ONE_REQUEST = frozenset({"baggage", "traceparent", "tracestate", "x-request-id"})
+
 
 def cautions(config: Config) -> Iterator[str]:
     """Yield a warning for each risky setting, with the path of its key."""
@@ -33,6 +35,12 @@ def cautions(config: Config) -> Iterator[str]:
             yield (
                 f"{path}.forward_headers has {', '.join(unbound)}, which requestStates are not bound to by default: "
                 "set bind_headers, and list the header there if it is a credential"
+            )
+        if own := [name for name in route.forward_headers if name in _OF_ONE_REQUEST]:
+            yield (
+                f"{path}.forward_headers has {', '.join(own)}, and each new value opens a session of its own at the "
+                "upstream; remove it: replies and the log name requests by their X-Request-Id, and traces: true sends "
+                "the trace context upstream"
             )
         if route.credentials.mode == "replace" and config.principal.source == "authorization" and not local:
             yield (

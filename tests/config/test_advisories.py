@@ -35,6 +35,12 @@ def test_a_forwarded_header_that_may_be_an_unbound_credential_is_a_warning() -> 
     assert not list(cautions(with_route(forward_headers=names[:2])))
 
 
+def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:
+    (said,) = cautions(with_route(forward_headers=["x-team", "traceparent", "x-request-id"]))
+    assert said.startswith("routes[/a].forward_headers has traceparent, x-request-id, and each new value opens a ses")
+    assert "traces: true sends" in said
+
+
 def test_messages_in_the_log_and_an_unverified_upstream_are_warnings() -> None:
     (logged,) = cautions(with_route({"debug": {"bodies": True}}))
     assert logged.startswith("debug.bodies is true: the log contains what users typed")
