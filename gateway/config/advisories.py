@@ -1,25 +1,32 @@
 """Warnings about risky settings: cautions for the log of every start or reload, notes for `check`."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
+from gateway import world
 from gateway.config.model.config import Config
 from gateway.config.parsing.formats import split_address
 from gateway.config.route_overrides import on_route
 from gateway.config.rules import LOOPBACK
+from gateway.config.tls import validity
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
+_MOMENT = "%Y-%m-%d %H:%M UTC"
+SOON = timedelta(days=14)
+"""When the alert about a certificate fires, too."""
 _OF_ONE_REQUEST = frozenset({"baggage", "traceparent", "tracestate", "x-request-id"})
 
 
 def cautions(config: Config) -> Iterator[str]:
-    """Yield a warning for each risky setting, with the path of its key."""
+    """Yield a warning for each risky setting, with the path of its key; of certificates, as their files are now."""
     if config.debug.bodies:
         yield (
             "debug.bodies is true: the log contains what users typed and tools answered, and masks only what looks "
             "like a secret; set it to false when the fault is found"
         )
+    yield from _certificates(config)
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
         path = f"routes[{route.path}]"
@@ -47,6 +54,18 @@ def cautions(config: Config) -> Iterator[str]:
                 f"{path}.credentials.mode is replace, but callers are not verified: every client that reaches "
                 f"{config.listen} acts with the gateway's credential; set principal.source to jwt or header"
             )
+
+
+def _certificates(config: Config) -> Iterator[str]:
+    now = datetime.fromtimestamp(world.wall(), UTC)
+    for key, (begins, ends) in validity(config).items():
+        if now < begins:
+            yield f"{key} is not valid before {begins:{_MOMENT}}, so it is refused; check the clock, or replace it"
+        elif ends <= now:
+            yield f"{key} has expired ({ends:{_MOMENT}}), so it is refused; renew the certificate and send SIGHUP"
+        elif ends - now < SOON:
+            days = (ends - now).days
+            yield f"{key} expires in {days} days ({ends:{_MOMENT}}): renew the certificate and send SIGHUP"
 
 
 def notes(config: Config) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -87,8 +88,8 @@ def upstream_context(tls: UpstreamTls, section: str, problems: list[Problem]) ->
     return context
 
 
-def expiries(config: Config) -> dict[str, float]:
-    """Return when each certificate that the gateway shows expires, by the path of its key; Unix time.
+def validity(config: Config) -> dict[str, tuple[datetime, datetime]]:
+    """Return since when and until when each certificate that the gateway shows is valid, by the path of its key.
 
     A file that has become unreadable is left out: `contexts` reports it.
     """
@@ -98,7 +99,8 @@ def expiries(config: Config) -> dict[str, float]:
             with suppress(OSError, ValueError):
                 chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
                 # An intermediate certificate may expire first.
-                found[key] = min(each.not_valid_after_utc.timestamp() for each in chain)
+                ends = min(each.not_valid_after_utc for each in chain)
+                found[key] = max(each.not_valid_before_utc for each in chain), ends
     return found
 
 

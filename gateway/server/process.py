@@ -23,7 +23,7 @@ from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, ConfigFile, InForce, cautions, contexts, digest, expiries
+from gateway.config import Config, ConfigFile, InForce, cautions, contexts, digest, validity
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -273,7 +273,7 @@ class Gateway:
         self.metrics.config_reloaded(applied=applied)
 
     def _show_settings(self, config: Config) -> None:
-        self.metrics.show_certificates(expiries(config))
+        self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in validity(config).items()})
         self.metrics.held_calls_limit.set(config.hold.max_calls)
         bodies.on = config.debug.bodies
 

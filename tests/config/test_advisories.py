@@ -1,11 +1,13 @@
 """Warnings about settings that are allowed but risky."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.config import cautions, notes
+from tests.support.authority import Authority
 from tests.support.configurations import (
     with_route,
 )
@@ -39,6 +41,27 @@ def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:
     (said,) = cautions(with_route(forward_headers=["x-team", "traceparent", "x-request-id"]))
     assert said.startswith("routes[/a].forward_headers has traceparent, x-request-id, and each new value opens a ses")
     assert "traces: true sends" in said
+
+
+@pytest.mark.parametrize(
+    ("days", "since", "said"),
+    [
+        (20, -20, None),
+        (20, 1, "is not valid before 20"),
+        (-1, -20, "has expired (20"),
+        (13, -20, "expires in 12 days (20"),
+        (0.5, -20, "expires in 0 days (20"),
+    ],
+)
+def test_a_certificate_outside_of_its_time_or_near_its_end_is_a_warning(
+    tmp_path: Path, days: float, since: int, said: str | None
+) -> None:
+    shown = str(Authority(tmp_path).sign("shown", days=days, since=since))
+    listener, upstream = {"tls": {"cert_file": shown}}, {"url": "https://a/mcp", "tls": {"cert_file": shown}}
+    found = list(cautions(with_route(listener, upstream=upstream)))
+    keys = ("tls.cert_file", "routes[/a].upstream.tls.cert_file") if said else ()
+    assert len(found) == len(keys)
+    assert all(sentence.startswith(f"{key} {said}") for sentence, key in zip(found, keys, strict=True))
 
 
 def test_messages_in_the_log_and_an_unverified_upstream_are_warnings() -> None:

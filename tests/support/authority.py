@@ -40,8 +40,10 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
 
-    def sign(self, name: str, host: str = "127.0.0.1", *, days: int = 10, password: bytes | None = None) -> Path:
-        """A file with a key and then its certificate for this host; with negative `days` it has expired."""
+    def sign(
+        self, name: str, host: str = "127.0.0.1", *, days: float = 20, since: int = -20, password: bytes | None = None
+    ) -> Path:
+        """A file with a key and then its certificate for this host, valid from day `since` to `days` from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -53,7 +55,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 20 * DAY)
+            .not_valid_before(now + since * DAY)
             .not_valid_after(now + days * DAY)
             .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
             .add_extension(

@@ -9,13 +9,13 @@ from typing import Final
 from cryptography import x509
 
 from gateway import world
+from gateway.config.advisories import SOON
 from gateway.http_client.errors import MalformedReply, NotConnected, RequestFailed, TlsRefused
 from gateway.protocol.errors import clean
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
 
 _SHOWN: Final = 4
 """The number of addresses that are shown."""
-_SOON_DAYS: Final = 14
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 
@@ -96,7 +96,7 @@ async def look_at_certificate(exam: ProbeContext) -> None:
             "An attacker on the path can impersonate the server, and read everything that is sent to it.",
             "Pass the authority of its certificate: --ca-file here, upstream.tls.ca_file in the configuration.",
         )
-    elif days is not None and days < _SOON_DAYS:
+    elif days is not None and days < SOON.days:
         exam.notes.warn(
             "tls",
             shown,
