@@ -254,13 +254,23 @@ def test_an_ingress_without_names_is_refused() -> None:
         helm(values="{ingress: {enabled: true}}")
 
 
-@pytest.mark.parametrize("name", ["routes.yaml", "tls.yaml"])
-def test_the_files_that_an_example_names_can_be_mounted(name: str) -> None:
+FILES = {
+    path: files
+    for path in sorted((REPOSITORY / "config").glob("*.yaml"))
+    if (files := re.findall(r"^ +\w+_file: ((?!null)\S+)", path.read_text(), re.MULTILINE))
+}
+"""The files that each example names."""
+
+
+def test_the_examples_that_name_files_are_found() -> None:
+    assert {path.name for path in FILES} >= {"routes.yaml", "tls.yaml"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_files_that_an_example_names_can_be_mounted(path: Path) -> None:
     """The pods load the example with the files of the mounted volume; nothing else of theirs names a file."""
-    text = (REPOSITORY / "config" / name).read_text()
-    files = re.findall(r"^ +\w+_file: ((?!null)\S+)", text, re.MULTILINE)
-    assert files
-    config = yaml.safe_load(text)
+    files = FILES[path]
+    config = yaml.safe_load(path.read_text())
     for key in ("listen", "admin", "replica", "state"):
         config.pop(key, None)
     mounted = [
