@@ -3,7 +3,8 @@
 #     scripts/image            # docker, podman or buildah, whichever is installed
 #
 # BASE is any image with a python3 (3.11 or newer) that has venv. Both stages need the same one, because the environment
-# that the first one makes moves into the second.
+# that the first one makes moves into the second. A digest pins it: --build-arg BASE=python:3.11-slim@sha256:... The tag
+# stands here because no registry could be asked for its digest so far.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
