@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 30
-"""ContextForge makes a database first."""
+START_SECONDS = 15
 
 NGINX = """\
 daemon off;
@@ -344,7 +343,7 @@ class Fleet:
         for process in reversed(self.started):
             process.stop()
 
-    def start(self, name: str, command: Sequence[str], address: str, admin: str = "") -> Process:
+    def start(self, name: str, command: Sequence[str], address: str, admin: str = "", seconds: float = 0) -> Process:
         log = self.folder / f"{name.replace(' ', '-')}-{len(self.started)}.log"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
@@ -361,7 +360,7 @@ class Fleet:
         process = Process(name, address, popen, log, admin, command)
         self.started.append(process)
         ready = (lambda: is_ready(process)) if admin else (lambda: is_listening(address))
-        wait_ready(process, ready, self.start_seconds)
+        wait_ready(process, ready, seconds or self.start_seconds)
         return process
 
 

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import distributions
 
-from bench.processes import ROOT, START_SECONDS, Fleet, Process, ProcessError, free_port
+from bench.processes import ROOT, Fleet, Process, ProcessError, free_port
 
 PARTS = (ROOT / os.environ.get("MRTR_PARTS", ".parts")).resolve()
+CONTEXTFORGE_SECONDS = 120
+"""It makes a database first: 7 s on a quiet machine, more than 30 on a busy one."""
 CONTEXTFORGE = {
     "AUTH_REQUIRED": "false",
     "MCP_REQUIRE_AUTH": "false",
@@ -80,9 +82,10 @@ def start_contextforge(fleet: Fleet, upstream: Process) -> Process:
     }
     command = ["env", *(f"{name}={value}" for name, value in environment.items())]
     command += [str(PARTS / "contextforge" / "bin" / "uvicorn"), "mcpgateway.main:app", "--port", str(port)]
-    process = fleet.start("ContextForge", [*command, "--no-access-log"], f"127.0.0.1:{port}")
+    command += ["--no-access-log"]
+    process = fleet.start("ContextForge", command, f"127.0.0.1:{port}", seconds=CONTEXTFORGE_SECONDS)
     wanted = {"name": "bench", "url": f"http://{upstream.address}/mcp", "transport": "STREAMABLEHTTP"}
-    connection = http.client.HTTPConnection(process.address, timeout=START_SECONDS)
+    connection = http.client.HTTPConnection(process.address, timeout=CONTEXTFORGE_SECONDS)
     connection.request("POST", "/gateways", json.dumps(wanted), {"Content-Type": "application/json"})
     reply = connection.getresponse()
     if reply.status != http.client.OK:
@@ -117,7 +120,7 @@ def start_rivals(fleet: Fleet, upstream: Process) -> list[tuple[Rival, Process]]
         try:
             started.append((rival, rival.start(fleet, upstream)))
         except (ProcessError, OSError) as exc:
-            print(f"{rival.name} is left out: {str(exc).splitlines()[-1]}", file=sys.stderr)
+            print(f"{rival.name} is left out: {str(exc).splitlines()[0]}", file=sys.stderr)
             for process in fleet.started[before:]:
                 fleet.kill(process)
     return started

@@ -263,6 +263,21 @@ def test_a_rival_that_is_not_there_is_left_out_with_a_line(
     ]
 
 
+def test_a_rival_that_ends_at_its_start_is_left_out_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(fleet: Fleet, _upstream: Process) -> Process:
+        return fleet.start("rival", [sys.executable, "-c", "import no_such_module"], "127.0.0.1:1")
+
+    rival = rivals.Rival("a rival", "modern", "fastmcp", start)
+    monkeypatch.setattr(rivals.Rival, "version", lambda _: "1")
+    monkeypatch.setattr(rivals, "RIVALS", [rival])
+    fleet = Fleet(tmp_path)
+    assert rivals.start_rivals(fleet, Process("upstream", "", None, tmp_path)) == []
+    assert fleet.started == []
+    assert capsys.readouterr().err == "a rival is left out: rival is not ready (exit status 1):\n"
+
+
 @pytest.mark.parametrize(("tool", "lost"), [(cluster.STORED, False), ("ask", True)])
 def test_a_timeline_shows_what_a_kill_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, *, lost: bool
