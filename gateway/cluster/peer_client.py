@@ -91,6 +91,7 @@ class PeerClient:
             trace=incoming.span.token if incoming.span is not None else b"",
             # Seconds, because a monotonic time means nothing on another host.
             leg_seconds=max(0.0, ends_at - world.monotonic()) if ends_at is not None else None,
+            sender=self._membership.own,
         )
 
     async def _address(self, kind: messages.Kind, member: str) -> Address:
@@ -149,7 +150,7 @@ class PeerClient:
         address = await self._membership.address(member)
         if address is None:
             raise PeerDead(member)
-        question = messages.question(kind, member, about, detail)
+        question = messages.question(self._membership.own, kind, member, about, detail)
         answer = await self._connections.question(address, question, self.question_seconds, most=most)
         return answer.word if isinstance(answer, messages.Told) else "unknown"
 
@@ -166,9 +167,8 @@ class PeerClient:
         seconds = timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds
         try:
             # A kept connection does not show whether the member accepts a new one.
-            answer = await self._connections.question(
-                address, messages.question("who", address, ""), seconds, fresh=True
-            )
+            question = messages.question(self._membership.own, "who", address, "")
+            answer = await self._connections.question(address, question, seconds, fresh=True)
         except PeerDead:
             return "silent"
         except OwnerSilent as exc:

@@ -15,10 +15,11 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway import world
-from gateway.cluster.peer_errors import PeerDead, PeerStuck, ReplyBroken
+from gateway.cluster.peer_errors import ClockDiffers, PeerDead, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
+from gateway.http.upstream_reply import AwaitedReply, clock_ahead
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import PendingRequest
 from gateway.http_client.connector import Connector
@@ -28,6 +29,7 @@ from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
+from gateway.seal.claims import SKEW_SECONDS
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
 
 PATH: Final = "/peer"
@@ -77,7 +79,7 @@ class PeerConnections:
 
         Returns None if no process is there. Raises PeerFailed or OwnerStalled if one does not tell its id.
         """
-        question = messages.question("who", address, introduced)
+        question = messages.question(self._own, "who", address, introduced)
         try:
             answer = await self.question(address, question, self.timeouts.peer_accept_seconds)
         except PeerDead:
@@ -130,11 +132,10 @@ class PeerConnections:
                 if error is not None:
                     raise error from exc
                 continue
-            if (status := exchange.reply.status) != HTTPStatus.OK:
+            if exchange.reply.status != HTTPStatus.OK:
                 exchange.reply.close()
                 # The process is alive, so no other replica may take its calls over.
-                fix = "compare the clocks and state.keys of both"
-                raise OwnerStalled(member, f"refuses requests from {self._own} (HTTP {status}): {fix}")
+                raise self._refused(member, exchange.reply)
             return exchange
         # A process accepts connections, so it lives.
         raise OwnerStalled(member, "closes its connections (is it at limits.connections?)")
@@ -167,6 +168,15 @@ class PeerConnections:
         """The error for a member that did not accept a connection in time."""
         where = f"a connection from {self._own} within timeouts.peer_connect_seconds"
         return OwnerSilent(member, f"does not accept {where}")
+
+    def _refused(self, member: str, reply: AwaitedReply) -> OwnerStalled:
+        """The error for a member that refuses a request."""
+        advice = f"refuses requests from {self._own} (HTTP {reply.status}): compare the clocks"
+        ahead = clock_ahead(reply.headers)
+        # `Date` has whole seconds, so it may differ by one less than the member found.
+        if reply.status == HTTPStatus.FORBIDDEN and ahead is not None and abs(ahead) >= SKEW_SECONDS - 1:
+            return ClockDiffers(member, f"{advice} of both", ahead)
+        return OwnerStalled(member, f"{advice} and state.keys of both")
 
     def _unresolved(self, member: str, what: str) -> OwnerSilent:
         why = f"cannot be reached from {self._own} (its name in replica.peers {what})"

@@ -1,6 +1,6 @@
 """The ways in which another replica fails to serve a request."""
 
-from gateway.protocol.errors import OwnerStalled
+from gateway.protocol.errors import OwnerStalled, clock_fix
 
 
 class PeerFailed(Exception):
@@ -17,6 +17,14 @@ class PeerReplaced(PeerFailed):
 
 class ReplyBroken(PeerFailed):
     """The peer took the request, and the connection broke before the reply was complete."""
+
+
+class ClockDiffers(OwnerStalled):
+    """The peer refuses requests, and by its reply its clock is so far off that it refuses them for that."""
+
+    def __init__(self, member: str, why: str, ahead_seconds: float) -> None:
+        super().__init__(member, why)
+        self.fix = clock_fix(member, ahead_seconds)
 
 
 class PeerStuck(OwnerStalled):

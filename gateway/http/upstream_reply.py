@@ -4,16 +4,26 @@ The head comes first, then the body part by part, from a bounded buffer.
 """
 
 import asyncio
+from email.utils import parsedate_to_datetime
 from typing import Final, Self
 
 from multidict import CIMultiDict
 
+from gateway import world
 from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import ReplyCut, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 
 _BUFFERED_BYTES: Final = 131_072
 """Nothing more is read from the socket while this much waits for the coroutine."""
+
+
+def clock_ahead(headers: CIMultiDict[str]) -> int | None:
+    """By how many seconds the clock behind a `Date` is ahead of this one's; None if there is none to read."""
+    try:
+        return round(parsedate_to_datetime(headers.get("Date", "")).timestamp() - world.wall())
+    except (ValueError, OverflowError):
+        return None
 
 
 class AwaitedReply:

@@ -132,6 +132,15 @@ class InvalidState(DownstreamError):
         return self.reason in ("malformed", "too_large", "unknown_key")
 
 
+class OutOfTime(InvalidState):
+    """A message of another replica is authentic, and sealed too long ago or in the future, by this replica's clock."""
+
+    def __init__(self, reason: str, sender: str, ahead_seconds: float) -> None:
+        super().__init__(reason)
+        self.sender = sender
+        self.ahead_seconds = ahead_seconds
+
+
 class HeaderMismatch(DownstreamError):
     """A mirrored header is missing, repeated, malformed or differs from the body."""
 
@@ -396,6 +405,12 @@ class StateFromFuture(OwnerStalled):
                 "The replica that sealed this requestState has a clock that is more than 60 s ahead of this one's; "
                 "call again with the same requestState and inputResponses",
             )
+
+
+def clock_fix(whose: str, ahead_seconds: float) -> str:
+    """The operator's next step if the clock of another replica is so much ahead of this one's, or behind it."""
+    way = "ahead of" if ahead_seconds > 0 else "behind"
+    return f"{whose}'s clock is {abs(ahead_seconds):.0f} s {way} this replica's; {StateFromFuture.fix}"
 
 
 class OwnerSilent(OwnerStalled):

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway import world
 from gateway.config import InForce
-from gateway.protocol.errors import InvalidState
+from gateway.protocol.errors import InvalidState, OutOfTime
 from gateway.seal.claims import SKEW_SECONDS
 from gateway.seal.keyring import Keyring, Keys, decode_content, ring
 
@@ -44,7 +44,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     replica saw it. `headers` are unchanged bytes. `request_id` identifies the request in the logs of both replicas.
     `trace` is the token of its span, if it is traced. `leg_seconds` is set by a replica that will end: until then the
     receiver must have replied, at least with a state-only round. `first` is the nonce of the request that a process
-    passes on to another one of its host.
+    passes on to another one of its host. `sender` is the member that sealed it, for the log; older ones do not tell.
     """
 
     kind: Kind
@@ -60,6 +60,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     trace: bytes = b""
     leg_seconds: float | None = None
     first: bytes = b""
+    sender: str = ""
 
     @property
     def once(self) -> bytes:
@@ -155,7 +156,7 @@ class PeerSealer:
         if request.issued < now - SKEW_SECONDS:
             self._newest_expired = max(self._newest_expired, request.issued)
         if request.issued <= self._newest_expired:
-            raise InvalidState("expired")
+            raise OutOfTime("expired", request.sender, request.issued - now)
         if request.once in self._seen:
             raise InvalidState("replayed")
         # Those whose requests are too old to be accepted are forgotten, twice the tolerance after they came.
@@ -165,7 +166,7 @@ class PeerSealer:
             _ = self._seen.popitem(last=False)
         self._seen[request.once] = max(now, request.issued)  # one from the future would be good for longer
         if request.issued > now + SKEW_SECONDS:
-            raise InvalidState("future")
+            raise OutOfTime("future", request.sender, request.issued - now)
         return request
 
 
@@ -209,6 +210,6 @@ def nonce() -> bytes:
     return world.random_bytes(_NONCE_BYTES)
 
 
-def question(kind: Kind, to: str, about: str, detail: bytes = b"") -> PeerRequest:
+def question(sender: str, kind: Kind, to: str, about: str, detail: bytes = b"") -> PeerRequest:
     """A new question of this replica."""
-    return PeerRequest(kind=kind, to=to, issued=world.wall(), nonce=nonce(), path=about, body=detail)
+    return PeerRequest(kind=kind, to=to, issued=world.wall(), nonce=nonce(), path=about, body=detail, sender=sender)

@@ -19,9 +19,10 @@ from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.server.traffic import Traffic
-from gateway.protocol.errors import GatewayError, InvalidState
+from gateway.protocol.errors import GatewayError, InvalidState, OutOfTime, clock_fix
 from gateway.runtime.budget import Share
 from gateway.seal import peer_messages as messages
+from gateway.seal.claims import SKEW_SECONDS
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.telemetry import Ending, Event, get_logger
 
@@ -91,7 +92,8 @@ class PeerListener:
             self._metrics.peer_rejections[exc.reason,].inc()
             if world.monotonic() - self._logged > _LOG_SECONDS:
                 self._logged = world.monotonic()
-                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.wire.remote, fix=_REJECTED_FIX)
+                remote = http.wire.remote
+                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=remote, fix=_fix(exc, remote))
             return WholeResponse(status=403)
         except GatewayError as exc:
             return WholeResponse(status=exc.status)
@@ -237,6 +239,14 @@ class PeerReply(ReplyWriter):
             return self._whole
         await self._stream.finish(self._http)
         return self._stream
+
+
+def _fix(exc: InvalidState, remote: str | None) -> str:
+    """The operator's next step for a request that was rejected."""
+    if isinstance(exc, OutOfTime) and abs(exc.ahead_seconds) > SKEW_SECONDS:
+        again = "; an old message that is repeated looks the same" if exc.ahead_seconds < 0 else ""
+        return clock_fix(exc.sender or f"the replica at {remote}", exc.ahead_seconds) + again
+    return _REJECTED_FIX
 
 
 def _text(raw: bytes) -> str:

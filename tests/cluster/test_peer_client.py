@@ -2,13 +2,18 @@
 
 import asyncio
 import io
+import time
+from email.utils import formatdate
 
 import pytest
 from msgspec.structs import replace
 
+from gateway import world
+from gateway.protocol.errors import OwnerStalled
 from gateway.seal.peer_messages import Whole
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.logs import Lines
 from tests.support.replicas import (
     TWICE,
     Cluster,
@@ -145,3 +150,30 @@ async def test_an_owner_that_refuses_the_request_counts_as_alive(
         assert f"HTTP {status}" in reply.error["message"]
     assert asked_peers(one) == {"stalled": 2}
     assert len(upstream.of("tools/call")) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "date", "says"),
+    [
+        (403, 120, "gw-2's clock is 120 s ahead of this replica's; compare the clocks"),
+        (403, -120, "gw-2's clock is 120 s behind this replica's; compare the clocks"),
+        (403, 30, OwnerStalled.fix),  # other keys
+        (503, 120, OwnerStalled.fix),  # not for its clock
+        (403, "yesterday", OwnerStalled.fix),
+        (403, "", OwnerStalled.fix),
+    ],
+)
+async def test_the_fix_names_a_clock_that_is_off(
+    cluster: Cluster, log_lines: Lines, monkeypatch: pytest.MonkeyPatch, status: int, date: int | str, says: str
+) -> None:
+    now = float(int(time.time()))
+    monkeypatch.setattr(world, "wall", lambda: now)
+    date = date if isinstance(date, str) else formatdate(now + date, usegmt=True)
+    one, _ = await facing(cluster, lambda asked: asked.refuse(status, date), **TWICE)
+    reply = await one.client().answer(await orphan(one, "gw-2"))
+    assert reply.outcome == (503, -32603, "owner_stalled")
+    (line,) = log_lines("peer.failed")
+    assert line["fix"].startswith(says)
+    assert f"(HTTP {status}): compare the clocks" in line["cause"]
+    (error,) = one.gateway.recent_errors.told()
+    assert error.fix.lower().startswith(says.lower())

@@ -23,6 +23,7 @@ from gateway.server import peer_listener
 from gateway.server.peer_listener import PeerListener, PeerReply
 from tests.support.fake_peer import KEY, FakePeer
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.logs import Lines
 from tests.support.noted_connections import NotedConnection
 from tests.support.noted_timers import Timers
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -86,6 +87,38 @@ async def test_a_request_that_no_replica_sealed_is_refused_without_a_reason(
         assert set(response.headers) <= {"Content-Length", "Content-Type", "Date", "Server", "Connection"}
     assert refused(one) == {why: 1}
     assert upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    ("ahead", "sender", "fix"),
+    [
+        (120, "gw-2#1", "gw-2#1's clock is 120 s ahead of this replica's; compare the clocks"),
+        (-120, "gw-2", "gw-2's clock is 120 s behind this replica's; compare the clocks"),
+        (120, "", "the replica at 127.0.0.1's clock is 120 s ahead of this replica's"),
+    ],
+)
+async def test_the_log_says_whose_clock_is_off_and_by_how_much(
+    cluster: Cluster, log_lines: Lines, ahead: int, sender: str, fix: str
+) -> None:
+    _ = await cluster.begin("gw-1")
+    request = sealed(issued=time.time() + ahead, sender=sender)
+    async with cluster.http.post(f"http://{cluster.peers['gw-1']}/peer", data=request) as response:
+        assert (response.status, await response.read()) == (403, b"")
+    (line,) = log_lines("peer.rejected")
+    assert line["reason"] == ("future" if ahead > 0 else "expired")
+    assert line["fix"].startswith(fix)
+    assert ("repeated" in line["fix"]) == (ahead < 0), "its time tells no clock from an old message"
+
+
+async def test_a_message_in_time_that_was_taken_once_blames_no_clock(cluster: Cluster, log_lines: Lines) -> None:
+    _ = await cluster.begin("gw-1")
+    request = sealed(kind="who", sender="gw-2")
+    url = f"http://{cluster.peers['gw-1']}/peer"
+    for status in (200, 403):
+        async with cluster.http.post(url, data=request) as response:
+            assert response.status == status
+    (line,) = log_lines("peer.rejected")
+    assert line["fix"].startswith("if it is a replica, give it the same state.keys and compare the clocks")
 
 
 async def test_a_replayed_request_is_refused(upstream: FakeUpstream, cluster: Cluster) -> None:

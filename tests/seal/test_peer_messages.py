@@ -87,6 +87,14 @@ def test_a_request_comes_over_whole() -> None:
         assert peer().open(peer().seal(least), NOW) == least
 
 
+def test_a_request_of_an_older_or_a_newer_version_opens() -> None:
+    """In a rolling update: `sender` came last."""
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(replace(REQUEST, sender="gw-1")))
+    for sent, sender in ((fields[:-1], ""), ([*fields, "what comes next"], "gw-1")):
+        opened = peer().open(ring().seal_bytes(msgspec.msgpack.encode(sent), b"request"), NOW)
+        assert opened == replace(REQUEST, sender=sender)
+
+
 def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:
     by, sealed = peer(), peer().seal(REQUEST)
     for place in range(len(sealed)):

@@ -42,8 +42,9 @@ class Asked:
         self._wire.writer.write(data)
         await self._wire.writer.drain()
 
-    async def refuse(self, status: int) -> None:
-        await self.raw(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
+    async def refuse(self, status: int, date: str = "") -> None:
+        told = f"Date: {date}\r\n".encode() if date else b""
+        await self.raw(b"HTTP/1.1 %d No\r\n%bContent-Length: 0\r\n\r\n" % (status, told))
 
     async def begin(self) -> None:
         await self.raw(_STREAM)

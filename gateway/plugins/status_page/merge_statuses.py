@@ -48,6 +48,7 @@ class Heard(Struct, frozen=True, kw_only=True):
     state: PeerState
     why: str = ""
     """Why there is no status."""
+    fix: str = "Check whether it runs, and read its log"
     status: Status | None = None
 
 
@@ -76,9 +77,8 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     parts = {own.replica: own, **answered}
     processes = [process for part in parts.values() for process in part.processes]
     processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
-    fix = "Check whether it runs, and read its log"
     missing = [
-        StatusNotice(f"No status from {name}: the calls that it holds are not counted here", fix, each.why)
+        StatusNotice(f"No status from {name}: the calls that it holds are not counted here", each.fix, each.why)
         for name, each in heard.items()
         if each.status is None
     ]

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import time
+from email.utils import formatdate
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.cluster.worker import Worker
 from gateway.plugins.status_page import cluster_view
 from gateway.plugins.status_page.cluster_view import STATUS_BYTES
@@ -115,6 +119,21 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: the calls that it holds are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
+
+
+@pytest.mark.parametrize(("ahead", "way"), [(120, "120 s ahead of"), (-120, "120 s behind")])
+async def test_a_replica_whose_clock_is_off_is_shown_with_the_seconds(
+    cluster: Cluster, ahead: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = float(int(time.time()))
+    monkeypatch.setattr(world, "wall", lambda: now)
+    date = formatdate(now + ahead, usegmt=True)
+    other = await cluster.fake(FakePeer(lambda asked: asked.refuse(403, date)))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
+    (notice,) = (await seen(one)).notices
+    assert (notice.detail, peer(await seen(one), "gw-2").state) == ("It refuses this replica's requests", "stalled")
+    assert notice.fix.startswith(f"gw-2's clock is {way} this replica's; compare the clocks")
+    assert notice.fix in unescape((await fetch(one, "/status"))[1])
 
 
 async def test_a_silent_replica_holds_the_page_up_for_a_bounded_time(

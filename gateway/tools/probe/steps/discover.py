@@ -4,14 +4,13 @@ That covers the kind of answer (server, proxy or web page), redirects, the clock
 """
 
 import re
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from gateway import world
 from gateway.http.upstream_client import REDIRECTS
+from gateway.http.upstream_reply import clock_ahead
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import Unreachable, clean
@@ -123,9 +122,8 @@ def _look_at_head(exam: ProbeContext, reply: ProbeReply) -> None:
             "A proxy that buffers replies or closes silent streams breaks questions and long calls.",
             "Disable response buffering for this path, and set its timeouts above timeouts.idle_seconds.",
         )
-    try:
-        skew = round(parsedate_to_datetime(reply.headers.get("Date", "")).timestamp() - world.wall())
-    except (ValueError, OverflowError):
+    skew = clock_ahead(reply.headers)
+    if skew is None:
         return
     if abs(skew) > _SKEW_SECONDS:
         exam.notes.warn(
