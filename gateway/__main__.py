@@ -20,7 +20,6 @@ from gateway.config import (
     ConfigFile,
     Era,
     Level,
-    Problem,
     cautions,
     for_command,
     for_upstream,
@@ -66,10 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[:1] == ["demo"]:
-        return demo.run(arguments[1:])
-    if arguments[:1] == ["health"]:
-        return container_health.main(arguments[1:])
     # Our arguments come before `--`, the server's command after it.
     place = arguments.index("--") if "--" in arguments else len(arguments)
     arguments, command = arguments[:place], arguments[place + 1 :]
@@ -158,7 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--strict", action="store_true", help="exit with 1 if there is a caution or a note")
     check.set_defaults(run=_check)
     probe.add(commands)
-    commands.add_parser("health", help="check whether the gateway on this machine is alive", add_help=False)
+    health = commands.add_parser("health", help="check whether the gateway on this machine is alive")
+    container_health.add_arguments(health)
+    health.set_defaults(run=container_health.run)
     schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
     shell = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
@@ -166,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     shell.set_defaults(run=_completion, commands=commands.choices)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
-    commands.add_parser("demo", help="show a legacy server, the gateway and a modern client at work", add_help=False)
+    demo.add(commands)
     return parser
 
 

@@ -38,6 +38,12 @@ class Unwell(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     parser = argparse.ArgumentParser("mrtr-gateway health", description="Check whether the gateway is alive.")
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     what = f"the gateway's configuration, for its `admin` (default: ${_FILE_VARIABLE})"
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help=what)
     parser.add_argument(
@@ -51,7 +57,10 @@ def main(arguments: Sequence[str]) -> int:
         metavar="SECONDS",
         help="time limit for the answer (default: %(default)g)",
     )
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask; return the exit code."""
     path = "/readyz" if options.ready else "/healthz"
     try:
         address, source = whereabouts(options.admin, options.config, os.environ)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 SHELLS: Final = ("bash", "fish", "zsh")
-_OPTION: Final = re.compile(r"--[a-z][a-z-]*")
+_OPTION: Final = re.compile(r"(?<![\w-])-(?:[a-zA-Z]\b|-[a-z][a-z-]*)")
 _CHOICES: Final = re.compile(r"(--[a-z][a-z-]*) \{([^}]+)\}")
 _BASH: Final = """\
 _mrtr_gateway() {{
@@ -15,7 +15,7 @@ _mrtr_gateway() {{
 {choices}
   esac
   case $COMP_CWORD:${{COMP_WORDS[1]}} in
-    1:*) words="{commands}" ;;
+    1:*) words="{commands} help version -h --help -V --version" ;;
     2:completion) words="{shells}" ;;
 {options}
   esac

@@ -33,6 +33,19 @@ def test_bash_completes_commands_options_and_choices(capsys: pytest.CaptureFixtu
     assert completed(script, "serve", "--log-level", "w") == ["warning"]
     assert completed(script, "completion", "") == list(SHELLS)
     assert completed(script, "check", "--st") == ["--strict"]
+    assert completed(script, "health", "--") == ["--admin", "--config", "--help", "--ready", "--timeout"]
+    assert completed(script, "demo", "--") == ["--cache", "--help"]
+    assert completed(script, "wrap", "-") == [
+        "--config",
+        "--era",
+        "--help",
+        "--log-level",
+        "--route",
+        "--upstream",
+        "-c",
+        "-h",
+    ]
+    assert completed(script, "-V") == ["-V"]
 
 
 @pytest.mark.parametrize("shell", ["fish", "zsh"])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -22,28 +21,35 @@ UNATTENDED_SECONDS = 60.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the demo; return 0 if the tool returned the expected result."""
-    # By the XDG rules, which require an absolute path.
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    parser = argparse.ArgumentParser(
-        prog="mrtr-gateway demo", description="Show a modern client using a legacy server through the gateway."
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to a command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="show a legacy server, the gateway and a modern client at work",
+        description="Show a modern client using a legacy server through the gateway.",
     )
     parser.add_argument(
         "--cache",
         type=Path,
-        default=(base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo",
         metavar="DIR",
-        help="folder for the Python environments of the server and the client (default: %(default)s)",
+        help="folder for the Python environments of the server and the client "
+        "(default: mrtr-gateway/demo in $XDG_CACHE_HOME, which is ~/.cache by default)",
     )
-    options = parser.parse_args(arguments)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; return 0 if the tool returned the expected result."""
+    # By the XDG rules, which require an absolute path.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    caches = base if base.is_absolute() else Path.home() / ".cache"
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show an arrow shows a question mark instead.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
     for number in _ENDING:
         _ = signal.signal(number, _stop)
     try:
-        return _play(*interpreters(options.cache))
+        return _play(*interpreters(options.cache or caches / "mrtr-gateway" / "demo"))
     except DemoFailed as exc:
         print(f"mrtr-gateway demo: {exc}", file=sys.stderr)
         return 1
