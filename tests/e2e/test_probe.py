@@ -13,11 +13,10 @@ import pytest_asyncio
 from gateway.__main__ import main
 from gateway.config import parse
 from gateway.tools.probe.report.findings import ProbedServer, ProbeReport, report
-from gateway.tools.probe.report.text import lines
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.launch import REPOSITORY, OldServer, old_server, stdio_server
 from tests.support.gateway_process import gateway
-from tests.support.probing import answers, check, look
+from tests.support.probing import answers, as_text, check, look
 from tests.support.workbench import Client
 
 pytestmark = pytest.mark.real
@@ -275,7 +274,7 @@ def test_a_command_that_does_not_work_is_explained(
 async def as_documented(server: OldServer) -> str:
     """The printed report on a server, with a fixed port and fixed times."""
     it = await look(server.url, seconds=10.0)
-    text = "\n".join(lines(report("", (), (it,)), colour=False)).replace(str(server.port), "9000")
+    text = as_text(report("", (), (it,))).rstrip().replace(str(server.port), "9000")
     return re.sub(r"in \d+ ms", "in 3 ms", re.sub(r"to within \d+ s", "to within 1 s", text))
 
 

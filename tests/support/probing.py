@@ -1,13 +1,14 @@
 """Examines a server as the command does, in this process and with short times."""
 
+import io
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import structs
 
 from gateway.config import Route, UpstreamTls, contexts, for_upstream
-from gateway.tools.probe.report.findings import Check, ProbedServer, report
-from gateway.tools.probe.report.text import lines
+from gateway.tools.probe.report.findings import Check, ProbedServer, ProbeReport, report
+from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.runner import run_probe
 from gateway.tools.probe.steps.context import Subject
 from tests.support.workbench import SHORT_TIMES
@@ -62,4 +63,26 @@ def answers(found: ProbedServer) -> dict[str, str]:
 
 def everything_in(found: ProbedServer) -> str:
     """Everything that is printed of it, as text and as (escaped) JSON."""
-    return "\n".join(lines(report("", (), (found,)), colour=False)) + repr(found)
+    return as_text(report("", (), (found,))) + repr(found)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def as_text(found: ProbeReport, out: io.StringIO | None = None) -> str:
+    """A report as text, as it is printed while it is made."""
+    out = out or io.StringIO()
+    text = TextReport(out)
+    if found.checks:
+        text.begin("The configuration, on this machine")
+    for each in found.checks:
+        text.check(each)
+    for server in found.upstreams:
+        text.begin(server.target if server.route is None else f"{server.route} -> {server.target}")
+        for each in server.checks:
+            text.check(each)
+        text.conclude(server)
+    text.end(found.state)
+    return out.getvalue()

@@ -1,4 +1,4 @@
-"""The command line of `probe`, also called `doctor`: parses arguments, prints the report, sets the exit code.
+"""The command line of `probe`, also called `doctor`: parses arguments, has the report printed, sets the exit code.
 
 0: everything works; 3: it works with limits; 1: it cannot be used, or the configuration is wrong; 2: usage error.
 """
@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import msgspec
 from msgspec import structs
@@ -37,7 +37,7 @@ from gateway.runtime import event_loop
 from gateway.telemetry import configure_logging
 from gateway.tools.probe.report.findings import ProbeReport, report
 from gateway.tools.probe.report.redaction import Redactor
-from gateway.tools.probe.report.text import lines
+from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.runner import run_probe
 from gateway.tools.probe.steps.context import Subject
 from gateway.tools.probe.steps.environment import look_around
@@ -136,41 +136,30 @@ def run(options: argparse.Namespace) -> int:
         print(str(exc).replace("--upstream", "URL"), file=sys.stderr)  # `for_upstream` names the flag of `serve`
         return 1 if isinstance(exc, ConfigError) and options.config is not None else _USAGE
     configure_logging("error", "console")
+    text = TextReport(None if options.json else sys.stdout)
     try:
-        found = event_loop.run(_report(subjects, config))
+        found = event_loop.run(_report(subjects, config, text))
     except KeyboardInterrupt:
         print("interrupted; all sessions are closed", file=sys.stderr)
         return _INTERRUPTED
     except asyncio.CancelledError:
         print("terminated; all sessions are closed", file=sys.stderr)
         return _TERMINATED
-    return show(found, sys.stdout, as_json=options.json)
+    text.end(found.state)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    return found.exit_code
 
 
-async def _report(subjects: Sequence[Subject], config: Config | None) -> ProbeReport:
+async def _report(subjects: Sequence[Subject], config: Config | None, text: TextReport) -> ProbeReport:
     task = asyncio.current_task()
     assert task is not None
     # So that the sessions end, as they do after Ctrl-C.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     hide = Redactor(word for subject in subjects for word in subject.secrets)
-    checks = () if config is None else tuple((await look_around(config, hide)).checks)
-    upstreams = [await run_probe(each, route=None if config is None else each.route.path) for each in subjects]
+    checks = () if config is None else tuple((await look_around(config, hide, text)).checks)
+    upstreams = [await run_probe(each, text, route=None if config is None else each.route.path) for each in subjects]
     return report(__version__, checks, tuple(upstreams))
-
-
-def show(found: ProbeReport, out: TextIO, *, as_json: bool) -> int:
-    """Print a report; return the exit code."""
-    if as_json:
-        text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
-    else:
-        colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        text = "\n".join(lines(found, colour=colour))
-    try:
-        print(text, file=out, flush=True)
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-    return found.exit_code
 
 
 # -- subjects ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.tools.probe.report.features import features, unknown
 from gateway.tools.probe.report.findings import ProbedServer, worst
 from gateway.tools.probe.report.suggested_config import snippet
+from gateway.tools.probe.report.text import UNPRINTED, TextReport
 from gateway.tools.probe.steps import network, sessions, wire_behaviour
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped, Subject
 from gateway.tools.probe.steps.discover import capability_names, described, greet, website
@@ -31,7 +32,7 @@ _STEPS: Final = 12
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 
 
-async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServer:
+async def run_probe(subject: Subject, text: TextReport = UNPRINTED, *, route: str | None = None) -> ProbedServer:
     """Examine one server; problems are part of the result, and nothing is raised.
 
     `route` is the route's path if the server comes from a configuration.
@@ -39,7 +40,9 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
     timeouts, upstream = subject.config.timeouts, subject.route.upstream
     bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
     async with http_client(bounds) as (client, tasks):
-        exam = ProbeContext(subject, client, tasks)
+        exam = ProbeContext(subject, client, tasks, text)
+        target = exam.notes.hide.text(upstream.name)
+        text.begin(target if route is None else f"{route} -> {target}")
         try:
             async with asyncio.timeout(_STEPS * max(timeouts.handshake_seconds, timeouts.connect_seconds)):
                 await (_examine_child(exam) if upstream.url is None else _examine_url(exam))
@@ -59,14 +62,15 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
                 "The server is broken or hostile, or the probe has a bug.",
                 "If the server works otherwise, please report this with the version of mrtr-gateway.",
             )
-    return _concluded(exam, route)
+    result = _concluded(exam, target, route)
+    text.conclude(result)
+    return result
 
 
-def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
+def _concluded(exam: ProbeContext, target: str, route: str | None) -> ProbedServer:
     subject = exam.subject
-    upstream = subject.route.upstream
     checks = tuple(exam.notes.checks)
-    result = ProbedServer(target=exam.notes.hide.text(upstream.name), route=route, state=worst(checks), checks=checks)
+    result = ProbedServer(target=target, route=route, state=worst(checks), checks=checks)
     if result.state == "failed":
         return result
     server = exam.server

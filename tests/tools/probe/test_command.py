@@ -15,11 +15,11 @@ import pytest
 
 from gateway.__main__ import main
 from gateway.config import for_upstream
-from gateway.tools.probe.command import show
 from gateway.tools.probe.report.features import features
 from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, Server, report
 from tests.parts.launch import REPOSITORY, free_port
 from tests.support.fake_upstream import FakeUpstream, text
+from tests.support.probing import Terminal, as_text
 from tests.support.workbench import eventually
 
 START_SECONDS = 30.0
@@ -194,20 +194,18 @@ async def test_a_probe_that_is_stopped_ends_its_sessions_and_prints_no_traceback
     upstream.on("tools/list", lambda turn: turn.for_ever())
     process = await start("probe", upstream.url)
     await eventually(lambda: upstream.of("tools/list"), seconds=START_SECONDS)
+    assert process.stdout is not None
+    out = await process.stdout.readuntil(b"capabilities")  # each step is printed when it ends, on a pipe too
+    assert out.startswith(f"{upstream.url}\n\nok       address".encode())
     process.send_signal(sign)
     out, err = await process.communicate()
     assert process.returncode == code
-    assert out == b""
+    assert b"Through the gateway" not in out
     assert err.decode().strip() in {"interrupted; all sessions are closed", "terminated; all sessions are closed"}
     assert len(upstream.of("DELETE")) == 1
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def limited() -> ProbeReport:
@@ -240,17 +238,22 @@ def test_colour_is_for_terminals_that_want_it(
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    written = out()
-    assert show(limited(), written, as_json=False) == 1
-    assert ("\033[" in written.getvalue()) == (shown == "coloured")
+    assert ("\033[" in as_text(limited(), out())) == (shown == "coloured")
 
 
-def test_a_reader_that_has_left_is_no_traceback() -> None:
+@pytest.mark.processes
+@pytest.mark.parametrize("form", [(), ("--json",)])
+async def test_a_reader_that_has_left_is_no_traceback(form: tuple[str, ...]) -> None:
     """As `| head` does; nor may there be one when the file is closed at the end."""
     read, write = os.pipe()
     os.close(read)
-    with os.fdopen(write, "w") as out:
-        assert show(limited(), out, as_json=False) == 1
+    words = (sys.executable, "-m", "gateway", "probe", URL, *form)
+    process = await asyncio.create_subprocess_exec(
+        *words, cwd=REPOSITORY, stdout=write, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(write)
+    assert await process.communicate() == (None, b"")
+    assert process.returncode == 141
 
 
 # -- the page --------------------------------------------------------------------------------------------------------

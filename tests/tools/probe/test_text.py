@@ -2,8 +2,10 @@
 
 import re
 
+import pytest
+
 from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport
-from gateway.tools.probe.report.text import lines
+from tests.support.probing import Terminal, as_text
 
 LONG = "word " * 60
 ESCAPES = re.compile(r"\033\[\d+m")
@@ -30,7 +32,7 @@ def whole() -> ProbeReport:
 
 
 def test_the_lines_fit_a_terminal_and_name_each_part() -> None:
-    text = list(lines(whole(), colour=False))
+    text = as_text(whole()).splitlines()
     assert max(map(len, text)) < 80
     for part in (
         "The configuration, on this machine",
@@ -51,7 +53,9 @@ def test_the_lines_fit_a_terminal_and_name_each_part() -> None:
     assert not ESCAPES.search("".join(text))
 
 
-def test_colours_change_nothing_but_the_look() -> None:
-    coloured = list(lines(whole(), colour=True))
-    assert [ESCAPES.sub("", line) for line in coloured] == list(lines(whole(), colour=False))
-    assert "\033[31mFAILED" in "".join(coloured)
+def test_colours_change_nothing_but_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = as_text(whole(), Terminal())
+    assert ESCAPES.sub("", coloured) == as_text(whole())
+    assert "\033[31mFAILED" in coloured

@@ -1,11 +1,11 @@
-"""Formats a report as text: 80 columns, the state in words, colour on a terminal."""
+"""Prints a report as text: 80 columns, the state in words, colour on a terminal."""
 
+import os
 import re
 import textwrap
-from collections.abc import Iterator
-from typing import Final
+from typing import Final, TextIO
 
-from gateway.tools.probe.report.findings import Check, ProbeReport, State
+from gateway.tools.probe.report.findings import Check, ProbedServer, State
 
 _COLUMNS: Final = 79
 _WORD: Final = 9
@@ -28,47 +28,63 @@ _SUMMARY: Final[dict[State, str]] = {
 }
 
 
-def lines(report: ProbeReport, *, colour: bool) -> Iterator[str]:
-    """Yield the report, line by line."""
-    found: list[str] = []
-    if report.checks:
-        found += (_paint("head", "The configuration, on this machine"), "", *_checks(report.checks))
-    for upstream in report.upstreams:
-        before = "" if upstream.route is None else f"{upstream.route} -> "
-        found += [""] if report.checks else []
-        found += (_paint("head", f"{before}{upstream.target}"), "", *_checks(upstream.checks))
+class TextReport:
+    """Prints a report, each part as soon as it is known; without a file, nothing."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+        is_terminal = out is not None and out.isatty()
+        self._is_coloured = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._has_begun = False
+
+    def begin(self, title: str) -> None:
+        """Print what the checks that follow are about."""
+        self._print(*[""] * self._has_begun, _paint("head", title), "")
+        self._has_begun = True
+
+    def check(self, check: Check) -> None:
+        """Print one check."""
+        indent = " " * (_WORD + _NAME)
+        first, *rest = _wrapped(check.found, indent) or [""]
+        word = check.state.upper() if check.state == "failed" else check.state
+        self._print(f"{_paint(check.state, f'{word:<{_WORD}}')}{check.name:<{_NAME}}{first.lstrip()}", *rest)
+        for label, text in (("note" if check.state == "ok" else "why", check.why), ("fix", check.fix)):
+            if text:
+                self._print(*_wrapped(f"{label}: {text}", indent + "  "))
+
+    def conclude(self, server: ProbedServer) -> None:
+        """Print what follows from the checks of a server."""
         judged: list[str] = []
-        for feature in upstream.features:
+        for feature in server.features:
             judged.append(f"{feature.title}: {_paint(feature.answer, feature.short)}")
             for label, text in (("", feature.why), ("fix: ", feature.fix)):
                 judged += _wrapped(label + text, "    ") if text else []
         parts = {
             "Through the gateway": judged,
             "Unknown without calling a tool": [
-                line for sentence in upstream.unknown for line in _wrapped(sentence, "  ", first="- ")
+                line for sentence in server.unknown for line in _wrapped(sentence, "  ", first="- ")
             ],
-            "Suggested configuration": (upstream.configuration or "").splitlines(),
+            "Suggested configuration": (server.configuration or "").splitlines(),
         }
         for title, body in parts.items():
-            found += ("", _paint("head", title), "", *body) if body else ()
-    for line in (*found, "", _paint(report.state, _SUMMARY[report.state])):
-        yield line if colour else _ESCAPE.sub("", line)
+            if body:
+                self._print("", _paint("head", title), "", *body)
+
+    def end(self, state: State) -> None:
+        """Print the state of the whole."""
+        self._print("", _paint(state, _SUMMARY[state]))
+
+    def _print(self, *lines: str) -> None:
+        if self._out is not None:
+            text = "\n".join(lines)
+            print(text if self._is_coloured else _ESCAPE.sub("", text), file=self._out, flush=True)
+
+
+UNPRINTED: Final = TextReport(None)
 
 
 def _paint(kind: str, text: str) -> str:
     return f"\033[{_COLOURS[kind]}m{text}\033[0m"
-
-
-def _checks(checks: tuple[Check, ...]) -> Iterator[str]:
-    indent = " " * (_WORD + _NAME)
-    for check in checks:
-        first, *rest = _wrapped(check.found, indent) or [""]
-        word = check.state.upper() if check.state == "failed" else check.state
-        yield f"{_paint(check.state, f'{word:<{_WORD}}')}{check.name:<{_NAME}}{first.lstrip()}"
-        yield from rest
-        for label, text in (("note" if check.state == "ok" else "why", check.why), ("fix", check.fix)):
-            if text:
-                yield from _wrapped(f"{label}: {text}", indent + "  ")
 
 
 def _wrapped(text: str, indent: str, *, first: str | None = None) -> list[str]:

@@ -13,6 +13,7 @@ from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.tools.probe.report.findings import Check, Server, State
 from gateway.tools.probe.report.redaction import Redactor
+from gateway.tools.probe.report.text import UNPRINTED, TextReport
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
@@ -42,11 +43,12 @@ class ProbeStopped(Exception):
 
 
 class Notes:
-    """The checks, in order, safe to print."""
+    """The checks, in order, safe to print; each is printed as soon as it is noted."""
 
-    def __init__(self, hide: Redactor) -> None:
+    def __init__(self, hide: Redactor, text: TextReport = UNPRINTED) -> None:
         self.hide = hide
         self.checks: list[Check] = []
+        self._text = text
 
     def ok(self, name: str, found: str, why: str = "", fix: str = "") -> None:
         """Record a passed check; `why` and `fix` hold a note, if there is one."""
@@ -68,13 +70,14 @@ class Notes:
     def _note(self, name: str, state: State, found: str, why: str, fix: str) -> None:
         found, why, fix = map(self.hide.line, (found, why, fix))
         self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))
+        self._text.check(self.checks[-1])
 
 
 class ProbeContext:
     """One server: how to talk to it, and what is known about it."""
 
-    def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:
-        self.notes = Notes(Redactor(subject.secrets))
+    def __init__(self, subject: Subject, client: Client, tasks: Tasks, text: TextReport) -> None:
+        self.notes = Notes(Redactor(subject.secrets), text)
         self.subject = subject
         self.timeouts = subject.config.timeouts
         self.client = client

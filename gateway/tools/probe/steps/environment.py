@@ -16,6 +16,7 @@ from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import clean
 from gateway.seal.keyring import key_id
 from gateway.tools.probe.report.redaction import Redactor
+from gateway.tools.probe.report.text import UNPRINTED, TextReport
 from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.requests import NO_REPLY, ask, http_client
 
@@ -24,9 +25,10 @@ _OURS: Final = b"mcp_gateway_"
 _SHOWN: Final = 8
 
 
-async def look_around(config: Config, hide: Redactor) -> Notes:
+async def look_around(config: Config, hide: Redactor, text: TextReport = UNPRINTED) -> Notes:
     """Run every check; problems are part of the result, and nothing is raised."""
-    notes = Notes(hide)
+    text.begin("The configuration, on this machine")
+    notes = Notes(hide, text)
     notes.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config):
         key, _, says = caution.partition(" ")
