@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.tools.probe.steps import wire_behaviour
+from tests.cluster.conftest import cluster
 from tests.support.fake_upstream import FakeUpstream, text
+
+__all__ = ["cluster"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,9 @@
 """`doctor --config`: the configuration on this machine, and each of its upstreams with what the route has for it."""
 
 import socket
+import time
 from collections.abc import AsyncIterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.environment import look_around
 from tests.parts.launch import free_port
 from tests.support.fake_http import fake_wire
+from tests.support.fake_peer import FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
+from tests.support.replicas import Cluster
 from tests.tools.probe.test_command import run
 
 KEY = "0f" * 32
@@ -84,13 +88,39 @@ async def test_the_addresses_of_a_gateway_that_runs_are_its_own(upstream: FakeUp
     assert of(notes, "listen").found.endswith("is in use by a running gateway")
 
 
-async def test_peers_are_knocked_at(taken: str) -> None:
+async def test_peers_are_asked_as_a_replica_asks_them(cluster: Cluster, taken: str) -> None:
+    _ = await cluster.begin("gw-1", "gw-2", state={"keys": [KEY]})
     nobody = f"127.0.0.1:{free_port()}"
     own = f"127.0.0.1:{free_port()}"
-    notes = await around(replica={"id": "a", "listen": own, "peers": {"a": own, "b": taken, "c": nobody}})
-    found = {check.found.partition(" ")[0]: check for check in notes.checks if check.name == "peers"}
-    assert {name: check.state for name, check in found.items()} == {"b": "ok", "c": "warning"}
-    assert found["c"].found == f"c at {nobody} refuses (Connection refused)"
+    late = await cluster.fake(FakePeer(lambda asked: asked.refuse(403, formatdate(time.time() - 120, usegmt=True))))
+    peers = {
+        "a": own,
+        "b": taken,
+        "c": nobody,
+        "d": late.address,
+        "gw-1": cluster.peers["gw-1"],
+        "e": cluster.peers["gw-2"],
+    }
+
+    async def asked(**sections: Any) -> dict[str, tuple[str, str]]:
+        notes = await around(replica={"id": "a", "listen": own, "peers": peers}, **sections)
+        return {
+            check.found.partition(" ")[0]: (check.found.partition(" at ")[2].partition(" ")[2], check.fix)
+            for check in notes.checks
+            if check.name == "peers"
+        }
+
+    found = await asked()
+    assert found.pop("d")[1].startswith(f"{late.address}'s clock is 12")
+    assert {name: says for name, (says, _) in found.items()} == {
+        "gw-1": "answers",
+        "b": "refuses the sealed request of a replica",
+        "c": "refuses (Connection refused)",
+        "e": "is gw-2",
+    }
+    says, fix = (await asked(state={"keys": ["ef" * 32]}))["gw-1"]
+    assert says == "refuses the sealed request of a replica"
+    assert "give both replicas the same state.keys" in fix
 
 
 async def test_the_name_of_peers_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

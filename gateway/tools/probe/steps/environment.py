@@ -10,11 +10,15 @@ from yarl import URL
 
 from gateway import world
 from gateway.cluster.membership import resolve
-from gateway.config import Config, cautions, contexts, digest, redacted_url, split_address
+from gateway.cluster.peer_connections import PeerConnections
+from gateway.cluster.peer_errors import ClockDiffers, PeerFailed, PeerStuck
+from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol.errors import clean
-from gateway.seal.keyring import key_id
+from gateway.protocol.errors import OwnerSilent, OwnerStalled, clean
+from gateway.runtime.tasks import Tasks
+from gateway.seal.keyring import MIN_KEY_BYTES, Keys, key_id
+from gateway.seal.peer_messages import PeerSealer
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import UNPRINTED, TextReport
 from gateway.tools.probe.steps.context import Notes
@@ -42,9 +46,9 @@ async def look_around(config: Config, hide: Redactor, text: TextReport = UNPRINT
             "A restart invalidates every requestState that clients still hold, and no other process can open them.",
             "Make a key with `mrtr-gateway keygen`, and set state.keys or state.keys_file.",
         )
-    async with http_client(Bounds(config.limits, config.timeouts)) as (client, _):
+    async with http_client(Bounds(config.limits, config.timeouts)) as (client, tasks):
         await _look_at_listeners(notes, config, client)
-    await _look_at_peers(notes, config)
+        await _look_at_peers(notes, config, tasks)
     await _look_at_issuer(notes, config)
     return notes
 
@@ -78,7 +82,7 @@ async def _look_at_listeners(notes: Notes, config: Config, client: Client) -> No
             notes.ok(name, f"{address} is free")
 
 
-async def _look_at_peers(notes: Notes, config: Config) -> None:
+async def _look_at_peers(notes: Notes, config: Config, tasks: Tasks) -> None:
     replica = config.replica
     if replica.peers_dns is not None:
         host, port = split_address(replica.peers_dns)
@@ -99,6 +103,9 @@ async def _look_at_peers(notes: Notes, config: Config) -> None:
         notes.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
         return
     own, seconds = replica.id or world.host_name(), config.timeouts.peer_connect_seconds
+    # Without state.keys, which is a warning above, no other process has this one's key.
+    sealer = PeerSealer(InForce(Keys(config.state.raw_keys() or (world.random_bytes(MIN_KEY_BYTES),))))
+    connections = PeerConnections(InForce(config.timeouts), None, own, sealer, tasks)
     for name, address in sorted(replica.peers.items()):
         if name == own:
             continue
@@ -111,7 +118,7 @@ async def _look_at_peers(notes: Notes, config: Config) -> None:
             problem = f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
         else:
             writer.close()
-            notes.ok("peers", f"{name} at {address} accepts connections")
+            await _ask_peer(notes, connections, name, address)
             continue
         notes.warn(
             "peers",
@@ -119,6 +126,26 @@ async def _look_at_peers(notes: Notes, config: Config) -> None:
             "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
             "Check that it runs, its replica.listen, and the network in between.",
         )
+    connections.close()
+
+
+async def _ask_peer(notes: Notes, connections: PeerConnections, name: str, address: str) -> None:
+    """Ask a peer that accepts connections for its id, as a replica does."""
+    fix = "Check that the address is its replica.listen, and give both replicas the same state.keys."
+    try:
+        told = await connections.ask_name(address, "")
+    except ClockDiffers as exc:
+        found, fix = "refuses requests because of its clock, or of this one", f"{exc.fix}."
+    except (PeerFailed, PeerStuck, OwnerSilent):
+        found = "accepts connections, and does not answer as a replica"
+    except OwnerStalled:
+        found = "refuses the sealed request of a replica"
+    else:
+        if told == name:
+            notes.ok("peers", f"{name} at {address} answers")
+            return
+        found, fix = f"is {told or 'gone'}", "Correct replica.peers, or the replica.id of that replica."
+    notes.warn("peers", f"{name} at {address} {found}", "Calls that it holds cannot continue from here.", fix)
 
 
 async def _look_at_issuer(notes: Notes, config: Config) -> None:
