@@ -21,11 +21,11 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.children.stderr_log import StderrLog
-from gateway.config import Upstream
+from gateway.config import Route, Upstream
 from gateway.config.programs import environment, not_here, searched_path
 from gateway.http.upstream_client import Client
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, clean
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PieceReader
@@ -42,6 +42,7 @@ Hear = Callable[[bytes, jsonrpc.Message], object]
 _JSONRPC: Final = "2.0"
 _REAPER: Final = Path(__file__).with_name("process_tree_reaper.py")
 _SIGNALS: Final = {each.value: each.name for each in signal.Signals}
+_PATH_CHARACTERS: Final = 500
 _EOF_SECONDS: Final = 1.5
 """How long a server may take to exit after its input is closed; server-everything ignores that."""
 _TERM_SECONDS: Final = 1.5
@@ -59,12 +60,15 @@ def given_secrets(upstream: Upstream) -> list[str]:
 class Child(WrittenPipe):
     """A reaper, its server, and all processes that the server starts; the protocol of the pipe to that one."""
 
-    def __init__(self, upstream: Upstream, route: str, client: Client, tasks: Tasks, health: UpstreamHealth) -> None:
+    def __init__(
+        self, route: Route, client: Client, tasks: Tasks, health: UpstreamHealth, *, serves_host: bool = False
+    ) -> None:
+        """`serves_host`: its only client is the host that started this process (`wrap`)."""
         super().__init__()
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
-        self.where = f"The upstream {upstream.name} of route {route}"
+        self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self.over: asyncio.Future[str] = loop.create_future()
         """Done when no more messages can be exchanged: the reason, worded to follow `where`."""
         self.gone: asyncio.Future[None] = loop.create_future()
@@ -73,8 +77,9 @@ class Child(WrittenPipe):
         """Whether the gateway asked it to end."""
         self.created = world.monotonic()
         self.health = health
-        self._upstream = upstream
-        self.route = route
+        self._upstream = route.upstream
+        self._serves_host = serves_host
+        self.route = route.path
         self._client = client
         self._tasks = tasks
         self._exit = ""
@@ -82,7 +87,7 @@ class Child(WrittenPipe):
         self._output = _Output(Lines(client.limits.event_bytes), client.arriving, self)
         self.hear: Hear | None = None
         """What hears its messages, if anything does."""
-        self.stderr_log = StderrLog(route, given_secrets(upstream))
+        self.stderr_log = StderrLog(route.path, given_secrets(route.upstream))
         self._process: world.Started
         self._transports: list[asyncio.BaseTransport] = []
         """All but that of an input that is lost."""
@@ -205,6 +210,9 @@ class Child(WrittenPipe):
             case ["failed", error, what]:
                 name = self._upstream.cwd if what == "directory" else self._upstream.name
                 _, why = not_here(self._upstream) or ("", f"{os.strerror(int(error))} ({what} {name})")
+                if self._serves_host and why.endswith(" in PATH"):
+                    # Only for the host, which gave the gateway this PATH; other clients see the error, too.
+                    why += f" ({clean(searched_path(self._upstream), _PATH_CHARACTERS)})"
                 self._end(f"cannot be started: {why}")
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on

@@ -31,17 +31,28 @@ _KILL_SECONDS: Final = 5.0
 class ChildLauncher:
     """Starts the children of one route."""
 
-    def __init__(
-        self, route: Route, client: Client, tasks: Tasks, health: UpstreamHealth, children: dict[Child, None]
+    def __init__(  # noqa: PLR0913  (what a child is made of, and who uses it)
+        self,
+        route: Route,
+        client: Client,
+        tasks: Tasks,
+        health: UpstreamHealth,
+        children: dict[Child, None],
+        *,
+        serves_host: bool = False,
     ) -> None:
-        """`client` has the present limits and timeouts. `children` gets those that run, beside others."""
+        """`client` has the present limits and timeouts. `children` gets those that run, beside others.
+
+        `serves_host`: as in `Child`.
+        """
+        self._serves_host = serves_host
         self.client = client
         self._health = health
         self._children = children
         self.newest: Child | None = None
         """The one that was started last, even if it has ended."""
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
-        self._path = route.path
+        self._route = route
         self._upstream: Upstream = route.upstream
         self._tasks = tasks
         self._slots = asyncio.Semaphore(route.upstream.max_children)
@@ -102,7 +113,7 @@ class ChildLauncher:
     def begin_prestarting(self) -> None:
         """Start children ahead of their sessions from now on, if the route wants that."""
         if self._may_prestart and self._prestarting is None:
-            self._prestarting = self._tasks.start(self._prestart(), f"prestart children of {self._path}")
+            self._prestarting = self._tasks.start(self._prestart(), f"prestart children of {self._route.path}")
 
     def stop_prestarting(self) -> None:
         """End the prestarted children and start no more."""
@@ -139,7 +150,7 @@ class ChildLauncher:
             if len(self._prestarted) >= enough:
                 self._slots.release()
                 return None
-            child = Child(self._upstream, self._path, self.client, self._tasks, self._health)
+            child = Child(self._route, self.client, self._tasks, self._health, serves_host=self._serves_host)
             self._unproved.add(child)
             child.over.add_done_callback(lambda _: self._over(child))
             if self._failures:

@@ -102,7 +102,7 @@ class RouteTable:
         url = route.upstream.url
         health = UpstreamHealth(route.path, metrics, self._errors, url=url and route.upstream.name)
         if url is None:
-            launcher = ChildLauncher(route, client, tasks, health, self._children)
+            launcher = ChildLauncher(route, client, tasks, health, self._children, serves_host=self._shares_children)
             modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
             stdio = StdioEra(launcher, modern, tasks, health)
             connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)

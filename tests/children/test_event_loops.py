@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.children.child import Child
-from gateway.config import Upstream
+from gateway.config import Route, Upstream
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -30,7 +30,7 @@ SECONDS: Final = 20
 def child_of(*command: str, folder: Path | None = None, problems: Mock | None = None) -> tuple[Child, Tasks]:
     tasks = Tasks(Metrics("test"))
     upstream = Upstream(command=command, cwd=folder and str(folder))
-    return Child(upstream, "/mcp", fake_client(), tasks, problems or Mock()), tasks
+    return Child(Route(upstream=upstream), fake_client(), tasks, problems or Mock()), tasks
 
 
 async def begun(child: Child, turns: int) -> asyncio.Task[None]:

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.children.child import Child
-from gateway.config import Upstream
+from gateway.config import Route, Upstream
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -58,7 +58,7 @@ class Family:
 
     async def start(self, program: str) -> Child:
         command = (sys.executable, "-I", "-S", "-c", program)
-        child = Child(Upstream(command=command), "/mcp", self.client, self.tasks, Mock())
+        child = Child(Route(upstream=Upstream(command=command)), self.client, self.tasks, Mock())
         child.hear_with(lambda line, _: self.lines[child].append(line))
         self.lines[child] = []
         await child.start()

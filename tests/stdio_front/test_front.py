@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from gateway.protocol.errors import clean
 from tests.parts.launch import is_alive
 from tests.support.host import JSON, META, Host, call, fake, host, initialize, legacy, modern
 from tests.support.workbench import eventually
@@ -119,7 +120,8 @@ async def test_the_end_of_a_relayed_child_is_the_end_of_the_session() -> None:
 async def test_a_command_that_cannot_start_is_the_same_news_to_every_host(first: JSON) -> None:
     async with host(["no-such-program"], expects=1) as running:
         error = (await running.ask(first))["error"]
-        assert error["message"].endswith("cannot be started: there is no program no-such-program in PATH")
+        missing = f"there is no program no-such-program in PATH ({clean(os.environ['PATH'], 500)})"
+        assert error["message"].endswith(f"cannot be started: {missing}")
         running.stdin.close()
         _ = await running.ended()
         (ended,) = running.events("child.ended")

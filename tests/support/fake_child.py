@@ -18,7 +18,9 @@ class FakeChild(Child):
     """A FAKE child: it takes what is sent to it, and says what the test has it say."""
 
     def __init__(self, client: Client | None = None) -> None:
-        super().__init__(Upstream(command=("fake",)), "/mcp", client or fake_client(), cast("Tasks", Mock()), Mock())
+        super().__init__(
+            Route(upstream=Upstream(command=("fake",))), client or fake_client(), cast("Tasks", Mock()), Mock()
+        )
         self.stderr_log.pid = 1
         self.lines: list[bytes] = []
         self.is_closed = False
