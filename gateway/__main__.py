@@ -26,6 +26,7 @@ from gateway.config import (
     load,
     notes,
     unusable,
+    validity,
     with_log_level,
 )
 from gateway.config.parsing.environment import FILE_VARIABLE
@@ -254,7 +255,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     config = load(options.config, needs_programs=True)
-    warned, noted = list(cautions(config)), list(notes(config))
+    warned, noted = list(cautions(config, validity(config))), list(notes(config))
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             key, text = missing

@@ -6,7 +6,7 @@ from gateway import world
 from gateway.admin.reload import Reload
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
-from gateway.config import Config, InForce
+from gateway.config import Config, InForce, Validity
 from gateway.downstream.handler import RequestHandler
 from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
@@ -23,6 +23,8 @@ class ProcessParts:
     """What metrics and the status page read."""
 
     in_force: InForce[Config]
+    certificates: InForce[Validity]
+    """Of the certificates that are in use, whatever their files have since."""
     reload: Reload
     keys: InForce[Keys]
     downstream: RequestHandler

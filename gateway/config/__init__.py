@@ -27,4 +27,4 @@ from gateway.config.parsing.state_keys import decode_key
 from gateway.config.reloadable import changes, refused
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
-from gateway.config.tls import Contexts, contexts, validity
+from gateway.config.tls import Contexts, Validity, contexts, validity

@@ -9,7 +9,7 @@ from gateway.config.model.config import Config
 from gateway.config.parsing.formats import split_address
 from gateway.config.route_overrides import on_route
 from gateway.config.rules import LOOPBACK
-from gateway.config.tls import validity
+from gateway.config.tls import Validity
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
@@ -19,14 +19,14 @@ SOON = timedelta(days=14)
 _OF_ONE_REQUEST = frozenset({"baggage", "traceparent", "tracestate", "x-request-id"})
 
 
-def cautions(config: Config) -> Iterator[str]:
-    """Yield a warning for each risky setting, with the path of its key; of certificates, as their files are now."""
+def cautions(config: Config, certificates: Validity) -> Iterator[str]:
+    """Yield a warning for each risky setting, with the path of its key, and for each certificate that is not right."""
     if config.debug.bodies:
         yield (
             "debug.bodies is true: the log contains what users typed and tools answered, and masks only what looks "
             "like a secret; set it to false when the fault is found"
         )
-    yield from _certificates(config)
+    yield from _of_certificates(certificates)
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
         path = f"routes[{route.path}]"
@@ -56,16 +56,15 @@ def cautions(config: Config) -> Iterator[str]:
             )
 
 
-def _certificates(config: Config) -> Iterator[str]:
+def _of_certificates(certificates: Validity) -> Iterator[str]:
     now = datetime.fromtimestamp(world.wall(), UTC)
-    for key, (begins, ends) in validity(config).items():
+    for key, (begins, ends) in certificates.items():
         if now < begins:
             yield f"{key} is not valid before {begins:{_MOMENT}}, so it is refused; check the clock, or replace it"
         elif ends <= now:
             yield f"{key} has expired ({ends:{_MOMENT}}), so it is refused; renew the certificate and send SIGHUP"
         elif ends - now < SOON:
-            days = (ends - now).days
-            yield f"{key} expires in {days} days ({ends:{_MOMENT}}): renew the certificate and send SIGHUP"
+            yield f"{key} expires on {ends:{_MOMENT}}, in less than 14 days: renew the certificate and send SIGHUP"
 
 
 def notes(config: Config) -> Iterator[str]:

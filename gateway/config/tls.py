@@ -88,11 +88,12 @@ def upstream_context(tls: UpstreamTls, section: str, problems: list[Problem]) ->
     return context
 
 
-def validity(config: Config) -> dict[str, tuple[datetime, datetime]]:
-    """Return since when and until when each certificate that the gateway shows is valid, by the path of its key.
+Validity = dict[str, tuple[datetime, datetime]]
+"""Since when and until when each certificate that the gateway shows is valid, by the path of its key."""
 
-    A file that has become unreadable is left out: `contexts` reports it.
-    """
+
+def validity(config: Config) -> Validity:
+    """Return the validity of what the files have now; one that cannot be read is left out: `contexts` reports it."""
     found = {}
     for key, path in named_files(config):
         if key.endswith(".cert_file"):

@@ -132,11 +132,13 @@ class Gateway:
         """The address that clients can reach; known after `start`."""
         self.admin = ""
         self.metrics.config_loaded()
+        self._certificates = in_force.part(validity)
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(file, in_force, self, self.tasks, replica=self.members.own)
         parts = self._parts = ProcessParts(
             in_force=in_force,
+            certificates=self._certificates,
             reload=self.reload,
             keys=self._keys,
             downstream=self.downstream,
@@ -196,7 +198,7 @@ class Gateway:
             configuration=digest(config),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
-        _log_cautions(config)
+        self._log_cautions()
 
     def _assemble(self, stream_times: StreamTimes, *, serves_host: bool) -> None:
         """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
@@ -266,16 +268,20 @@ class Gateway:
         self.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self.client_listener.is_secure:
             self.tasks.spawn(self.client_listener.secure(tls.listener), "change the certificate")
-        _log_cautions(config)
+        self._log_cautions()
 
     def reloaded(self, *, applied: bool) -> None:
         """See `Reloadable`."""
         self.metrics.config_reloaded(applied=applied)
 
     def _show_settings(self, config: Config) -> None:
-        self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in validity(config).items()})
+        self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in self._certificates.value.items()})
         self.metrics.held_calls_limit.set(config.hold.max_calls)
         bodies.on = config.debug.bodies
+
+    def _log_cautions(self) -> None:
+        for sentence in cautions(self.config, self._certificates.value):
+            log.warning(Event.CONFIG_CAUTION, note=sentence)
 
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
@@ -298,8 +304,3 @@ class Gateway:
             # In a thread: probes and scrapes are answered meanwhile, even if the collector hangs.
             await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)
         log.info(Event.SERVER_STOPPED)
-
-
-def _log_cautions(config: Config) -> None:
-    for sentence in cautions(config):
-        log.warning(Event.CONFIG_CAUTION, note=sentence)

@@ -15,7 +15,7 @@ import yaml
 from multidict import CIMultiDict
 
 from gateway.auth.host_check import HostCheck
-from gateway.config import Config, cautions, contexts, load
+from gateway.config import Config, cautions, contexts, load, validity
 from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import Forbidden
 from gateway.server.process import Gateway
@@ -109,7 +109,7 @@ def test_an_example_does_what_it_says(path: Path, folder: Path) -> None:
     assert sentence.startswith("# ")
     config = load(folder / path.name, ENVIRONMENT)
     assert {key: value_of(config, key) for key in keys} == keys
-    assert list(cautions(config)) == [], "nobody should copy what is warned of"
+    assert list(cautions(config, validity(config))) == [], "nobody should copy what is warned of"
     if host := SERVED.get(path.name):
         hosts = HostCheck(config.security, config.listen)
         hosts.check(CIMultiDict(Host=host))

@@ -180,5 +180,5 @@ def _notices(source: ProcessParts) -> Iterator[StatusNotice]:
             f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
             f"Correct the file (`mrtr-gateway check --config {source.recent_errors.config_file}`) and send SIGHUP",
         )
-    for sentence in cautions(source.config):
+    for sentence in cautions(source.config, source.certificates.value):
         yield StatusNotice(sentence, is_bad=False)

@@ -14,6 +14,7 @@ from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, InForce, Problem, parse
 from gateway.plugins.status_page.snapshot import known_peers
 from gateway.server.drain import drain
+from tests.support.authority import Authority
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up
 from tests.support.replicas import drop
@@ -183,6 +184,16 @@ async def test_a_risky_setting_is_shown_as_a_caution(begin: Start) -> None:
     stand = await begin(route={"forward_headers": ["x-forwarded-access-token"]})
     (notice,) = (await told(stand)).notices
     assert ("set bind_headers" in notice.text, notice.is_bad) == (True, False)
+
+
+async def test_the_caution_about_a_certificate_is_about_the_one_in_use(begin: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    stand = await begin(tls={"cert_file": str(authority.sign("shown", days=3))})
+    _ = authority.sign("shown", days=90)
+    (notice,) = (await told(stand)).notices
+    assert notice.text.startswith("tls.cert_file expires on ")
+    stand.gateway.apply(stand.gateway.config)
+    assert (await told(stand)).notices == ()
 
 
 async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:

@@ -12,7 +12,7 @@ from gateway import world
 from gateway.cluster.membership import resolve
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import ClockDiffers, PeerFailed, PeerStuck
-from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address
+from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import OwnerSilent, OwnerStalled, clean
@@ -34,7 +34,7 @@ async def look_around(config: Config, hide: Redactor, text: TextReport = UNPRINT
     text.begin("The configuration, on this machine")
     notes = Notes(hide, text)
     notes.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
-    for caution in cautions(config):
+    for caution in cautions(config, validity(config)):
         key, _, says = caution.partition(" ")
         notes.warn("caution", key, f"It {says}.", "See docs/configuration.md.")
     if keys := config.state.raw_keys():
