@@ -1,7 +1,6 @@
 """One request to another replica, whose reply is relayed to the client frame by frame, or answers a question."""
 
 import asyncio
-from contextlib import suppress
 from typing import Final
 
 from gateway import world
@@ -14,7 +13,7 @@ from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol import jsonrpc, sse
+from gateway.protocol import reply_messages, sse
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.runtime.pieces import Turn, cut
 from gateway.seal import peer_messages as messages
@@ -140,11 +139,8 @@ class PeerExchange:
 
 
 def _have_response(events: bytes) -> bool:
-    for event in sse.Parser(len(events), is_begun=True).feed(events):
-        with suppress(ValueError):
-            if jsonrpc.message(event.data).method is None:
-                return True
-    return False
+    found = sse.Parser(len(events), is_begun=True).feed(events)
+    return any(reply_messages.is_response(reply_messages.opened(event.data)) for event in found)
 
 
 def ending(end: End | Whole) -> Ending:
