@@ -7,7 +7,7 @@ import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import ReplyBroken
-from gateway.http.reply import ReplyWriter, WrappedReply
+from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.session import session_gone
@@ -25,8 +25,10 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     headers[mcp.SESSION_ID] = given  # a client of HTTP+SSE has it in its address
     # `known` has the values of the client's own headers.
     named = msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
+    # A stream can be opened again, but a request gets its one response.
+    relayed = OneStream(reply) if incoming.rpc_id is None else reply
     try:
-        replied = await at.live.process.router.to_holder(owner, named, _SessionReply(reply, incoming.rpc_id))
+        replied = await at.live.process.router.to_holder(owner, named, relayed)
     except ReplyBroken as exc:
         if incoming.peer_request is not None:
             raise
@@ -43,16 +45,3 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     if replied is None:
         raise session_gone()
     return replied
-
-
-class _SessionReply(WrappedReply):
-    """A reply of the replica that has the session, which no other one can go on with."""
-
-    def __init__(self, reply: ReplyWriter, request: bytes | None) -> None:
-        super().__init__(reply)
-        self._request = request
-
-    def orphaned(self) -> None:
-        """See `ReplyWriter`: a stream can be opened again, but a request gets its one response."""
-        if self._request is None and self.started:
-            self.break_off()
