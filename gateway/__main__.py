@@ -30,7 +30,7 @@ from gateway.config import (
     with_log_level,
 )
 from gateway.config.parsing.environment import FILE_VARIABLE
-from gateway.config.programs import not_here, searched_path
+from gateway.config.programs import not_here
 from gateway.config.schema import json_schema
 from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
@@ -258,9 +258,8 @@ def _check(options: argparse.Namespace) -> int:
     warned, noted = list(cautions(config, validity(config))), list(notes(config))
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            key, text = missing
-            where = f" ({searched_path(route.upstream)})" if text.endswith(" in PATH") else ""
-            warned.append(f"routes[{route.path}].upstream.{key}: {text}{where} on this machine")
+            where = f" ({missing.searched})" if missing.searched else ""
+            warned.append(f"routes[{route.path}].upstream.{missing.key}: {missing.why}{where} on this machine")
     if config.traces:
         try:
             check_traces()

@@ -22,7 +22,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.children.stderr_log import StderrLog
 from gateway.config import Route, Upstream
-from gateway.config.programs import environment, not_here, searched_path
+from gateway.config.programs import NotHere, environment, not_here, searched_path
 from gateway.http.upstream_client import Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, clean
@@ -209,11 +209,12 @@ class Child(WrittenPipe):
                 self.pid = self.stderr_log.pid = int(pid)
             case ["failed", error, what]:
                 name = self._upstream.cwd if what == "directory" else self._upstream.name
-                _, why = not_here(self._upstream) or ("", f"{os.strerror(int(error))} ({what} {name})")
-                if self._serves_host and why.endswith(" in PATH"):
+                missing = not_here(self._upstream) or NotHere("", f"{os.strerror(int(error))} ({what} {name})")
+                why = f"cannot be started: {missing.why}"
+                if self._serves_host and missing.searched:
                     # Only for the host, which gave the gateway this PATH; other clients see the error, too.
-                    why += f" ({clean(searched_path(self._upstream), _PATH_CHARACTERS)})"
-                self._end(f"cannot be started: {why}")
+                    why += f" ({clean(missing.searched, _PATH_CHARACTERS)})"
+                self._end(why)
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on
                 number = -int(code)

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.config.model.config import Config
 from gateway.config.model.route import Upstream
@@ -15,6 +15,15 @@ INHERITED: Final = (
     *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
 )
 """The variables that every child inherits from the gateway, whose environment may hold keys."""
+
+
+class NotHere(NamedTuple):
+    """The key that keeps a command from starting here, and why."""
+
+    key: str
+    why: str
+    searched: str = ""
+    """The PATH in which its name was looked up, if it is a name."""
 
 
 def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
@@ -28,16 +37,17 @@ def searched_path(upstream: Upstream) -> str:
     return environment(upstream, os.environ).get("PATH", os.defpath)
 
 
-def not_here(upstream: Upstream) -> tuple[str, str] | None:
-    """Return the key that keeps the command from starting here, and why, as far as is known beforehand."""
+def not_here(upstream: Upstream) -> NotHere | None:
+    """Return what keeps the command from starting here, as far as is known beforehand."""
     folder = Path(upstream.cwd or ".")
     if not folder.is_dir():
-        return "cwd", f"there is no folder {folder}"
+        return NotHere("cwd", f"there is no folder {folder}")
     # A path is relative to the folder in which the child runs; a name is looked up in PATH.
+    why = f"there is no program {upstream.name}"
     if os.sep in upstream.name:
-        return None if shutil.which(folder / upstream.name) else ("command", f"there is no program {upstream.name}")
-    found = shutil.which(upstream.name, path=searched_path(upstream))
-    return None if found else ("command", f"there is no program {upstream.name} in PATH")
+        return None if shutil.which(folder / upstream.name) else NotHere("command", why)
+    searched = searched_path(upstream)
+    return None if shutil.which(upstream.name, path=searched) else NotHere("command", f"{why} in PATH", searched)
 
 
 def absent(config: Config) -> Iterator[Problem]:
@@ -46,7 +56,6 @@ def absent(config: Config) -> Iterator[Problem]:
     Any other program, or a folder, may be there on the machine that the configuration is for.
     """
     for place, route in enumerate(config.routes):
-        if Path(route.upstream.name).is_absolute() and (missing := not_here(route.upstream)):
-            key, text = missing
-            if key == "command":
-                yield Problem(f"routes[{place}].upstream.command", f"{text} on this machine")
+        missing = not_here(route.upstream) if Path(route.upstream.name).is_absolute() else None
+        if missing is not None and missing.key == "command":
+            yield Problem(f"routes[{place}].upstream.command", f"{missing.why} on this machine")

@@ -264,7 +264,7 @@ async def _examine_child(exam: ProbeContext) -> None:
     if missing := not_here(route.upstream):
         raise exam.notes.failed(
             "program",
-            missing[1],
+            missing.why,
             "The command cannot start.",
             "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
         )
