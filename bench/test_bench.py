@@ -70,11 +70,19 @@ class Legacy:
 
 
 @pytest.fixture
-def connect(tmp_path: Path) -> Iterator[Callable[[], Legacy]]:
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Processes, which end with the test."""
+    found = Fleet(tmp_path)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def connect(fleet: Fleet) -> Iterator[Callable[[], Legacy]]:
     """Makes clients of a started upstream."""
-    fleet = Fleet(tmp_path)
     with ExitStack() as stack:
-        stack.callback(fleet.stop)
         upstream = fleet.upstream()
         yield lambda: Legacy(upstream, stack)
 
@@ -143,54 +151,42 @@ def test_without_a_forwarded_row_nothing_is_said_of_forwarding() -> None:
     assert "forwarding_us" not in report.as_json(outcome)
 
 
-def test_forwarded_rounds_are_right_and_the_peer_counts_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_rounds_are_right_and_the_peer_counts_each(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios, "SETTLE_SECONDS", 1)
-    fleet = Fleet(tmp_path)
-    try:
-        pair = fleet.pair(default_gateway(), fleet.upstream())
-        outcome = scenarios.forward(pair, rounds=2, count=3, clients=2)
-        assert report.complaints(outcome) == []
-        # The same row when nothing is forwarded: every reply is right, and the row is not what it says.
-        outcome = scenarios.forward(Pair(pair.first, pair.first), rounds=1, count=3, clients=2)
-        assert report.complaints(outcome) == ["0 retries were served by the peer, expected 5"]
-        fleet.check()
-    finally:
-        fleet.stop()
+    pair = fleet.pair(default_gateway(), fleet.upstream())
+    outcome = scenarios.forward(pair, rounds=2, count=3, clients=2)
+    assert report.complaints(outcome) == []
+    # The same row when nothing is forwarded: every reply is right, and the row is not what it says.
+    outcome = scenarios.forward(Pair(pair.first, pair.first), rounds=1, count=3, clients=2)
+    assert report.complaints(outcome) == ["0 retries were served by the peer, expected 5"]
+    fleet.check()
 
 
 def test_a_run_over_three_replicas_forwards_most_retries_and_survives_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "LOAD_SECONDS", 0.5)
-    fleet = Fleet(tmp_path)
-    try:
-        upstream = fleet.upstream()
-        outcome = cluster.measure_cluster(fleet, default_gateway(), upstream, rounds=1, asks=12, clients=2, calls=9)
-        assert report.complaints(outcome) == []
-        assert 0 < outcome.forwarded <= 1
-        assert outcome.held.held == {"before": 0, "parked": 9}
-        assert outcome.killed["answered"] >= 9
-        assert (outcome.executions > 30, outcome.doubles) == (True, 0)
-        assert "| double executions" in report.text(outcome, markdown=True)
-        fleet.check()
-    finally:
-        fleet.stop()
+    upstream = fleet.upstream()
+    outcome = cluster.measure_cluster(fleet, default_gateway(), upstream, rounds=1, asks=12, clients=2, calls=9)
+    assert report.complaints(outcome) == []
+    assert 0 < outcome.forwarded <= 1
+    assert outcome.held.held == {"before": 0, "parked": 9}
+    assert outcome.killed["answered"] >= 9
+    assert (outcome.executions > 30, outcome.doubles) == (True, 0)
+    assert "| double executions" in report.text(outcome, markdown=True)
+    fleet.check()
 
 
-def test_a_call_that_is_executed_twice_is_a_finding(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    try:
-        upstream = fleet.upstream()
-        gateway = fleet.gateway(default_gateway(), upstream)
+def test_a_call_that_is_executed_twice_is_a_finding(fleet: Fleet) -> None:
+    upstream = fleet.upstream()
+    gateway = fleet.gateway(default_gateway(), upstream)
 
-        async def twice(connection: Connection) -> None:
-            for call_id in (1, 2):
-                _ = await connection.request(modern.call(call_id, "ask", "the same"))
+    async def twice(connection: Connection) -> None:
+        for call_id in (1, 2):
+            _ = await connection.request(modern.call(call_id, "ask", "the same"))
 
-        assert uvloop.run(run(gateway.address, twice, 1, 1))[1] == []
-        assert cluster.executions(upstream) == (2, 1)
-    finally:
-        fleet.stop()
+    assert uvloop.run(run(gateway.address, twice, 1, 1))[1] == []
+    assert cluster.executions(upstream) == (2, 1)
 
 
 def test_two_workers_are_compared_by_the_cpu_of_a_request() -> None:
@@ -205,36 +201,24 @@ def test_what_stays_is_the_memory_in_the_quiet_less_that_before() -> None:
 
 
 @pytest.mark.parametrize("tool", ["large", "large_sse"])
-def test_a_large_result_is_as_long_as_asked_and_another_one_is_wrong(tmp_path: Path, tool: str) -> None:
-    fleet = Fleet(tmp_path)
-    try:
-        upstream = fleet.upstream()
-        gateway = fleet.gateway(default_gateway(), upstream)
-        for operation in (modern.large(tool, 100_000), legacy.large(tool, 100_000), legacy.echo("echo")):
-            assert uvloop.run(run(gateway.address, operation, 3, 2))[1] == []
-        assert len(uvloop.run(run(upstream.address, legacy.large("echo", 100_000), 2, 1))[1]) == 2
-    finally:
-        fleet.stop()
+def test_a_large_result_is_as_long_as_asked_and_another_one_is_wrong(fleet: Fleet, tool: str) -> None:
+    upstream = fleet.upstream()
+    gateway = fleet.gateway(default_gateway(), upstream)
+    for operation in (modern.large(tool, 100_000), legacy.large(tool, 100_000), legacy.echo("echo")):
+        assert uvloop.run(run(gateway.address, operation, 3, 2))[1] == []
+    assert len(uvloop.run(run(upstream.address, legacy.large("echo", 100_000), 2, 1))[1]) == 2
 
 
-def test_a_cold_gateway_has_its_records_from_the_start(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    try:
-        gateway = fleet.cold_gateway(fleet.upstream(), 12)
-        assert scenarios.sample(gateway, cold.COLD_GAUGE) == 12
-    finally:
-        fleet.stop()
+def test_a_cold_gateway_has_its_records_from_the_start(fleet: Fleet) -> None:
+    gateway = fleet.cold_gateway(fleet.upstream(), 12)
+    assert scenarios.sample(gateway, cold.COLD_GAUGE) == 12
 
 
-def test_a_legacy_session_is_opened_once_and_serves_all_slices(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    try:
-        upstream = fleet.upstream()
-        echo = legacy.echo_in_session("echo")
-        for _ in range(2):
-            assert uvloop.run(run(upstream.address, echo, 6, 2))[1] == []
-    finally:
-        fleet.stop()
+def test_a_legacy_session_is_opened_once_and_serves_all_slices(fleet: Fleet) -> None:
+    upstream = fleet.upstream()
+    echo = legacy.echo_in_session("echo")
+    for _ in range(2):
+        assert uvloop.run(run(upstream.address, echo, 6, 2))[1] == []
 
 
 def test_the_echo_over_stdio_answers_requests_only() -> None:
@@ -264,7 +248,7 @@ def test_a_rival_that_is_not_there_is_left_out_with_a_line(
 
 
 def test_a_rival_that_ends_at_its_start_is_left_out_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def start(fleet: Fleet, _upstream: Process) -> Process:
         return fleet.start("rival", [sys.executable, "-c", "import no_such_module"], "127.0.0.1:1")
@@ -272,7 +256,6 @@ def test_a_rival_that_ends_at_its_start_is_left_out_too(
     rival = rivals.Rival("a rival", "modern", "fastmcp", start)
     monkeypatch.setattr(rivals.Rival, "version", lambda _: "1")
     monkeypatch.setattr(rivals, "RIVALS", [rival])
-    fleet = Fleet(tmp_path)
     assert rivals.start_rivals(fleet, Process("upstream", "", None, tmp_path)) == []
     assert fleet.started == []
     assert capsys.readouterr().err == "a rival is left out: rival is not ready (exit status 1):\n"
@@ -280,23 +263,19 @@ def test_a_rival_that_ends_at_its_start_is_left_out_too(
 
 @pytest.mark.parametrize(("tool", "lost"), [(cluster.STORED, False), ("ask", True)])
 def test_a_timeline_shows_what_a_kill_costs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, *, lost: bool
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tool: str, *, lost: bool
 ) -> None:
     for name, seconds in (("KILL_SECONDS", 1.0), ("RESTART_SECONDS", 2.0), ("END_SECONDS", 4.0)):
         monkeypatch.setattr(timeline, name, seconds)
     monkeypatch.setattr(timeline, "ASKERS", 12)
-    fleet = Fleet(tmp_path)
-    try:
-        outcome = timeline.measure_timeline(fleet, default_gateway(), fleet.upstream(), tool)
-        assert report.complaints(outcome) == []
-        assert len(outcome.parts) == 8
-        assert outcome.held > 0
-        assert 1 <= outcome.killed_seconds < 2 <= outcome.restarted_seconds
-        totals = outcome.totals()
-        assert totals[timeline.CALLED] > 100
-        assert totals[cluster.ANSWERED] > 10
-        assert (cluster.LOST in totals) is lost
-        assert "| double executions" in report.text(outcome, markdown=True)
-        fleet.check()
-    finally:
-        fleet.stop()
+    outcome = timeline.measure_timeline(fleet, default_gateway(), fleet.upstream(), tool)
+    assert report.complaints(outcome) == []
+    assert len(outcome.parts) == 8
+    assert outcome.held > 0
+    assert 1 <= outcome.killed_seconds < 2 <= outcome.restarted_seconds
+    totals = outcome.totals()
+    assert totals[timeline.CALLED] > 100
+    assert totals[cluster.ANSWERED] > 10
+    assert (cluster.LOST in totals) is lost
+    assert "| double executions" in report.text(outcome, markdown=True)
+    fleet.check()
