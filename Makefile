@@ -16,13 +16,18 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo recording docs man quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-pictures bench-instructions image interop release clean
+.PHONY: help demo demo-sdks recording docs man quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-pictures bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
 
-demo: $(VENV)/package ## a legacy server, the gateway and a modern client: answer a question
+# The gateway is installed beside the two SDKs, each of which would wait for the network alone.
+demo: ## a legacy server, the gateway and a modern client: answer a question
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/package demo-sdks
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
+
+demo-sdks:
+	@$(PYTHON) -m gateway.tools.demo.environments .parts/demo
 
 recording: $(VENV)/package ## docs/images/demo.svg, the picture of a run of the demo
 	$(BIN)/python scripts/recording > docs/images/demo.svg
@@ -115,7 +120,7 @@ $(VENV)/package: pyproject.toml
 	@echo "Installing mrtr-gateway and the libraries that it needs into $(VENV) ..."
 	@$(PYTHON) -m venv --without-pip $(VENV)
 	@pip="$(PYTHON) -m pip --python $(BIN)/python"; \
-	$$pip --version >/dev/null 2>&1 || { $(PYTHON) -m venv $(VENV) && pip="$(BIN)/python -m pip"; } && \
+	$(PYTHON) -c "import pip" 2>/dev/null || { $(PYTHON) -m venv $(VENV) && pip="$(BIN)/python -m pip"; } && \
 	$$pip install --quiet --disable-pip-version-check --no-compile --editable .
 	@touch $@
 

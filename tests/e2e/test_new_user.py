@@ -15,7 +15,7 @@ import pytest
 from tests.docs.pages import Block, blocks
 from tests.docs.shell import Reader
 from tests.parts.clients.drive import Kind, elicit, modern_client
-from tests.parts.launch import PARTS, REPOSITORY, old_server, output_of
+from tests.parts.launch import REPOSITORY, old_server, output_of
 from tests.support.gateway_process import gateway
 from tests.support.programs import output
 
@@ -67,11 +67,7 @@ def programs(clone: Path) -> Path:
 
 
 def test_make_demo_answers_a_question_in_a_fresh_clone(clone: Path) -> None:
-    interpreters = {
-        "MRTR_DEMO_OLD_PYTHON": str(PARTS / "py130" / "bin" / "python"),
-        "MRTR_DEMO_MODERN_PYTHON": str(PARTS / "modern" / "bin" / "python"),
-    }
-    printed = run("make", "demo", f"PYTHON={sys.executable}", cwd=clone, **interpreters)
+    printed = run("make", "demo", f"PYTHON={sys.executable}", cwd=clone)
     assert "Bug #4522 resolved as Duplicate of Bug #4301." in printed
 
 

@@ -74,6 +74,7 @@ def _play(old: str, modern: str) -> int:
         gateway_command = [sys.executable, "-m", "gateway", "serve", "--upstream", server_url]
         gateway_command += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         settings = {"GATEWAY_DEBUG__BODIES": "true", "GATEWAY_LOG__FORMAT": "json"}
+        settings["GATEWAY_HOLD__DRAIN_DELAY_SECONDS"] = "0"  # no load balancer has to notice its end
         gateway = stack.enter_context(started("the gateway", gateway_command, folder, **settings))
         address = gateway.announced('server.started.*"listen": "([^"]+)"')
         url = f"http://{address}/mcp"
