@@ -196,7 +196,7 @@ def test_the_users_values_take_precedence_over_the_charts() -> None:
           hold: {drain_seconds: 600}
           limits: {body_bytes: 16777216}
         hosts: [mcp.example.com]
-        env: [{name: API_KEY, valueFrom: {secretKeyRef: {name: api, key: key}}}]
+        extraEnv: [{name: API_KEY, valueFrom: {secretKeyRef: {name: api, key: key}}}]
         autoscaling: {enabled: false}
         replicas: 2
         networkPolicy: {monitoringNamespace: observed}
