@@ -69,7 +69,7 @@ LIBRARIES: dict[str, set[str]] = {
     "plugins/oauth": {"multidict", "yarl"},
     "plugins/otel": {"opentelemetry"},
     "plugins/sep_1442": {"msgspec", "multidict"},
-    "plugins/status_page": {"jinja2", "msgspec"},
+    "plugins/status_page": {"jinja2", "markdown_it", "msgspec"},
     "plugins/workers": {"aiohttp"},
     "mirror/streamable": {"msgspec"},
     "tasks": {"msgspec"},

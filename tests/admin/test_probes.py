@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.plugins.status_page.status_page import HEADERS
+from gateway.plugins.status_page.templates import HEADERS
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
@@ -62,6 +62,7 @@ async def test_the_root_leads_to_the_status_page(stand: Stand) -> None:
         ("/status", "application/json", "application/json"),
         ("/status", "application/json, text/html", "text/html"),
         ("/status.json", "text/html", "application/json"),
+        ("/docs/monitoring.md", "text/plain", "text/html"),
     ],
 )
 async def test_a_page_for_people_and_json_for_programs(stand: Stand, path: str, accept: str, kind: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
+from gateway.plugins.status_page.documents import TITLES
 from tests.e2e.wire import wire
 from tests.parts.launch import NODE_MODULES, free_port, old_server
 from tests.support.browser import PROGRAM, Browser, Tab, chromium
@@ -67,6 +68,13 @@ async def stage() -> AsyncIterator[Stage]:
             yield Stage(troubled, well, browser)
 
 
+async def opened(stage: Stage, path: str, screen: str = "desk", *, dark: bool = False) -> Tab:
+    """Open a page of the documentation in a tab of its own."""
+    tab = await stage.browser.tab(*SCREENS[screen], dark=dark)
+    await tab.go(f"{stage.well.admin}/docs/{path}")
+    return tab
+
+
 async def shown(stage: Stage, gw: Gateway, screen: str = "desk", *, dark: bool = False, query: str = "") -> Tab:
     """Open the page in a tab of its own; on a busy machine, a worker may take more than its second to be on it."""
     tabs: list[Tab] = []
@@ -114,6 +122,16 @@ async def test_the_browser_enforces_the_content_security_policy(stage: Stage) ->
     assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
+async def test_the_runbook_of_an_alert_opens_at_its_section_and_loads_nothing(stage: Stage) -> None:
+    tab = await opened(stage, "monitoring.md#mrtrgatewaykeysdiffer")
+    assert tab.requests == [f"{stage.well.admin}/docs/monitoring.md"]
+    assert tab.complaints == []
+    assert await tab.run("document.querySelector(':target').innerText") == "MrtrGatewayKeysDiffer"
+    assert await tab.run("scrollY") > 1000
+    await tab.run("document.querySelector('nav a').click()")
+    await tab.until("location.pathname === '/status'")
+
+
 # Readability.
 
 
@@ -121,12 +139,14 @@ async def test_the_browser_enforces_the_content_security_policy(stage: Stage) ->
 async def test_axe_reports_no_violation_and_nothing_overflows(stage: Stage, screen: str, dark: bool) -> None:  # noqa: FBT001
     """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 A and AA, contrast too, and its best practices."""
     width = SCREENS[screen][0]
-    for gw in (stage.troubled, stage.well):
-        tab = await shown(stage, gw, screen, dark=dark)
+    for tab in (
+        *[await shown(stage, gw, screen, dark=dark) for gw in (stage.troubled, stage.well)],
+        *[await opened(stage, name, screen, dark=dark) for name in TITLES],
+    ):
         assert await tab.run("document.documentElement.scrollWidth") <= width
         over = await tab.run(
-            "[...document.body.querySelectorAll('*')]"
-            f".filter(e => e.getBoundingClientRect().right > {width + 1} && !e.closest('thead')).map(e => e.outerHTML)"
+            "[...document.body.querySelectorAll('*')].filter(e => !e.closest('thead, .scrolled > table'))"
+            f".filter(e => e.getBoundingClientRect().right > {width + 1}).map(e => e.outerHTML)"
         )
         assert over == []
         await tab.run(AXE.read_text())

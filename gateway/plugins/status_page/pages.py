@@ -10,7 +10,8 @@ from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.plugins.status_page.cluster_view import ClusterView
 from gateway.plugins.status_page.documents import document
-from gateway.plugins.status_page.status_page import HEADERS, every_seconds, page
+from gateway.plugins.status_page.status_page import every_seconds, page
+from gateway.plugins.status_page.templates import HEADERS
 
 _STATUS: Final = ("/status", "/status.json")
 _DOCS: Final = "/docs/"
@@ -47,7 +48,7 @@ def other_page(http: HttpRequest) -> Response | None:
     if path == "/":
         return TextResponse("see /status\n", 302, {"Location": "status"})
     text = document(path.removeprefix(_DOCS)) if path.startswith(_DOCS) else None
-    return None if text is None else TextResponse(text, headers=HEADERS)
+    return None if text is None else _response(text.encode(), "text/html")
 
 
 def wants_json(http: HttpRequest) -> bool:
@@ -58,5 +59,8 @@ def wants_json(http: HttpRequest) -> bool:
 
 def status_response(http: HttpRequest, status: bytes) -> Response:
     """Return the response with a page, or with JSON."""
-    kind = "application/json" if wants_json(http) else "text/html"
-    return WholeResponse(status, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
+    return _response(status, "application/json" if wants_json(http) else "text/html")
+
+
+def _response(body: bytes, kind: str) -> Response:
+    return WholeResponse(body, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})

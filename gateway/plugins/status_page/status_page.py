@@ -1,19 +1,8 @@
-"""The status as an HTML page: one document without scripts, which fetches nothing; pure.
+"""The status as an HTML page; pure."""
 
-Two things keep a hostile text harmless: the template escapes every value, and the Content-Security-Policy allows the
-style sheet by its hash and nothing else (https://www.w3.org/TR/CSP3/), so injected markup could neither run nor send.
-"""
-
-import base64
-import hashlib
 import re
-from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Final
 from urllib.parse import quote, urlencode
-
-from jinja2 import Environment, StrictUndefined, Template
 
 from gateway.plugins.status_page.documents import TITLES
 from gateway.plugins.status_page.status_view import (
@@ -28,28 +17,12 @@ from gateway.plugins.status_page.status_view import (
     view,
     waits_for,
 )
+from gateway.plugins.status_page.templates import environment
 from gateway.telemetry.process_status import MOST_ERRORS, Status
-
-_FOLDER: Final = resources.files(__package__)
-_STYLE: Final = _FOLDER.joinpath("status.css").read_text(encoding="utf-8")
-_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-HEADERS: Final[Mapping[str, str]] = {
-    # `data:` is for the icon alone.
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; "
-    # `default-src` covers what is fetched; these three have no fallback (CSP3 section 6).
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "Vary": "Accept",  # /status is a page or JSON
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-"""Response headers of the page and of its JSON."""
 
 _SECONDS: Final = re.compile(r"[0-9]{1,4}")
 _LEAST_SECONDS: Final = 2
-_ENVIRONMENT: Final = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+_ENVIRONMENT: Final = environment()
 _ENVIRONMENT.filters |= {
     "ago": ago,
     "duration": duration,
@@ -61,7 +34,6 @@ _ENVIRONMENT.filters |= {
     "mebibytes": lambda count: f"{count / 1_048_576:,.1f} MiB",
 }
 _ENVIRONMENT.globals |= {
-    "style": _STYLE,
     "documents": TITLES,
     "most_errors": MOST_ERRORS,
     "near": NEAR,
@@ -72,7 +44,6 @@ _ENVIRONMENT.globals |= {
     "process_levels": {"ready": "good", "draining": "warn", "silent": "bad"},
     "colours": {"good": "#1f8a4c", "warn": "#b86e00", "bad": "#c4261d"},
 }
-_SOURCE: Final = _FOLDER.joinpath("status.html").read_text(encoding="utf-8")
 
 
 def every_seconds(asked: str | None) -> int | None:
@@ -98,16 +69,10 @@ def page(
         query = {name: value for name, value in {**asked, **changed}.items() if value is not None}
         return document + (f"?{urlencode(query, quote_via=quote, safe='/')}" if query else "")
 
-    return _template().render(
+    return _ENVIRONMENT.get_template("status.html").render(
         **view(shown)._asdict(),
         refresh_seconds=refresh_seconds,
         only_route=only_route,
         only_replica=only_replica,
         link=link,
     )
-
-
-@cache
-def _template() -> Template:
-    # Compiling takes 60 ms, so only a process that shows the page does it, once.
-    return _ENVIRONMENT.from_string(_SOURCE)

@@ -1,18 +1,57 @@
 """The pages of the documentation that the status page links to."""
 
+import re
 import tomllib
+from html import unescape
 from pathlib import Path
 
 import pytest
 
-from gateway.plugins.status_page.documents import TITLES, document
+from gateway.plugins.status_page.documents import TITLES, document, rendered
+from tests.docs.pages import anchors
 
 REPOSITORY = Path(__file__).parents[3]
 
 
+def html(name: str) -> str:
+    found = document(name)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("name", TITLES)
-def test_a_page_is_that_of_this_version(name: str) -> None:
-    assert document(name) == (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+def test_a_page_is_that_of_this_version_as_html(name: str) -> None:
+    text = (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+    title = text.partition("\n")[0].removeprefix("# ")
+    assert f">{title}</h1>" in html(name)
+    assert html(name).count("<table>") == len(re.findall(r"^\| ?-", text, re.MULTILINE))
+    words = re.sub(r"(?s)<pre>.*?</pre>|<code>.*?</code>|<[^>]*>", "", html(name).partition("<article>")[2])
+    assert not re.findall(r"\*\*|\]\(|\|--|```|<!--|&lt;!--", words), "nothing is left of Markdown"
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_a_heading_has_the_anchor_that_it_has_on_github(name: str) -> None:
+    found = re.findall(r'<h\d id="([^"]*)">', html(name))
+    assert len(found) == len(set(found))
+    assert set(found) == anchors(REPOSITORY / "docs" / name)
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    for target in re.findall(r' href="([^"]*)"', html(name)):
+        page, _, anchor = unescape(target).partition("#")
+        if "://" not in page and page not in {"../status", "data:,"}:
+            assert not anchor or f'id="{anchor}"' in html(page or name), target
+    named = re.findall(r'<span title="([^"]*)">', html(name).partition("<article>")[2].partition("</article>")[0])
+    assert [file for file in named if not (REPOSITORY / file.partition("#")[0]).exists()] == []
+
+
+def test_a_link_to_a_page_that_is_not_served_names_the_file() -> None:
+    assert rendered("[one `two`](../SECURITY.md#a), [three](faq.md#b), [four](#c), [five](https://h/x.md)") == (
+        '<p><span title="SECURITY.md#a">one <code>two</code></span>, <a href="faq.md#b">three</a>, '
+        '<a href="#c">four</a>, <a href="https://h/x.md">five</a></p>\n'
+    )
+    assert rendered('![a "b"](images/c.png)') == '<p><span title="docs/images/c.png">a &quot;b&quot;</span></p>\n'
 
 
 @pytest.mark.parametrize("name", ["", "none.md", "tracing.md", "../README.md", "../docs/status.md"])

@@ -176,6 +176,6 @@ def test_a_hostile_text_in_any_displayed_field_stays_text(health: Any) -> None:
             assert expected in shown or expected.replace("`", "") in shown, field
 
 
-@pytest.mark.parametrize("name", ["status.html", "status.css"])
-def test_the_template_and_the_style_sheet_are_part_of_the_package(name: str) -> None:
+@pytest.mark.parametrize("name", ["status.html", "document.html", "status.css"])
+def test_the_templates_and_the_style_sheet_are_part_of_the_package(name: str) -> None:
     assert (Path(status_page.__file__).parent / name).is_file()
