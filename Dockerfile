@@ -3,9 +3,11 @@
 #     scripts/image            # docker, podman or buildah, whichever is installed
 #
 # BASE is any image with a python3 (3.11 or newer) that has venv. Both stages need the same one, because the environment
-# that the first one makes moves into the second. A digest pins it: --build-arg BASE=python:3.11-slim@sha256:... The tag
-# stands here because no registry could be asked for its digest so far.
-ARG BASE=python:3.11-slim
+# that the first one makes moves into the second. By default it is the image that is named here by the digest of its
+# index for all architectures: in a FROM, because Dependabot raises no ARG. It was read in public repositories, since no
+# registry could be asked, and has not been pulled.
+ARG BASE=pinned
+FROM python:3.11.17-slim-trixie@sha256:45037981b62b34b44602584fccbc4d884d5f7dc92c7ee86bb38a698a79fe1e51 AS pinned
 
 FROM ${BASE} AS build
 WORKDIR /src

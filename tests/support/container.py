@@ -5,7 +5,7 @@
         ...  # a `Gateway` like any other, but its process is in a container
         assert box.is_healthy()
 
-The base is a Debian that mmdebstrap makes, since no registry can be asked for python:3.11-slim. All that is made stays
+The base is a Debian that mmdebstrap makes, since no registry can be asked for the default one. All that is made stays
 in .parts/containers, in a store of its own. Containers have the host's network: nobody here can make them another.
 """
 
