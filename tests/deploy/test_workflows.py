@@ -49,6 +49,19 @@ def test_zizmor_finds_an_action_that_is_not_pinned(tmp_path: Path) -> None:
     assert "unpinned-uses" in said
 
 
+def test_actionlint_finds_nothing() -> None:
+    code, said = lint("actionlint", *WORKFLOWS)
+    assert code == 0, said
+
+
+def test_actionlint_finds_a_machine_that_does_not_exist(tmp_path: Path) -> None:
+    workflow = tmp_path / "ci.yml"
+    workflow.write_text((GITHUB / "workflows" / "ci.yml").read_text().replace("ubuntu-24.04", "ubuntu-1.04"))
+    code, said = lint("actionlint", workflow)
+    assert code != 0
+    assert "ubuntu-1.04" in said
+
+
 def test_the_workflows_run_what_a_developer_runs() -> None:
     said = {workflow.stem: commands(workflow) for workflow in WORKFLOWS}
     assert any(".ci/run" in command for command in said["ci"])
