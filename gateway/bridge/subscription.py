@@ -73,7 +73,7 @@ def wanted(request: Request) -> Filter:
 
 
 @asynccontextmanager
-async def subscription(asked: ClientCall, *, is_exempt: bool = True) -> AsyncIterator[ChangeQueue]:
+async def subscription(asked: ClientCall) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops.
 
     If it would not start before that, this raises ShuttingDown: an acknowledgement of less would be false.
@@ -84,7 +84,7 @@ async def subscription(asked: ClientCall, *, is_exempt: bool = True) -> AsyncIte
     live.process.metrics.subscriptions[live.route.path,].inc(1)
     try:
         async with live.process.draining.preparing():
-            await serving.begin(is_exempt=is_exempt)
+            await serving.begin()
         with live.upstream.pool.hearing(asked.key.principal, serving, serving.filter.resourceSubscriptions):
             yield serving.stream
     finally:
@@ -115,10 +115,10 @@ class Subscription:
         """Whether the client is told of changes: those before the acknowledgement were never promised."""
         return self._is_acknowledged and self.stream.final is None
 
-    async def begin(self, *, is_exempt: bool = True) -> None:
+    async def begin(self) -> None:
         """Subscribe and acknowledge; raises what opening a session raises."""
         # Opening a session also shows the credential to the upstream: nothing is sent to a client with a forged one.
-        self._session = await self._open(is_exempt=is_exempt)
+        self._session = await self._open(is_exempt=False)
         params = {"_meta": self._meta, "notifications": self._acknowledged_filter}
         self.stream.send(jsonrpc.notification(mcp.ACKNOWLEDGED, params))
         self._is_acknowledged = True

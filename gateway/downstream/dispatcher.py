@@ -45,7 +45,7 @@ def serve(round_: Round, continuation: Continuation) -> Awaitable[Response]:
 async def _listen(round_: Round) -> Response:
     """Serve a subscription."""
     with round_.weigh():
-        async with subscription.subscription(round_, is_exempt=round_.is_exempt) as stream:
+        async with subscription.subscription(round_) as stream:
             round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
             return await round_.write(stream)
 
@@ -65,12 +65,12 @@ async def _send_on(round_: Round) -> Response:
 
 async def _discover(round_: Round) -> Response:
     """Answer server/discover with what the legacy server declares in its handshake to a caller whom it accepts."""
-    pool, key, headers, is_exempt = round_.live.upstream.pool, round_.key, round_.headers, round_.is_exempt
+    pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
     try:
         with round_.weigh():
             async with round_.live.process.draining.preparing(round_.seconds_left):
-                await authorise(pool, key, headers, is_exempt=is_exempt)
-                shaken = await pool.handshake(key, headers, is_exempt=is_exempt)
+                await authorise(pool, key, headers, is_exempt=False)
+                shaken = await pool.handshake(key, headers)
     except ShuttingDown:
         return await _send_on(round_)
     return await round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
@@ -100,9 +100,7 @@ async def _call_checked(round_: Round, continuation: Continuation) -> Response:
     try:
         with round_.weigh():  # it is weighed again when it begins
             async with round_.live.process.draining.preparing(round_.seconds_left):
-                tool = await tool_schemas.check(
-                    pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt
-                )
+                tool = await tool_schemas.check(pool, round_.key, round_.request, http, round_.headers)
     except ShuttingDown:
         return await _send_on(round_)
     return await _call(round_, continuation, _choice(round_, tool))

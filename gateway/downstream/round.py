@@ -42,11 +42,6 @@ class Round(ClientCall, eq=False, kw_only=True):
     """What its result tells the client to bring along, if the client is pinned to the session (SEP-1655)."""
 
     @property
-    def is_exempt(self) -> bool:
-        """Whether the round may open a session however many are opened, because it continues a call."""
-        return self.request.request_state is not None
-
-    @property
     def seconds_left(self) -> float | None:
         """How long the replica that relays this round still waits for it; None if it does not end before."""
         came = self.incoming.peer_request

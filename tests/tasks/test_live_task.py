@@ -80,8 +80,8 @@ async def test_a_tool_is_a_task_though_a_change_of_the_tools_may_be_missed_once_
     """The side stream of any session that opens again makes the gateway forget the tools."""
     check = tool_schemas.check
 
-    async def checked_and_missed(pool: Pool, key: PoolKey, *rest: Any, is_exempt: bool) -> Tool:
-        tool = await check(pool, key, *rest, is_exempt=is_exempt)
+    async def checked_and_missed(pool: Pool, key: PoolKey, *rest: Any) -> Tool:
+        tool = await check(pool, key, *rest)
         pool.group(key).missed()
         return tool
 

@@ -154,11 +154,11 @@ class Pool:
         uris = self._listeners.uris(session.group.key.principal) if session.channel.is_process else NOTHING
         await session.prepare(log_level, uris, headers, self.handshake_seconds)
 
-    async def handshake(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Handshake:
+    async def handshake(self, key: PoolKey, headers: Headers) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
         group = self.group(key)
         if group.shaken is None:
-            session = await self.acquire(key, headers, is_exempt=is_exempt)
+            session = await self.acquire(key, headers, is_exempt=False)
             self.release(session, clean=True)
             return session.shaken
         return group.shaken

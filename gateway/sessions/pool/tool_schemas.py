@@ -50,9 +50,7 @@ def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
     return pool.group(key).tools.latest(name).ephemeral
 
 
-async def check(  # noqa: PLR0913  (everything that a first round knows)
-    pool: Pool, key: PoolKey, request: Request, http: HeaderValues | None, headers: Headers, *, is_exempt: bool = True
-) -> Tool:
+async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues | None, headers: Headers) -> Tool:
     """Refuse a tools/call whose `Mcp-Param-*` headers, if it has headers, differ from its arguments.
 
     Raises HeaderMismatch.
@@ -63,23 +61,23 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     tool = pool.group(key).tools.find(request.target, headers)
     if tool is None:
         try:
-            tool = await _know(pool, key, headers, request.target, is_exempt=is_exempt)
+            tool = await _know(pool, key, headers, request.target)
         except SessionLost:
             pool.forget_idle(key)
-            tool = await _know(pool, key, headers, request.target, is_exempt=is_exempt)
+            tool = await _know(pool, key, headers, request.target)
     try:
         if http is not None:
             param_headers.check(tool.mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
-        await authorise(pool, key, headers, is_exempt=is_exempt)
+        await authorise(pool, key, headers, is_exempt=False)
         raise
     return tool
 
 
-async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exempt: bool) -> Tool:
+async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str) -> Tool:
     """List the tools of a group unless this one is known by then; a server without tools/list repeats no argument."""
     group = pool.group(key)
-    session = await pool.acquire(key, headers, is_exempt=is_exempt)
+    session = await pool.acquire(key, headers, is_exempt=False)
     clean, is_whole, found = False, True, dict[str, Tool]()
     try:
         if group.tools.find(name, headers) is None:  # another call may have listed them meanwhile
