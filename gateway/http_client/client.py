@@ -30,24 +30,15 @@ class HttpClient:
     ) -> None:
         self.tasks = tasks
         self._connector = connector or Connector()
-        self._idle = IdleConnections(tasks, keep_alive_seconds)
-        self.freed = self._idle.put
+        self.idle = IdleConnections(tasks, keep_alive_seconds)
+        """Those that wait for a request."""
+        self.freed = self.idle.put
         """Keeps a connection for the next request."""
-        self._connections: dict[Connection, None] = {}
-        """A dictionary takes a third of the memory of a set."""
+        self.connections: dict[Connection, None] = {}
+        """All that are open. A dictionary takes a third of the memory of a set."""
         self._connecting: dict[asyncio.Task[None], None] = {}
         self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
         self._is_closed = False
-
-    @property
-    def open_connections(self) -> int:
-        """How many connections are open."""
-        return len(self._connections)
-
-    @property
-    def idle_connections(self) -> int:
-        """How many connections wait for a request."""
-        return len(self._idle)
 
     def begin(self, pending: PendingRequest, *, is_repeatable: bool = False, is_fresh: bool = False) -> None:
         """Send a request, at once if a connection is idle.
@@ -60,7 +51,7 @@ class HttpClient:
         if not (is_fresh or self._is_closed):
             # A request whose body waits can be sent again if the connection turns out to have ended.
             is_safe = is_idempotent or pending.awaits_continue
-            connection = self._idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
+            connection = self.idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
         if connection is not None:
             connection.start(pending, is_last=is_last)
         else:
@@ -82,7 +73,7 @@ class HttpClient:
         self._is_closed = True
         for task in self._connecting:
             _ = task.cancel()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close(ClientClosed(sent=True))
         self._connector.close()
 
@@ -102,7 +93,7 @@ class HttpClient:
         except NotConnected as exc:
             pending.fail(failure or exc, self)
             return
-        self._connections[connection] = None
+        self.connections[connection] = None
         if connection.is_open and pending.stage != "over":
             connection.start(pending, is_last=is_last)
         else:
@@ -120,12 +111,12 @@ class HttpClient:
 
     def ended_idle(self, connection: Connection) -> None:
         """Remember how long the upstream keeps a connection."""
-        self._idle.ended(connection)
+        self.idle.ended(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""
-        self._connections.pop(connection, None)
-        self._idle.remove(connection)
+        self.connections.pop(connection, None)
+        self.idle.remove(connection)
 
     def listener_raised(self, error: Exception) -> None:
         """Report what the last method of a listener raised."""

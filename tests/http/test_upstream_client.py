@@ -26,7 +26,7 @@ async def calls() -> AsyncIterator[HttpClient]:
     tasks = Tasks(Mock())
     calls = HttpClient(tasks)
     yield calls
-    await eventually(lambda: not calls.open_connections, "all connections are closed")
+    await eventually(lambda: not calls.connections, "all connections are closed")
     assert not tasks.failures
 
 
@@ -74,7 +74,7 @@ async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
     async with FakeHttp(closes_when_used_again(OK)) as server:
         url = URL(server.url)
         _ = await asyncio.gather(*(read(client, "GET", server) for _ in range(3)))
-        assert calls.idle_connections == 3
+        assert len(calls.idle) == 3
         reply = await client.send(method, url, {}, b"", is_repeatable=is_repeatable)
         assert await reply.read_at_most(9) == b"ok"
         assert (len(server.requests), server.connections) == (5, 4)

@@ -29,7 +29,7 @@ async def client(tasks: Tasks) -> AsyncIterator[HttpClient]:
     client = HttpClient(tasks)
     yield client
     client.close()
-    await eventually(lambda: not client.open_connections, "all connections are closed")
+    await eventually(lambda: not client.connections, "all connections are closed")
     await eventually(lambda: not len(tasks), "no task is left")
     assert not tasks.failures
-    assert not client.idle_connections
+    assert not client.idle

@@ -27,7 +27,7 @@ async def test_requests_at_the_same_time_have_connections_of_their_own(client: H
         for heard in recorders:
             await heard.over()
             assert heard.words == COMPLETE
-        assert server.connections == client.open_connections == client.idle_connections == 5
+        assert server.connections == len(client.connections) == len(client.idle) == 5
         await sender.send()
         assert server.connections == 5
 
@@ -64,10 +64,10 @@ async def test_an_idle_connection_is_closed_after_its_time(tasks: Tasks) -> None
     client = HttpClient(tasks, keep_alive_seconds=0.02)
     async with FakeHttp(stays(OK)) as server:
         await Sender(client, server.url).send()
-        assert client.idle_connections == 1
+        assert len(client.idle) == 1
         await server.left.wait()
-        await eventually(lambda: not client.open_connections)
-        assert client.idle_connections == 0
+        await eventually(lambda: not client.connections)
+        assert not client.idle
     client.close()
 
 
@@ -104,7 +104,7 @@ async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_
     async with FakeHttp(script) as server:
         sender = Sender(client, server.url)
         await sender.send()
-        await eventually(lambda: not client.idle_connections)
+        await eventually(lambda: not client.idle)
         (seen,) = ended
         assert 0.03 < seen < 1
 
@@ -116,7 +116,7 @@ async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstr
         heard, pending = Sender(client, server.url).begin()
         await heard.over()
         pending.distrust()
-        await eventually(lambda: not client.open_connections)
+        await eventually(lambda: not client.connections)
         assert not ended
 
 
@@ -136,7 +136,7 @@ async def test_an_abort_at_any_step_of_connecting_leaves_nothing_behind(client: 
             for _ in range(steps):
                 await asyncio.sleep(0)
             pending.abort()
-            await eventually(lambda: not len(tasks) and not client.open_connections)
+            await eventually(lambda: not len(tasks) and not client.connections)
             assert heard.words == []
 
 

@@ -105,7 +105,7 @@ async def test_a_connection_with_bytes_behind_the_reply_is_closed_and_they_reach
             assert heard.words[-1] == "end"
             assert heard.body in (b"ok", b"")
         assert server.connections == 2
-        assert client.idle_connections == 0
+        assert not client.idle
         await server.left.wait()
 
 
@@ -123,10 +123,10 @@ async def test_bytes_on_an_idle_connection_close_it(tasks: Tasks) -> None:
     async with FakeHttp(script) as server:
         sender = Sender(client, server.url)
         await sender.send()
-        assert client.idle_connections == 1
+        assert len(client.idle) == 1
         go.set()
         await server.left.wait()
-        await eventually(lambda: client.open_connections == client.idle_connections == 0)
+        await eventually(lambda: len(client.connections) == len(client.idle) == 0)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ async def test_a_reply_that_is_not_valid_fails_without_a_head_and_is_not_quoted(
         assert "sec" not in str(heard.failure).replace("second", "")
         assert str(heard.failure).isprintable()
         assert server.connections == 1
-        assert client.idle_connections == 0
+        assert not client.idle
 
 
 REFUSED_BODIES: list[tuple[str, bytes]] = [
@@ -377,7 +377,7 @@ async def test_a_reply_before_the_body_was_read_is_heard_and_the_connection_is_c
         heard = await sender.send(body=LARGE)
         assert (heard.words, heard.head.status) == (COMPLETE, status)
         await server.left.wait()
-        assert client.idle_connections == 0
+        assert not client.idle
 
 
 async def test_an_early_success_does_not_stop_the_body(client: HttpClient) -> None:
@@ -536,13 +536,13 @@ async def test_a_listener_that_raises_at_the_end_is_reported_and_harms_nothing_e
 async def test_a_closed_connection_leaves_no_circle_of_objects(client: HttpClient) -> None:
     async with FakeHttp(says(H + b"Connection: close\r\nContent-Length: 2\r\n\r\nok")) as server:
         await Sender(client, server.url).send()
-        await eventually(lambda: not client.open_connections)
+        await eventually(lambda: not client.connections)
         gc.collect()
         gc.disable()
         try:
             before = [each for each in gc.get_objects() if type(each).__name__ == "Connection"]  # of other tests
             await Sender(client, server.url).send()
-            await eventually(lambda: not client.open_connections)
+            await eventually(lambda: not client.connections)
             after = [each for each in gc.get_objects() if type(each).__name__ == "Connection"]
             assert not [each for each in after if not any(each is known for known in before)]
         finally:

@@ -182,7 +182,7 @@ async def test_an_idle_tls_connection_that_the_upstream_ends_is_forgotten(client
     async with FakeHttp(says(OK), server_context(ca.sign("server"))) as server:
         secure = sender(client, server.url, ca_file=ca.file)
         assert (await secure.send()).words == COMPLETE
-        await eventually(lambda: not client.open_connections)
+        await eventually(lambda: not client.connections)
         assert (await secure.send()).words == COMPLETE
         assert server.connections == 2
 

@@ -289,7 +289,7 @@ async def test_a_reply_to_head_is_never_recognised(client: HttpClient) -> None:
         _ = await sender.send()
         heard = await sender.send("HEAD", b"")
         assert heard.words == ["head", "end"]
-        assert client.idle_connections == 0
+        assert not client.idle
 
 
 async def test_a_reply_after_which_the_server_closes_is_not_learnt(
@@ -299,5 +299,5 @@ async def test_a_reply_after_which_the_server_closes_is_not_learnt(
         sender = Sender(client, server.url)
         for _ in range(2):
             assert (await sender.send()).words == COMPLETE
-            assert client.idle_connections == 0
+            assert not client.idle
         assert is_recognised == [False, False]

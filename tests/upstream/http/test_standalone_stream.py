@@ -87,7 +87,7 @@ async def listen() -> AsyncIterator[Listen]:
     yield start
     for it in made:
         it.client.close()
-        await eventually(lambda it=it: not it.calls.open_connections, "all connections are closed")
+        await eventually(lambda it=it: not it.calls.connections, "all connections are closed")
 
 
 async def test_an_open_stream_has_no_task(listen: Listen) -> None:
@@ -122,7 +122,7 @@ async def test_a_stream_that_ends_with_its_session_is_heard_until_then_and_not_o
         it.stream.stop_reporting()
         ends.set()
         await eventually(lambda: not it.stream.is_open)
-        await eventually(lambda: not it.calls.open_connections)
+        await eventually(lambda: not it.calls.connections)
         assert (it.words, len(server.requests)) == (["one", "last"], 1)
 
 
@@ -257,7 +257,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_one_more_request_but
     async with FakeHttp(closes_when_used_again) as server:
         it = Listening(server.url, (0.0,), SHORT.side_head_seconds)
         await asyncio.gather(*(post(it) for _ in range(idle)))
-        assert it.calls.idle_connections == idle
+        assert len(it.calls.idle) == idle
         await it.open()
         assert it.stream.is_open
         assert len(server.requests) == idle + 2
@@ -282,7 +282,7 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        await eventually(lambda: not it.calls.open_connections, "the stream is closed")
+        await eventually(lambda: not it.calls.connections, "the stream is closed")
         it.client.close()
 
 

@@ -121,7 +121,7 @@ class UpstreamSide(Runner):
     @property
     def connections(self) -> int:
         """The connections in use."""
-        return self._calls.open_connections - self._calls.idle_connections
+        return len(self._calls.connections) - len(self._calls.idle)
 
     async def close(self) -> None:
         self.pool.retire()
