@@ -30,8 +30,8 @@ class HostCheck:
         self._origins = frozenset(security.allowed_origins)
         self._local = local
 
-    def check(self, headers: MultiMapping[str]) -> None:
-        """Raise Forbidden if Host is not a name of this gateway, or Origin is a foreign site."""
+    def check(self, headers: MultiMapping[str]) -> str | None:
+        """Return Origin; raise Forbidden if it is a foreign site, or Host is not a name of this gateway."""
         # Joined, so that a second Origin does not hide behind an allowed one.
         host, origin = headers.get("Host"), joined(headers, "Origin") if "Origin" in headers else None
         name = _name(host)
@@ -39,12 +39,13 @@ class HostCheck:
         if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
             raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; list it in security.allowed_hosts")
         if origin is None or origin in self._origins:
-            return
+            return origin
         origin_name = _origin_name(origin)
         # A configured list is complete: it replaces the rules for the own origin and for loopback.
         same = origin_name is not None and origin_name == name and not self._origins
         if not (same or (self._local and not self._origins and origin_name in LOOPBACK)):
             raise Forbidden(f"Origin {origin[:80]!r} is not allowed; list it in security.allowed_origins")
+        return origin
 
 
 def check_admin(host: str | None, config: Config) -> None:

@@ -18,7 +18,8 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.server.body import last_id
 from gateway.http.server.request import HttpRequest
-from gateway.http.server.response import Response
+from gateway.http.server.response import Response, WholeResponse
+from gateway.http.upstream_headers import joined
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
 
@@ -67,9 +68,11 @@ class Stages:
         return value if self.oauth_proxy is None else self.oauth_proxy.challenge(http, value)
 
     def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Refuse a page that must not send requests here; the head of a known caller has passed before."""
-        if incoming.caller is None:
-            self._host_check.check(incoming.headers)
+        """Refuse a page that must not send requests here; the head of a known caller has no page."""
+        if incoming.caller is None and (page := self._host_check.check(incoming.headers)) is not None:
+            reply.http.show_to(page)
+            if incoming.method == "OPTIONS" and "Access-Control-Request-Method" in incoming.headers:
+                return _preflight(incoming)
         return then(incoming, reply)
 
     def _find_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
@@ -137,3 +140,14 @@ class Stages:
                 return
             incoming.drop_body(id_)
         incoming.found_session()
+
+
+async def _preflight(incoming: Incoming) -> Response:
+    """Tell a browser that a page may send a request, on any path, so that the page can read what is wrong with it.
+
+    The browser asks without credentials. The page may send any header, as every other client may.
+    """
+    allowed = {"Access-Control-Allow-Methods": "DELETE, GET, POST", "Access-Control-Max-Age": "600"}
+    if (asked := joined(incoming.headers, "Access-Control-Request-Headers")) is not None:
+        allowed["Access-Control-Allow-Headers"] = asked
+    return WholeResponse(status=204, headers=allowed)

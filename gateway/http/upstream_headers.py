@@ -18,6 +18,12 @@ from gateway.protocol.errors import InvalidRequest
 AUTHORIZATION: Final = "Authorization"
 _NEVER: Final = HOP_BY_HOP | {"host", "expect", "content-length"}
 """The HTTP client that connects to the upstream writes these itself."""
+_NEVER_BACK: Final = HOP_BY_HOP | {
+    "access-control-allow-credentials",
+    "access-control-allow-origin",
+    "access-control-expose-headers",
+}
+"""The gateway says itself which pages may read its replies: the upstream does not know their origins."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NONE: Final[dict[str, str]] = {}
 _TRUSTED: Final = frozenset({"authorization", "cookie", "forwarded", "x-real-ip"})
@@ -137,8 +143,8 @@ def disguised(headers: Iterable[str], names: AbstractSet[str]) -> set[str]:
 
 
 def passed_back(head: ReplyHead) -> CIMultiDict[str]:
-    """The headers of a reply that go to the client: all except hop-by-hop headers and those with invalid values."""
-    out: AbstractSet[str] = HOP_BY_HOP
+    """The headers of a reply that go to the client: without hop-by-hop headers, invalid values, and CORS."""
+    out: AbstractSet[str] = _NEVER_BACK
     if named := head.get_all(b"connection"):
         out = out | _connection_headers(value.decode("latin-1") for value in named)
     return CIMultiDict(

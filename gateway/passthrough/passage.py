@@ -192,7 +192,7 @@ class HttpPassage(Passage):
         may_be_whole = rewriter is None and asked.is_1_1 and asked.method != "HEAD" and status not in BODILESS
         body = said.whole_at_most(_WHOLE_BYTES) if may_be_whole else None
         response: Response
-        if body is not None and (start := start_of(head)) is not None:
+        if body is not None and self.reply.http.page is None and (start := start_of(head)) is not None:
             response = FamiliarResponse(body, status, start)
         else:
             headers = self._headers(said)

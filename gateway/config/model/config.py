@@ -236,7 +236,8 @@ class Security(Section, frozen=True, kw_only=True):
     allowed_hosts: tuple[Host, ...] = ()
     """Accepted values of `Host`. Empty: loopback names if `listen` is on loopback, otherwise any."""
     allowed_origins: tuple[Origin, ...] = ()
-    """Accepted values of `Origin`. Requests without `Origin` are always accepted."""
+    """Origins whose pages may send requests and read replies (CORS). Empty: the served name and, if `listen` is on
+    loopback, loopback names. Requests without `Origin` are always accepted."""
 
 
 class Log(Section, frozen=True, kw_only=True):

@@ -33,8 +33,8 @@ class KnownHeads:
         """Remember the head of a POST that the parser accepted, if the connection stays open after it."""
         if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.keep_alive:
             return
-        if not message.length or message.target[0] != "/":
-            return
+        if not message.length or message.target[0] != "/" or "Origin" in message.headers:
+            return  # the reply to a page is not the usual one
         if (digest := hash(data)) not in self._seen:  # some clients send each head only once
             if len(self._seen) >= 8 * _KNOWN:
                 self._seen.clear()

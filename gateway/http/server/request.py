@@ -142,12 +142,18 @@ class HttpRequest(msgspec.Struct, eq=False):
     wire: Wire
     id: str = ""
     """What its reply has as `X-Request-Id`, once that is known."""
+    page: str | None = None
+    """The origin of the page that sent it, once that is known to be allowed."""
 
     def identify(self, own: Iterator[str]) -> str:
         """Give it the id that the client or a proxy gave, if that is one short word; else one of `own`."""
         given = self.head.request_id
         self.id = next(own) if given is None or _WELL_FORMED.fullmatch(given) is None else given
         return self.id
+
+    def show_to(self, page: str) -> None:
+        """Have the browser let a page of this origin read the reply (CORS)."""
+        self.page = page
 
 
 def numbered(prefix: str) -> Iterator[str]:

@@ -22,6 +22,11 @@ _JSON_RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
     b"Date: %b\r\n" + REQUEST_ID.encode() + b": %b\r\n\r\n%b"
 )
+_READABLE: Final = (
+    "Access-Control-Allow-Origin: %s\r\n"
+    "Access-Control-Expose-Headers: Mcp-Session-Id, Retry-After, WWW-Authenticate, " + REQUEST_ID + "\r\n"
+    "Vary: Origin\r\n"
+)
 OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", REQUEST_ID.lower()})
 """Headers that follow from how the response is written."""
 
@@ -60,6 +65,8 @@ class Response(ABC):
             lines.append(f"Date: {http_date().decode()}\r\n")
         if http.id:
             lines.append(f"{REQUEST_ID}: {http.id}\r\n")
+        if http.page is not None:
+            lines.append(_READABLE % http.page)
         reason = phrase(self.status) if self.reason is None else self.reason
         version = "1.1" if http.head.is_1_1 else "1.0"
         head = f"HTTP/{version} {self.status} {reason}\r\n{''.join(lines)}{framing}{self._connection_line(http)}\r\n"
@@ -125,7 +132,7 @@ class JsonResponse(WholeResponse):
 
     def encoded(self, http: HttpRequest) -> bytes:
         """See `WholeResponse`."""
-        if self._connection_line(http):
+        if http.page is not None or self._connection_line(http):
             return super().encoded(http)
         return json_response(http, self.body)
 

@@ -50,11 +50,6 @@ _POST: Final = ("POST",)
 _BODY_BYTES: Final = 262_144
 _AT_ONCE: Final = 64
 """Concurrent OAuth requests; a sign-in takes half a dozen, one after the other."""
-_ALLOWED_METHODS: Final = "Access-Control-Allow-Methods"
-_PREFLIGHT: Final = {
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, MCP-Protocol-Version",
-    "Access-Control-Max-Age": "600",
-}
 _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
@@ -103,25 +98,18 @@ class OAuthProxy:
         kind, suffix = asked
         check_once((AUTHORIZATION, self._config.principal.header), http.head.headers)
         methods = _METHODS.get(kind, _POST) if kind in oauth_metadata.ENDPOINTS else ("GET",)
+        allowed = ", ".join((*methods, "OPTIONS"))
         if http.head.method == "OPTIONS":
-            response = WholeResponse(status=204, headers=_PREFLIGHT | {_ALLOWED_METHODS: ", ".join(methods)})
-        elif http.head.method not in methods:
+            return WholeResponse(status=204, headers={"Allow": allowed})
+        if http.head.method not in methods:
             raise NotAllowed(
-                f"HTTP {http.head.method[:20]} is not served at {kind}; it takes {', '.join(methods)}",
-                allowed=", ".join((*methods, "OPTIONS")),
+                f"HTTP {http.head.method[:20]} is not served at {kind}; it takes {', '.join(methods)}", allowed=allowed
             )
-        else:
-            try:
-                response = await self._answer(http, kind, suffix)
-            except UpstreamError as exc:
-                exc.status = 502  # a client of OAuth reads the status, not a JSON-RPC error in HTTP 200
-                raise
-        allowed = http.head.headers.get("Origin")
-        if allowed is not None:
-            # The host check allowed this origin, and these documents are public.
-            response.headers["Access-Control-Allow-Origin"] = allowed
-            response.headers["Vary"] = "Origin"
-        return response
+        try:
+            return await self._answer(http, kind, suffix)
+        except UpstreamError as exc:
+            exc.status = 502  # a client of OAuth reads the status, not a JSON-RPC error in HTTP 200
+            raise
 
     async def _answer(self, http: HttpRequest, kind: str, suffix: str) -> WholeResponse:
         live = self._at(suffix)
