@@ -3,6 +3,7 @@
 It is told to the log, the metrics, the traces and the status page.
 """
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
@@ -52,6 +53,8 @@ class ClientCall(msgspec.Struct, eq=False):
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None
     """The span of the newest leg, if it is traced."""
+    exchange_id: str = ""
+    """The id of its exchange, once something needs one: most exchanges neither park nor are in the log."""
 
     def queue(self) -> ResponseQueue:
         """Return a queue for the messages of an exchange to the client."""
@@ -83,7 +86,8 @@ class Spoken(msgspec.Struct, frozen=True):
     live: LiveRoute
     method: str
     target: str
-    request_id: str | None
+    about: Mapping[str, str | None]
+    """What each of its lines has: the ids of its exchange, and of the newest HTTP request."""
 
     def taken_over(self, owner: str, round_: int, *, owner_is_dead: bool, is_resumable: bool = True) -> None:
         """This replica continues a call that another one began."""
@@ -96,7 +100,7 @@ class Spoken(msgspec.Struct, frozen=True):
             owner_is_dead=owner_is_dead,
             round=round_,
             resumable=is_resumable,
-            request_id=self.request_id,
+            **self.about,
         )
 
     def finished(self, rounds: int, outcome: Outcome, began: float, error: GatewayError | None, cause: str) -> None:
@@ -114,7 +118,7 @@ class Spoken(msgspec.Struct, frozen=True):
             rounds=rounds,
             outcome=outcome,
             seconds=round(world.monotonic() - began, 3),
-            request_id=self.request_id,
+            **self.about,
             **({"cause": cause} if cause else {}),
             **({"fix": error.fix} if error is not None else {}),
         )
@@ -124,8 +128,6 @@ class Context(ClientCall, eq=False, kw_only=True):
     """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
 
     exchange: Exchange
-    exchange_id: str = ""
-    """Drawn when the exchange is first parked; most exchanges never are."""
     was_repeatable: bool = False
     """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
     server_info: bytes = b""
@@ -197,6 +199,11 @@ class Context(ClientCall, eq=False, kw_only=True):
         return has_asked and isinstance(error, _NO_RESULT_WILL_COME) and self.may_run_twice
 
     # -- what is told of it -----------------------------------------------------------------------------------------
+
+    def identify(self) -> str:
+        """Return the id of the exchange, drawn at the first need: its state's, or that of a line in the log."""
+        self.exchange_id = self.exchange_id or world.random_bytes(16).hex()
+        return self.exchange_id
 
     def began_before(self, seconds: float) -> None:
         """The call began so much earlier than the exchange."""
@@ -284,12 +291,12 @@ class Context(ClientCall, eq=False, kw_only=True):
         self._told_by = "nobody"
         route = self.live.route.path
         self.live.process.metrics.calls_cooled[route,].inc()
-        log.info(Event.CALL_COOLED, route=route, round=self.exchange.round, request_id=self.request_id)
+        log.info(Event.CALL_COOLED, route=route, round=self.exchange.round, **self.about)
 
     def unsent(self, cause: str) -> None:
         """A message to the upstream that needs no reply did not arrive."""
         route = self.live.route.path
-        log.debug(Event.UPSTREAM_FAILED, route=route, request_id=self.request_id, cause=cause)
+        log.debug(Event.UPSTREAM_FAILED, route=route, cause=cause, **self.about)
 
     def call_span(self, version: str) -> Span | None:
         """The span of an upstream call: it lasts as long as the call, however many rounds that takes."""
@@ -310,7 +317,12 @@ class Context(ClientCall, eq=False, kw_only=True):
     @property
     def spoken(self) -> Spoken:
         """The call, as the log speaks of it."""
-        return Spoken(self.live, self.request.method, self.request.target, self.request_id)
+        return Spoken(self.live, self.request.method, self.request.target, self.about)
+
+    @property
+    def about(self) -> dict[str, str | None]:
+        """See `Spoken`."""
+        return {"request_id": self.request_id, "exchange_id": self.identify()}
 
 
 def allows_rerun(route: Route, method: str, target: str) -> bool:

@@ -1,11 +1,10 @@
 """The exchange of a modern client before a legacy server: rounds on one side, one upstream call on the other."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, ClassVar, Final
 
-from gateway import world
 from gateway.bridge.call_context import HELD, ClientCall, Context
 from gateway.bridge.input_required import input_required
 from gateway.bridge.modern_to_legacy import modern_event, modern_notification
@@ -87,7 +86,9 @@ class Driver(Engine):
         policy = live.policies.get(request.method, _NEVER_ASKING)
         exchange = Exchange(request.said.declared, policy, request.input_responses)
         super().__init__(live, exchange)
-        self._context = context = Context(live, request, asked.key, asked.headers, asked.body_bytes, exchange=exchange)
+        self._context = context = Context(
+            live, request, asked.key, asked.headers, asked.body_bytes, exchange_id=asked.exchange_id, exchange=exchange
+        )
         self._lot = lot
         self._upstream_call = (new_call or RequestCall)(context, self)
         self._reply_bytes = 0
@@ -101,13 +102,13 @@ class Driver(Engine):
 
     @property
     def id(self) -> str:
-        """The id of the exchange; empty before it is first parked."""
+        """The id of the exchange; empty before something needs it."""
         return self._context.exchange_id
 
     @property
-    def request_id(self) -> str | None:
-        """The id of the newest leg's HTTP request, for the log."""
-        return self._context.request_id
+    def about(self) -> Mapping[str, str | None]:
+        """See `Listener`."""
+        return self._context.about
 
     @property
     def kept_bytes(self) -> int:
@@ -482,7 +483,7 @@ class Driver(Engine):
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
         context = self._context
-        context.exchange_id = context.exchange_id or world.random_bytes(16).hex()
+        _ = context.identify()
         begun = self._takeover
         left = begun.left(self.live.config) if begun is not None and self._exchange.state is RESTORED else None
         try:

@@ -8,6 +8,7 @@ beginning (decision 61).
 """
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import cast
 
@@ -35,7 +36,6 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
 
     asked: ClientCall
     _lot: Lot[Driver]
-    request_id: str = ""
     final: tuple[bytes, Ending] | None = None
     """The response, once it is here."""
     driver: Driver | None = None
@@ -76,6 +76,11 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
             return False
         self._session = session
         return True
+
+    @property
+    def about(self) -> Mapping[str, str | None]:
+        """See `Listener`."""
+        return {"request_id": self.asked.request_id}
 
     def waiter(self) -> asyncio.Future[None]:
         """Return what is done when `final` is set, or the queue of the exchange has something for the client."""

@@ -92,7 +92,8 @@ class Takeover:
             return
         asked = self.envelope.open if asks and not upstream.task else ()
         questions = tuple((each.upstream_id, each.method) for each in asked if each.upstream_id)
-        ending = orphans.give_up(context.live, Remains(upstream, questions), reason, context.headers)
+        remains = Remains(upstream, questions)
+        ending = orphans.give_up(context.live, context.exchange_id, remains, reason, context.headers)
         context.live.process.tasks.spawn(ending, "send upstream")
 
 

@@ -18,7 +18,7 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError, bug
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.seal.request_state import Whereabouts
-from gateway.sessions.call import Call, Listener, Runner
+from gateway.sessions.call import OF_NO_REQUEST, Call, Listener, Runner
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
@@ -543,7 +543,7 @@ class UpstreamCall(Runner, ABC):
 class _Deaf:
     """The listener of a call that is over for its exchange."""
 
-    request_id: str | None = None
+    about = OF_NO_REQUEST
 
     def hear(self, event: on.Event) -> None:
         """Drop the event."""

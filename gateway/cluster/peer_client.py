@@ -92,6 +92,7 @@ class PeerClient:
             # Seconds, because a monotonic time means nothing on another host.
             leg_seconds=max(0.0, ends_at - world.monotonic()) if ends_at is not None else None,
             sender=self._membership.own,
+            exchange_id=incoming.exchange_id,
         )
 
     async def _address(self, kind: messages.Kind, member: str) -> Address:

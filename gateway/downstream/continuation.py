@@ -147,6 +147,7 @@ class Continuation:
         except InvalidState as exc:
             round_.check_era(exc)
             raise
+        round_.incoming.exchange_id = envelope.exchange
         leaves = self._leaves(round_, envelope)
         held = None if leaves else self.lot.find(envelope.exchange)
         are_known = leaves or (held is not None and held.has_params(round_.request))
@@ -207,7 +208,8 @@ class Continuation:
             self._process.metrics.cold_calls_ended[cold.live.route.path, ColdEnding.CONTINUED].inc()
             remains, headers = cold.unpacked()
             if not envelope.is_of_call_at(remains.upstream):  # they have run it again, and nobody cancels this run
-                ending = orphans.give_up(cold.live, remains, "another replica has run the call again", headers)
+                reason = "another replica has run the call again"
+                ending = orphans.give_up(cold.live, cold.id, remains, reason, headers)
                 self._process.tasks.spawn(ending, "send upstream")
             return None
         return None if self._router.has_parted else cold

@@ -132,7 +132,7 @@ class RequestHandler:
     async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool = False) -> Response:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         if bodies.on and not is_hop:
-            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
+            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], about=incoming.about)
         live = self._routes.live.get(incoming.path)
         if live is None:  # a call may have begun while the path had a route
             found = await self.continuation.find_route(incoming, reply)

@@ -86,3 +86,4 @@ class Legs:
             if timer is not None:
                 timer.cancel()
             del waiting[queue]
+            round_.incoming.exchange_id = driver.id

@@ -59,7 +59,7 @@ async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes:
         error = exc
     else:
         metrics.task_failures.inc()
-        log.error(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc)
+        log.error(Event.TASK_FAILED, task="request", route=incoming.path, exc_info=exc, **incoming.about)
         error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
     if live is not None:  # else the client made the path up
         live.upstream.health.note(error)
@@ -82,21 +82,18 @@ def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, met
         "upstream": live.route.upstream.name if live is not None else None,
         "cause": error.message,
         "fix": error.fix,
-        "request_id": incoming.request_id,
     }
     if isinstance(error, InvalidState):
         metrics.state_rejections[error.reason,].inc()
         note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
-        log.info(
-            Event.STATE_REJECTED, route=incoming.path, reason=error.reason, note=note, request_id=incoming.request_id
-        )
+        log.info(Event.STATE_REJECTED, route=incoming.path, reason=error.reason, note=note, **incoming.about)
     elif isinstance(error, DownstreamError):
         metrics.rejections[error.rejection,].inc()
         if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
             metrics.state_rejections[error.__cause__.reason,].inc()
     elif isinstance(error, UpstreamError):
-        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, **about)
+        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, **about, **incoming.about)
     elif isinstance(error, OwnerStalled):
         if isinstance(error, StateFromFuture):
             metrics.state_rejections["future",].inc()
-        log.warning(Event.PEER_FAILED, **about)
+        log.warning(Event.PEER_FAILED, **about, **incoming.about)

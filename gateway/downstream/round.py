@@ -138,6 +138,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         len(incoming.body),
         incoming.request_id,
         incoming.span,
+        incoming.exchange_id,
         incoming=incoming,
         reply=reply,
         caller=caller,

@@ -41,6 +41,7 @@ async def serve(round_: Round, lot: Lot[Driver], table: TaskTable) -> Response:
         except InvalidState as exc:
             round_.check_era(exc)
             raise UnknownTask from exc
+        round_.incoming.exchange_id = handle.exchange
         task = table.find(handle.exchange) or await _elsewhere(handle, sealed, round_, lot, table)
         if not isinstance(task, LiveTask):
             return task

@@ -54,6 +54,8 @@ class Incoming(msgspec.Struct, eq=False):
     """The message that carried it here, if another replica forwarded it."""
     request_id: str = ""
     """The id of the HTTP request (`X-Request-Id`), given by the replica to which the client spoke."""
+    exchange_id: str = ""
+    """The id of the exchange that it begins or continues, as far as that is known."""
     method: str = "POST"
     url: URL = _NO_URL
     """The path and the query as the client wrote them; empty if another replica forwarded the request."""
@@ -79,6 +81,12 @@ class Incoming(msgspec.Struct, eq=False):
     def found_session(self) -> None:
         """The session is valid that this request names; a GET or DELETE is about the session itself."""
         self.in_session = self.method == "POST"
+
+    @property
+    def about(self) -> dict[str, str | None]:
+        """What each line of the log about it has."""
+        ids: dict[str, str | None] = {"request_id": self.request_id}
+        return {**ids, "exchange_id": self.exchange_id} if self.exchange_id else ids
 
     def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
@@ -123,6 +131,7 @@ class Incoming(msgspec.Struct, eq=False):
         """Open the state in the body, and check all of it; raises InvalidState."""
         request = self.request()
         state = states.open(request.request_state or "")
+        self.exchange_id = state.exchange
         check_state(state, self.bearer(caller), request)
         self.state = state
         return state

@@ -252,4 +252,4 @@ class HttpReply(ReplyWriter):
         headers.extend([("WWW-Authenticate", self._challenge(self.http, value)) for value in values])
 
     def _show(self, data: bytes) -> None:
-        bodies.show(Direction.TO_CLIENT, data, route=self.http.head.path[:80], request_id=self.http.id)
+        bodies.show(Direction.TO_CLIENT, data, route=self.http.head.path[:80], about={"request_id": self.http.id})

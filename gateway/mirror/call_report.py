@@ -1,32 +1,29 @@
 """Reports how one mirrored call goes, in metrics or in the log."""
 
-from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from gateway import world
 from gateway.bridge.call_context import Spoken
 from gateway.exchange import commands as do
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.client_requests import LegacyRequest
+from gateway.mirror.call_rounds import Rounds
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
-from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import COMPLETE, Ending, NestedOutcome, Operation, Outcome, Span
 from gateway.upstream.channel import NO_HEADERS, Headers
 
-T = TypeVar("T")
-_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 
 
 class CallReport:
     """Collects how one call goes."""
 
-    def __init__(self, live: LiveRoute, request: LegacyRequest, version: str, incoming: Incoming | None) -> None:
+    def __init__(self, rounds: Rounds, incoming: Incoming | None) -> None:
         """`incoming` is the request of the client; None if something else reports the call, or nothing does."""
-        self._live = live
-        self._request, self._version = request, version
+        self._live = live = rounds.live
+        self._request, self._version = request, version = rounds.request, rounds.profile.version
+        self._exchange = rounds.exchange
         self._started = world.monotonic()
         self._asked_at: float | None = None
         self._thought = 0.0
@@ -64,7 +61,7 @@ class CallReport:
         request, route = self._request, self._live.route
         about = Operation(request.method, request.target, mcp.MODERN, route.path)
         self._round = self._span.call(about, route.upstream.url)
-        is_set = any(name.lower() == _TRACE_CONTEXT[0] for name in own_headers(route))
+        is_set = any(name.lower() == "traceparent" for name in own_headers(route))
         return NO_HEADERS if is_set else self._round.headers()
 
     def _end_round(self, ending: Ending) -> None:
@@ -77,7 +74,8 @@ class CallReport:
     @property
     def spoken(self) -> Spoken:
         """The call, as the log speaks of it."""
-        return Spoken(self._live, self._request.method, self._request.target, self.request_id)
+        about = {"request_id": self.request_id, "exchange_id": self._exchange}
+        return Spoken(self._live, self._request.method, self._request.target, about)
 
     def finished(self, rounds: int, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
         """The call is over, with the server's response unless it is said otherwise; what comes later is not told."""
@@ -97,8 +95,3 @@ class CallReport:
             return
         cause = "" if error is None else error.message
         self.spoken.finished(rounds, ending.outcome, self._started, error, cause)
-
-
-def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
-    """Headers, or a `_meta`, with a trace context in place of their own."""
-    return {**{name: value for name, value in given.items() if name.lower() not in _TRACE_CONTEXT}, **trace}

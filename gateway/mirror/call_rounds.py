@@ -13,8 +13,8 @@ specification/2026-07-28/tasks.
 """
 
 import hashlib
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -24,7 +24,6 @@ from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
 from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, MalformedQuestion, Question
-from gateway.mirror.call_report import with_trace
 from gateway.mirror.client_requests import LegacyRequest, Profile
 from gateway.mirror.server_client import ModernRequest
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result
@@ -32,6 +31,8 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams
 from gateway.routes.live_route import LiveRoute
 from gateway.upstream.channel import NO_HEADERS, Headers
+
+T = TypeVar("T")
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
@@ -41,6 +42,7 @@ AT_ONCE: Final = 0.0
 _POLL_SECONDS: Final = 1.0
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 """The bounds of the pause that a server may ask for between two polls."""
+_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -116,9 +118,9 @@ class Rounds:
         try:
             params = jsonrpc.fields(self.request.params)
             if trace:
-                headers = with_trace(headers, trace)
+                headers = _with_trace(headers, trace)
                 written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
-                meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
+                meta = _with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
                 params["_meta"] = Raw(jsonrpc.merge(meta))
             return ModernRequest.new(
                 method,
@@ -295,3 +297,8 @@ def _pause(task: jsonrpc.Fields) -> float:
     if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool):
         return _POLL_SECONDS
     return min(max(milliseconds / 1000, _LEAST_SECONDS), _MOST_SECONDS)
+
+
+def _with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
+    """Headers, or a `_meta`, with a trace context in place of their own."""
+    return {**{name: value for name, value in given.items() if name.lower() not in _TRACE_CONTEXT}, **trace}

@@ -52,7 +52,7 @@ class MirroredCall(Engine, Hearer):
         super().__init__(rounds.live, Exchange(rounds.profile.declared, policy))
         self.headers = headers
         """The newest ones of the client."""
-        self.report = CallReport(rounds.live, rounds.request, rounds.profile.version, incoming)
+        self.report = CallReport(rounds, incoming)
         self._rounds, self._server = rounds, server
         self._log_level = log_level
         """What the client wants to hear from the next round on."""

@@ -55,7 +55,8 @@ class ColdExpiry:
                 if not (failures or await self._is_left(call)):  # one that failed was asked about before
                     continue
                 remains, headers = call.unpacked()
-                is_over = await orphans.end(call.live, remains, "the client did not answer in time", headers)
+                reason = "the client did not answer in time"
+                is_over = await orphans.end(call.live, call.id, remains, reason, headers)
                 if not is_over and failures < len(CANCEL_AGAIN_SECONDS):  # the server has not heard of it
                     again = self._tasks.guard(partial(self._give_up, [call], failures + 1), "cancel again")
                     _ = asyncio.get_running_loop().call_later(CANCEL_AGAIN_SECONDS[failures], again)

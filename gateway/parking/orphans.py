@@ -22,20 +22,20 @@ log = get_logger()
 _FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
 
 
-async def give_up(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
+async def give_up(live: LiveRoute, exchange_id: str, remains: Remains, reason: str, headers: Headers) -> None:
     """As `end`, again and again if that does not arrive."""
     for pause in (0.0, *CANCEL_AGAIN_SECONDS):
         await asyncio.sleep(pause)
-        if await end(live, remains, reason, headers):
+        if await end(live, exchange_id, remains, reason, headers):
             return
 
 
-async def end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> bool:
+async def end(live: LiveRoute, exchange_id: str, remains: Remains, reason: str, headers: Headers) -> bool:
     """Give up a call that no process reads; returns whether it need not be tried again."""
     try:
         await _end(live, remains, reason, headers)
     except (UpstreamError, TimeoutError) as exc:
-        log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))
+        log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc), exchange_id=exchange_id)
         return isinstance(exc, Refused | SessionLost)  # a refused credential stays so; a lost session has no call
     return True
 

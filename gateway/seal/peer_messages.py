@@ -45,6 +45,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `trace` is the token of its span, if it is traced. `leg_seconds` is set by a replica that will end: until then the
     receiver must have replied, at least with a state-only round. `first` is the nonce of the request that a process
     passes on to another one of its host. `sender` is the member that sealed it, for the log; older ones do not tell.
+    `exchange_id` is for the log too, as far as the first replica knows it.
     """
 
     kind: Kind
@@ -61,6 +62,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     leg_seconds: float | None = None
     first: bytes = b""
     sender: str = ""
+    exchange_id: str = ""
 
     @property
     def once(self) -> bytes:

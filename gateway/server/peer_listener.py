@@ -136,22 +136,23 @@ class PeerListener:
         elif kind == "holds":
             await reply.frame(messages.Told(await self._holds(peer_request, is_local=is_local)))
         else:
+            headers = CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])
+            incoming = Incoming(
+                peer_request.path,
+                CIMultiDictProxy(headers),
+                peer_request.remote,
+                peer_request.body,
+                peer_request,
+                peer_request.request_id,
+                peer_request.exchange_id,
+                peer_request.method,
+            )
             try:
-                headers = CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])
-                incoming = Incoming(
-                    peer_request.path,
-                    CIMultiDictProxy(headers),
-                    peer_request.remote,
-                    peer_request.body,
-                    peer_request,
-                    peer_request.request_id,
-                    peer_request.method,
-                )
                 _ = await self._handler.handle_hop(incoming, reply)
             except PeerReplaced:
                 await reply.frame(messages.Gone(host))
             except PeerFailed as exc:
-                log.warning(Event.PEER_FAILED, cause=str(exc), request_id=peer_request.request_id)
+                log.warning(Event.PEER_FAILED, cause=str(exc), **incoming.about)
                 http.wire.abort()  # the other replica must see that the reply is incomplete
 
     async def _holds(self, peer_request: PeerRequest, *, is_local: bool) -> str:

@@ -4,7 +4,7 @@ Beside the call stand the key of the sessions that may serve it, its listener, a
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -16,6 +16,9 @@ from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.telemetry import Span
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Headers
+
+OF_NO_REQUEST: Final[Mapping[str, str | None]] = {"request_id": None}
+"""What the log says of a message that no request of a client causes."""
 
 
 class PoolKey(msgspec.Struct, frozen=True, cache_hash=True):
@@ -33,8 +36,8 @@ class Listener(Protocol):
     """Receives the events of one call."""
 
     @property
-    def request_id(self) -> str | None:
-        """The id of the HTTP request that the call serves; None for a request of the gateway's own."""
+    def about(self) -> Mapping[str, str | None]:
+        """The ids by which the log names what the call serves."""
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the call."""
@@ -139,9 +142,9 @@ class OwnListener:
     outcome: Raw | jsonrpc.Error | None = None
 
     @property
-    def request_id(self) -> str | None:
+    def about(self) -> Mapping[str, str | None]:
         """See `Listener`."""
-        return None if self._beside is None else self._beside.request_id
+        return OF_NO_REQUEST if self._beside is None else self._beside.about
 
     def hear(self, event: on.Event) -> None:
         """Keep the answer."""

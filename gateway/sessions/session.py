@@ -24,7 +24,7 @@ from gateway.runtime.tasks import Tasks, telling
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
-from gateway.sessions.call import COROUTINE, Call, Listener, OwnListener, Runner, Watcher
+from gateway.sessions.call import COROUTINE, OF_NO_REQUEST, Call, Listener, OwnListener, Runner, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, bodies, get_logger
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Channel, Headers, Hearer, SideListener
@@ -568,8 +568,8 @@ class Session(SideListener, Hearer):
     def _show(self, direction: Direction, data: bytes, call: Call | None = None) -> None:
         """Log a message if the configuration asks for bodies."""
         if bodies.on:
-            asked_by = call.listener.request_id if call is not None else None
-            bodies.show(direction, data, route=self._route, request_id=asked_by)
+            about = OF_NO_REQUEST if call is None else call.listener.about
+            bodies.show(direction, data, route=self._route, about=about)
 
     def _prove(self, headers: Headers) -> None:
         """Note that the upstream has served a message with these headers."""

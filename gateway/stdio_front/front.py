@@ -55,7 +55,7 @@ class StdioFront:
             limit = self._live.config.limits.body_bytes
             raise ParseError(f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read")
         if bodies.on:
-            bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, request_id=None)
+            bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, about={"request_id": None})
         try:
             check_bounds(line)
             opened = jsonrpc.message(line)

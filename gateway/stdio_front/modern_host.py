@@ -101,7 +101,7 @@ class LineReply(MessageReply):
     async def take(self, message: bytes) -> None:
         """Write one message."""
         if bodies.on:
-            bodies.show(Direction.TO_CLIENT, message, route="stdio", request_id=self._request_id)
+            bodies.show(Direction.TO_CLIENT, message, route="stdio", about={"request_id": self._request_id})
         await self._host.write(message)
 
     async def only(self, final: FinalMessage) -> Response:

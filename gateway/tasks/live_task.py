@@ -159,7 +159,7 @@ class LiveTask(Driver):
     def _about(self) -> dict[str, str]:
         """What each line of the log says of the task."""
         route = self.live.route
-        return {"route": route.path, "upstream": route.upstream.name, "task": self.id}
+        return {"route": route.path, "upstream": route.upstream.name, "task": self.id, "exchange_id": self.id}
 
     def _give(self, give: do.Give) -> None:
         form = modern_tasks if self._context.request.said.declared.tasks else sep_2322_form

@@ -6,6 +6,7 @@ what people typed and tools answered: no rule recognises a secret that looks lik
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
@@ -40,10 +41,10 @@ class Bodies:
     on = False
     """Check this first: while it is off, a message costs nothing more."""
 
-    def show(self, direction: Direction, data: bytes, *, route: str, request_id: str | None) -> None:
-        """Log one message; `request_id` is None for a message without a request."""
+    def show(self, direction: Direction, data: bytes, *, route: str, about: Mapping[str, str | None]) -> None:
+        """Log one message; `about` names the request that it belongs to, if any."""
         size, text = len(data), shown(data)
-        log.info(Event.BODY, direction=direction, bytes=size, text=text, route=route, request_id=request_id)
+        log.info(Event.BODY, direction=direction, bytes=size, text=text, route=route, **about)
 
 
 bodies: Final = Bodies()

@@ -174,6 +174,7 @@ async def test_the_fix_names_a_clock_that_is_off(
     assert reply.outcome == (503, -32603, "owner_stalled")
     (line,) = log_lines("peer.failed")
     assert line["fix"].startswith(says)
+    assert line["exchange_id"] == "orphan of gw-2"
     assert f"(HTTP {status}): compare the clocks" in line["cause"]
     (error,) = one.gateway.recent_errors.told()
     assert error.fix.lower().startswith(says.lower())

@@ -28,13 +28,16 @@ def written() -> dict[str, set[str]]:
     """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts, `about` for one."""
     found: dict[str, set[str]] = {event.name: set() for event in Event}
     through: set[str] = set()
-    for tree in (ast.parse(source.read_text()) for source in SOURCES):
-        about = {key for node in ast.walk(tree) if _names_about(node) for key in _keys(node)}
+    trees = [ast.parse(source.read_text()) for source in SOURCES]
+    ids = {key for tree in trees for node in ast.walk(tree) if _is_about(node) for key in _keys(node)}
+    for tree in trees:
+        about = {key for node in ast.walk(tree) if _names_about(node) for key in _keys(node)} or ids
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args):
             first = call.args[0]
             fields = {keyword.arg for keyword in call.keywords if keyword.arg}
             for unpacked in (keyword.value for keyword in call.keywords if keyword.arg is None):
-                fields |= about if ast.unparse(unpacked).endswith("about") else _keys(unpacked)
+                name = ast.unparse(unpacked)
+                fields |= ids if name.endswith(".about") else about if name.endswith("about") else _keys(unpacked)
             if isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and first.value.id == "Event":
                 found[first.attr] |= fields
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "_log":
@@ -45,6 +48,10 @@ def written() -> dict[str, set[str]]:
         found[name] |= found[""]
     _ = found.pop("", None)
     return found
+
+
+def _is_about(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "about"
 
 
 def _names_about(node: ast.AST) -> bool:

@@ -88,11 +88,11 @@ def test_a_request_comes_over_whole() -> None:
 
 
 def test_a_request_of_an_older_or_a_newer_version_opens() -> None:
-    """In a rolling update: `sender` came last."""
-    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(replace(REQUEST, sender="gw-1")))
-    for sent, sender in ((fields[:-1], ""), ([*fields, "what comes next"], "gw-1")):
+    """In a rolling update: `exchange_id` came last."""
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(replace(REQUEST, exchange_id="x1")))
+    for sent, exchange_id in ((fields[:-1], ""), ([*fields, "what comes next"], "x1")):
         opened = peer().open(ring().seal_bytes(msgspec.msgpack.encode(sent), b"request"), NOW)
-        assert opened == replace(REQUEST, sender=sender)
+        assert opened == replace(REQUEST, exchange_id=exchange_id)
 
 
 def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:

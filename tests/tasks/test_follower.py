@@ -1,3 +1,6 @@
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.sessions import inbound
@@ -8,8 +11,9 @@ from gateway.tasks.follower import holder
 class Heard:
     """A listener that remembers."""
 
-    def __init__(self, request_id: str | None = None) -> None:
-        self.request_id = request_id
+    about: Mapping[str, str | None] = MappingProxyType({})
+
+    def __init__(self) -> None:
         self.events: list[on.Event] = []
 
     def hear(self, event: on.Event) -> None:

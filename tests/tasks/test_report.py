@@ -29,6 +29,7 @@ async def test_the_log_says_when_a_task_begins_and_how_it_ends(stage: Stage) -> 
     begun, ended = gw.log("tool_task.begun"), gw.log("tool_task.ended")
     assert [line["target"] for line in begun] == ["hasty", "hasty"]
     assert all(line["request_id"] for line in begun)
+    assert all(line["exchange_id"] == line["task"] for line in (*begun, *ended))
     assert [(line["task"], line["outcome"]) for line in ended] == [
         (begun[0]["task"], "completed"),
         (begun[1]["task"], "cancelled"),

@@ -1,7 +1,8 @@
 """A call that is a task, before a FAKE server that asks in the moment in which the task is made."""
 
 import sys
-from types import SimpleNamespace
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ async def test_the_end_of_an_earlier_task_does_not_end_another_run(end: Ended | 
             return end
 
     class Listener:
-        request_id = None
+        about: Mapping[str, str | None] = MappingProxyType({})
 
         def hear(self, event: on.Event) -> None:
             pytest.fail(f"heard {event}")

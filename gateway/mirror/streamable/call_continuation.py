@@ -28,6 +28,7 @@ async def cancel(shared: Shared, at: Arrival, session: MirroredSession, message:
     """Cancel the call of a session that a notification names."""
     held = shared.running.get((session.key, cancelled(message) or b""))
     if held is not None:
+        at.incoming.exchange_id = held.id
         held.cancel()
     else:
         await at.live.process.router.to_all(at.incoming)
@@ -51,6 +52,7 @@ async def answer(shared: Shared, at: Arrival, session: MirroredSession, message:
         asked = shared.tokens.place(NESTED, token or "", session.key)
     except InvalidState as exc:
         raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
+    at.incoming.exchange_id = asked.exchange
     is_echo = sep_1685_state.is_echo(asked, message)
     if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
         asked, message = sep_1685_state.taken(asked, message, shared.tokens)
@@ -99,6 +101,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
         left = shared.tokens.place(EVENT, token, session.key)
     except InvalidState as exc:
         raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
+    at.incoming.exchange_id = left.exchange
     if left.is_final:
         raise not_served("GET", "POST, DELETE")  # some clients ask for more after an error
     is_own, is_proven, lot = at.live.process.is_own(left.owner, left.epoch), True, shared.lot

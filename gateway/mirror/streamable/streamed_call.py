@@ -282,7 +282,7 @@ class StreamedCall(MirroredCall):
         """
         if after is not None:
             await at.reply.start()
-        self.report.request_id = at.incoming.request_id
+        self.report.request_id, at.incoming.exchange_id = at.incoming.request_id, self.id
         leg = CallStream(self._rounds.request.id, at.reply, self.live)
         missed = [events for number, events in self._asked if number > (after or 0)]
         if after is not None and not missed and self._exchange.calling:

@@ -68,6 +68,7 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
             came.remote,
             body=request.body,
             request_id=came.request_id,
+            exchange_id=came.exchange_id,
             caller=came.caller,
             has_headers=False,
         )

@@ -316,6 +316,7 @@ async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ende
     (line,) = log_lines("call.taken_over")
     assert (line["request_id"], line["owner"], line["round"]) == ("the-answer", "gw-1", 1)
     await eventually(lambda: len(server.of("tools/call")) == 2)
+    assert line["exchange_id"] == log_lines("exchange.finished")[-1]["exchange_id"]
     await eventually(lambda: not list(mirror_of(two).lot), "the response is forgotten")
     assert await client.answer(question, ACCEPT, url=two.url) == 202
     async with client.listen(place, url=two.url) as stream:
