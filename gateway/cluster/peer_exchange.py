@@ -13,7 +13,7 @@ from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol import reply_messages, sse
+from gateway.protocol import reply_messages
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.runtime.pieces import Turn, cut
 from gateway.seal import peer_messages as messages
@@ -127,7 +127,8 @@ class PeerExchange:
                 if head is not None and head.streamed and self._body.endswith(b"\n\n"):
                     events, self._body = bytes(self._body), bytearray()
                     await reply.write(events)
-                    self._is_answered |= _have_response(events)
+                    said = reply_messages.messages(reply_messages.EVENT_STREAM, events)
+                    self._is_answered |= any(map(reply_messages.is_response, said))
             case End() if head is not None:
                 if head.streamed:
                     return await reply.end(ending(frame))
@@ -136,11 +137,6 @@ class PeerExchange:
             case _:
                 raise ReplyBroken(f"{member} sent a frame that does not belong in a reply")
         return None
-
-
-def _have_response(events: bytes) -> bool:
-    found = sse.Parser(len(events), is_begun=True).feed(events)
-    return any(reply_messages.is_response(reply_messages.opened(event.data)) for event in found)
 
 
 def ending(end: End | Whole) -> Ending:
