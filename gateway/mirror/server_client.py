@@ -243,6 +243,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
                 await asking
             except ValueError as exc:
                 raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
+            live.upstream.health.ok()
             return
         repeated = NO_HEADERS
         if request.method == mcp.TOOLS_CALL and (mirrored := (await self.tool(request)).mirrored):
@@ -262,6 +263,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             live.upstream.health.count(exc)
             live.upstream.health.note(exc)
             raise
+        live.upstream.health.ok()
 
     def _sent(self, request: ModernRequest, repeated: Headers, hearer: Hearer) -> Awaitable[_ModernReply]:
         """Send the request; what is returned waits for the end of its reply."""

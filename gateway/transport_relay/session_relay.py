@@ -205,6 +205,7 @@ class SessionRelay(SideListener):
         try:
             opened = jsonrpc.message(data)
             if opened.method is None:
+                self.live.upstream.health.ok()
                 answered = opened.rpc_id or b""
                 self._forget(answered, reads_on=answered == request)
             elif request is None and opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):

@@ -1,7 +1,10 @@
 """The health of an upstream follows the traffic of its route."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yarl import URL
@@ -13,10 +16,13 @@ from gateway.protocol.errors import CallLost
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
+from tests.support.fake_modern import FakeModern, Json
 from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.host import fake
+from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.stand import Start
 from tests.support.status import fetch, told
-from tests.support.workbench import eventually
+from tests.support.workbench import Stand, eventually
 
 
 async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Start) -> None:
@@ -57,6 +63,64 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     (route,) = (await told(stand)).routes
     assert route.health == "ok"
     assert route.last_failure is not None, "when it failed last is still told"
+
+
+Ask = Callable[[str], Awaitable[Json]]
+"""Calls a tool, and returns the answer."""
+
+
+async def mirrored(begin: Start, route: Json) -> tuple[Stand, Ask]:
+    stand = await begin(route=route)
+    client = await LegacyClient(stand).initialize()
+
+    async def ask(tool: str) -> Json:
+        async with client.call(tool) as stream:
+            return await stream.message()
+
+    return stand, ask
+
+
+async def before_http(begin: Start, stack: AsyncExitStack) -> tuple[Stand, Ask]:
+    server = await stack.enter_async_context(FakeModern())
+    server.tools |= {"die": lambda _: {"id": "another", "result": {}}, "echo": lambda call: call.text("good")}
+    return await mirrored(begin, {"upstream": {"url": server.url}, "era": "mirror"})
+
+
+async def before_a_child(begin: Start, stack: AsyncExitStack) -> tuple[Stand, Ask]:
+    stand, ask = await mirrored(begin, {"upstream": {"command": fake("fake_modern_stdio.py")}})
+    stack.callback(stand.gateway.routes.live["/mcp"].upstream.retire)
+    return stand, ask
+
+
+async def between_transports(begin: Start, stack: AsyncExitStack) -> tuple[Stand, Ask]:
+    server = await stack.enter_async_context(FakeUpstream())
+
+    @server.tool
+    async def tool(turn: Turn) -> None:
+        if turn.seen.body["params"]["name"] == "die":
+            turn.reply(500, b"oops")
+        else:
+            await turn.result()
+
+    stand = await begin(route={"upstream": {"url": server.url, "transport": "streamable-http"}})
+    client = await SseClient(stand).initialize()
+    stack.callback(client.stream.close)
+
+    async def ask(tool: str) -> Json:
+        _ = await client.post(client.call_message(tool))
+        return await client.stream.message()
+
+    return stand, ask
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("start", [before_http, before_a_child, between_transports])
+async def test_one_answer_in_the_same_session_ends_a_failure(begin: Start, start: Any) -> None:
+    async with AsyncExitStack() as stack:
+        stand, ask = await start(begin, stack)
+        for tool, health in (("die", "failing"), ("echo", "ok")):
+            assert ("error" in await ask(tool)) == (tool == "die")
+            assert (await told(stand)).routes[0].health == health
 
 
 @pytest.mark.parametrize(
