@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
+from gateway import world
 from gateway.admin.process_parts import ProcessParts
 from gateway.auth.host_check import check_admin
 from gateway.config import Config, InForce
@@ -10,6 +11,7 @@ from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.protocol.errors import Forbidden
 from gateway.telemetry import METRICS_TYPE
+from gateway.telemetry.process_status import health
 
 if TYPE_CHECKING:
     from gateway.plugins.status_page.pages import StatusPages
@@ -80,17 +82,25 @@ class Admin(Probes):
         return None if self._pages is None else await self._pages.handle(http)
 
     async def exposition(self) -> bytes:
-        """See `Probes`: with how much of its limits the process uses now."""
+        """See `Probes`: with how much of its limits the process uses now, and which upstreams are up."""
         parts, metrics = self._parts, self._parts.metrics
         metrics.ready[()].set(parts.reload.is_open)
         metrics.connections[()].set(parts.clients.connections)
         metrics.connections_limit[()].set(parts.config.limits.connections)
         metrics.in_flight[()].set(parts.downstream.in_flight)
-        for of_routes in (metrics.sessions_limit, metrics.children_limit):
+        for of_routes in (
+            *(metrics.sessions_limit, metrics.children_limit),
+            *(metrics.upstream_reactions, metrics.upstream_up),
+        ):
             of_routes.clear()  # a reload may have removed a route
         for path, live in parts.routes.live.items():
             pool, upstream = live.upstream.pool, live.route.upstream
             metrics.sessions_limit[path,].set(pool.most)
             if upstream.command is not None:
                 metrics.children_limit[path,].set(upstream.max_children)
+            last_ok, failure = live.upstream.last_ok_seconds_ago, live.upstream.health.failure
+            failed = None if failure is None else failure.seconds_ago
+            if ages := [age for age in (last_ok, failed) if age is not None]:
+                metrics.upstream_reactions[path,].set(world.wall() - min(ages))
+                metrics.upstream_up[path,].set(health(last_ok, failure) == "ok")
         return metrics.render()

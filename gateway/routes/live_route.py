@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.cluster.draining import Draining
 from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
@@ -105,6 +106,12 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
         """Whether the upstream is modern, as the last probe of its era found; None if a probe has to find out."""
         probed = self.era or self.stdio
         return probed is not None and probed.known
+
+    @property
+    def last_ok_seconds_ago(self) -> float | None:
+        """How long ago the upstream last answered; None if it has not yet."""
+        last = max(self.health.answered, self.pool.served)
+        return world.monotonic() - last if last > float("-inf") else None
 
     def retire(self) -> None:
         """Serve no further request: keep no session, and no process that waits for one."""

@@ -40,6 +40,13 @@ class Failure(Struct, frozen=True, kw_only=True):
     seconds_ago: float
 
 
+def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> UpstreamHealth:
+    """Judge an upstream by its last answer or failure."""
+    if failure is not None and (last_ok_seconds_ago is None or failure.seconds_ago < last_ok_seconds_ago):
+        return "failing"
+    return "unknown" if last_ok_seconds_ago is None else "ok"
+
+
 class RouteStatus(Struct, frozen=True, kw_only=True):
     """One route, and its upstream as its traffic shows it: the page itself sends nothing upstream."""
 

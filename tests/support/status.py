@@ -1,6 +1,7 @@
 """The status of a gateway, fetched from its admin listener or made for a test."""
 
 import json
+import re
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,12 @@ async def told(stand: Stand) -> Status:
     status, body, _ = await fetch(stand)
     assert status == 200
     return msgspec.json.decode(body, type=Status)
+
+
+async def upstream_up(stand: Stand) -> float | None:
+    """What /metrics says of the upstream; None if it says nothing."""
+    found = re.search(r"^mcp_gateway_upstream_up\{.*\} (.*)$", (await fetch(stand, "/metrics"))[1], re.MULTILINE)
+    return None if found is None else float(found[1])
 
 
 def held(age: float) -> HeldStatus:

@@ -21,7 +21,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, ask
 from tests.support.host import fake
 from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.stand import Start
-from tests.support.status import fetch, told
+from tests.support.status import fetch, told, upstream_up
 from tests.support.workbench import Stand, eventually
 
 
@@ -30,6 +30,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     (route,) = (await told(stand)).routes
     assert (route.health, route.last_ok_seconds_ago, route.last_failure) == ("unknown", None, None)
     assert (route.transport, route.era) == ("auto", "unknown")
+    assert await upstream_up(stand) is None
 
     assert (await stand.client().call()).text == "done"
     (route,) = (await told(stand)).routes
@@ -37,6 +38,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     assert (route.transport, route.era) == ("streamable-http", "old")
 
     seen = len(upstream.seen) + len(upstream.probes)
+    assert await upstream_up(stand) == 1
     for path in ("/status", "/status.json", "/status"):
         assert (await fetch(stand, path))[0] == 200
     assert len(upstream.seen) + len(upstream.probes) == seen, "the page asks the upstream nothing"
@@ -48,6 +50,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     (route,) = status.routes
     failure = route.last_failure
     assert route.health == "failing"
+    assert await upstream_up(stand) == 0
     assert failure is not None
     assert failure.kind == "upstream_unreachable"
     assert upstream.url in failure.cause
@@ -62,6 +65,7 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     assert (await stand.client().call()).text == "done"
     (route,) = (await told(stand)).routes
     assert route.health == "ok"
+    assert await upstream_up(stand) == 1
     assert route.last_failure is not None, "when it failed last is still told"
 
 
@@ -118,9 +122,9 @@ async def between_transports(begin: Start, stack: AsyncExitStack) -> tuple[Stand
 async def test_one_answer_in_the_same_session_ends_a_failure(begin: Start, start: Any) -> None:
     async with AsyncExitStack() as stack:
         stand, ask = await start(begin, stack)
-        for tool, health in (("die", "failing"), ("echo", "ok")):
+        for tool, health, up in (("die", "failing", 0), ("echo", "ok", 1)):
             assert ("error" in await ask(tool)) == (tool == "die")
-            assert (await told(stand)).routes[0].health == health
+            assert ((await told(stand)).routes[0].health, await upstream_up(stand)) == (health, up)
 
 
 @pytest.mark.parametrize(

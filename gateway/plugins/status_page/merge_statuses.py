@@ -10,13 +10,12 @@ from gateway.cluster.worker import host_of
 from gateway.telemetry.process_status import (
     BOUNDS,
     ErrorStatus,
-    Failure,
     PeerState,
     ProcessStatus,
     RouteStatus,
     Status,
     StatusNotice,
-    UpstreamHealth,
+    health,
 )
 
 _NAMED: Final = 10
@@ -154,10 +153,3 @@ def _route(rows: Sequence[RouteStatus]) -> RouteStatus:
         sessions={state: sum(row.sessions.get(state, 0) for row in rows) for state in first.sessions},
         **{name: sum(getattr(row, name) or 0 for row in rows) for name in numbers},
     )
-
-
-def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> UpstreamHealth:
-    """Judge an upstream by its last answer or failure."""
-    if failure is not None and (last_ok_seconds_ago is None or failure.seconds_ago < last_ok_seconds_ago):
-        return "failing"
-    return "unknown" if last_ok_seconds_ago is None else "ok"

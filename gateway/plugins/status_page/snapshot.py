@@ -16,7 +16,7 @@ from gateway import __version__, world
 from gateway.admin.process_parts import ProcessParts
 from gateway.cluster.membership import Membership
 from gateway.config import cautions, digest
-from gateway.plugins.status_page.merge_statuses import cut, failing_first, health
+from gateway.plugins.status_page.merge_statuses import cut, failing_first
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Metrics, SessionState
 from gateway.telemetry.process_status import (
@@ -27,6 +27,7 @@ from gateway.telemetry.process_status import (
     RouteStatus,
     Status,
     StatusNotice,
+    health,
 )
 from gateway.telemetry.recent_errors import presentable
 
@@ -78,9 +79,7 @@ def take_snapshot(source: ProcessParts) -> Status:
 
 def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
-    last = max(live.upstream.health.answered, pool.served)
-    last_ok = world.monotonic() - last if last > float("-inf") else None
-    failure = live.upstream.health.failure
+    last_ok, failure = live.upstream.last_ok_seconds_ago, live.upstream.health.failure
     by_command = route.upstream.command is not None
     is_modern = live.upstream.is_modern if route.era != "bridge" else False
     return RouteStatus(

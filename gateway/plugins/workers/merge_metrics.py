@@ -5,6 +5,8 @@ same text for the same series, so the name is never parsed. This is 50 times fas
 which would block the probes for a second with many workers and many routes.
 
 Rule 2: counters do not go backwards. `lasting` returns what to keep of a process that ended: all that only grows.
+
+Rule 3: whether an upstream is up is what the process says that saw its newest reaction.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 _LASTING: Final = frozenset({"counter", "histogram"})
+_UP: Final = "mcp_gateway_upstream_up"
+_REACTION: Final = "mcp_gateway_upstream_reaction_timestamp_seconds"
 _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
+    _REACTION: max,
     "mcp_gateway_build_info": max,  # 1 in each process: the sum would count processes
     "process_start_time_seconds": min,
     # The worst of all workers counts.
@@ -64,6 +69,11 @@ def merge(scrapes: Iterable[Families]) -> Families:
                 # A new series goes to the end, which keeps the buckets of a histogram in order.
                 if series not in total:
                     total[series] = value
+                elif name == _UP:
+                    # Times come first, so they are merged: a process that has the latest one knows best.
+                    time = series.replace(_UP, _REACTION, 1)
+                    if families[_REACTION].samples[time] == merged[_REACTION].samples[time]:
+                        total[series] = value
                 elif choose is None:
                     total[series] += value
                 else:

@@ -240,6 +240,13 @@ class Metrics:
         self.in_flight = series.gauge("requests_in_flight", "Requests whose final message has not been written.")
         self.sessions_limit = series.gauge("sessions_limit", "Maximum number of upstream sessions.", route=ANY)
         self.children_limit = series.gauge("children_limit", "Maximum of `mcp_gateway_children`.", route=ANY)
+        self.upstream_reactions = series.gauge(
+            "upstream_reaction_timestamp_seconds", "When the upstream last answered or failed.", route=ANY
+        )
+        self.upstream_up = series.gauge(
+            "upstream_up", "1 if the last reaction of the upstream was an answer, 0 if it was a failure.", route=ANY
+        )
+        """After the one above, which says for the merge of several workers whose value is the newest."""
         self._certificates = series.gauge(
             "certificate_expiry_timestamp_seconds", "When a configured certificate expires, by its key.", key=ANY
         )

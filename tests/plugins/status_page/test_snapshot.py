@@ -1,6 +1,7 @@
 """The snapshot of a process for /status: it has no contents of calls."""
 
 import asyncio
+import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.support.workbench import KEY, Stand, configuration, eventually, jwt, 
 
 GAUGES = {
     *("ready", "connections", "connections_limit", "requests_in_flight", "sessions_limit", "children_limit"),
-    "config_last_reload_successful",
+    *("config_last_reload_successful", "upstream_up", "upstream_reaction_timestamp_seconds"),
 }
 
 
@@ -239,7 +240,7 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
 
 
 async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: Start) -> None:
-    command = {"command": ["cat"], "warm": 0, "max_children": 4}
+    command = {"command": ["false"], "warm": 0, "max_children": 4}
     paths = [{"path": "/mcp", "upstream": {"url": "http://127.0.0.1:1/mcp"}}, {"path": "/child", "upstream": command}]
     stand = await begin(limits={"connections": 99}, sessions={"max": 7}, routes=paths)
 
@@ -259,6 +260,10 @@ async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: St
         'sessions_limit{route="/child"}': 4,
         'children_limit{route="/child"}': 4,
     }
+    assert (await stand.client().on(stand.url.removesuffix("/mcp") + "/child").call()).error
+    now = await shown()
+    assert now['upstream_up{route="/child"}'] == 0
+    assert 0 <= time.time() - now['upstream_reaction_timestamp_seconds{route="/child"}'] < 60
     config = stand.gateway.config
     stand.gateway.apply(replace(config, routes=config.routes[:1]))
     await drain(stand.gateway, delay_seconds=0)

@@ -99,6 +99,35 @@ def test_the_worst_worker_counts_where_a_sum_means_nothing(name: str, values: tu
     assert merge(scrapes)[name].samples == {name: merged}
 
 
+@pytest.mark.parametrize(
+    ("workers", "up"),
+    [
+        ([(None, 0), (7.5, 1)], {"/mcp": 1}),  # the first has served no request
+        ([(7.5, 0), (8.5, 1)], {"/mcp": 1}),
+        ([(8.5, 0), (7.5, 1)], {"/mcp": 0}),
+        ([(8.5, 1), (9.5, 0), (7.5, 1)], {"/mcp": 0}),
+        ([(None, 0), (None, 0)], {}),
+    ],
+)
+def test_the_worker_that_saw_the_upstream_last_says_whether_it_is_up(
+    workers: list[tuple[float | None, int]], up: dict[str, int]
+) -> None:
+    def scrape(reaction: float | None, is_up: int) -> str:
+        metrics = Metrics()
+        if reaction is not None:
+            metrics.upstream_reactions["/mcp",].set(reaction)
+            metrics.upstream_up["/mcp",].set(is_up)
+        return metrics.render().decode()
+
+    found = merge(parse(scrape(*worker)) for worker in workers)
+    assert found["mcp_gateway_upstream_up"].samples == {
+        f'mcp_gateway_upstream_up{{route="{route}"}}': value for route, value in up.items()
+    }
+    times = [reaction for reaction, _ in workers if reaction is not None]
+    latest = found["mcp_gateway_upstream_reaction_timestamp_seconds"].samples.values()
+    assert [*latest] == ([max(times)] if times else [])
+
+
 # Against prometheus_client's own parser, with all the metrics that there are.
 
 
