@@ -389,6 +389,7 @@ class OwnerStalled(GatewayError):
             f"The replica {member} that holds this call {why}; the call may still wait there: call again with the "
             "same requestState and inputResponses"
         )
+        self.why = why
 
 
 class StateFromFuture(OwnerStalled):

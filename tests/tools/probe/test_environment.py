@@ -21,7 +21,7 @@ from tests.support.fake_http import fake_wire
 from tests.support.fake_peer import FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
-from tests.support.replicas import Cluster
+from tests.support.replicas import Cluster, dies_after_the_body
 from tests.tools.probe.test_command import run
 
 KEY = "0f" * 32
@@ -93,11 +93,13 @@ async def test_peers_are_asked_as_a_replica_asks_them(cluster: Cluster, taken: s
     nobody = f"127.0.0.1:{free_port()}"
     own = f"127.0.0.1:{free_port()}"
     late = await cluster.fake(FakePeer(lambda asked: asked.refuse(403, formatdate(time.time() - 120, usegmt=True))))
+    dying = await cluster.fake(FakePeer(dies_after_the_body))
     peers = {
         "a": own,
         "b": taken,
         "c": nobody,
         "d": late.address,
+        "f": dying.address,
         "gw-1": cluster.peers["gw-1"],
         "e": cluster.peers["gw-2"],
     }
@@ -114,12 +116,13 @@ async def test_peers_are_asked_as_a_replica_asks_them(cluster: Cluster, taken: s
     assert found.pop("d")[1].startswith(f"{late.address}'s clock is 12")
     assert {name: says for name, (says, _) in found.items()} == {
         "gw-1": "answers",
-        "b": "refuses the sealed request of a replica",
-        "c": "refuses (Connection refused)",
+        "b": "refuses requests from a (HTTP 404): compare the clocks and state.keys of both",
+        "c": "refuses connections",
         "e": "is gw-2",
+        "f": "does not answer as a replica",
     }
     says, fix = (await asked(state={"keys": ["ef" * 32]}))["gw-1"]
-    assert says == "refuses the sealed request of a replica"
+    assert says == "refuses requests from a (HTTP 403): compare the clocks and state.keys of both"
     assert "give both replicas the same state.keys" in fix
 
 

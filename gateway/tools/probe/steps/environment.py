@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 from contextlib import suppress
 from typing import Final
 
@@ -11,11 +10,11 @@ from yarl import URL
 from gateway import world
 from gateway.cluster.membership import resolve
 from gateway.cluster.peer_connections import PeerConnections
-from gateway.cluster.peer_errors import ClockDiffers, PeerFailed, PeerStuck
+from gateway.cluster.peer_errors import ClockDiffers, PeerFailed
 from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol.errors import OwnerSilent, OwnerStalled, clean
+from gateway.protocol.errors import OwnerStalled, clean
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import MIN_KEY_BYTES, Keys, key_id
 from gateway.seal.peer_messages import PeerSealer
@@ -102,49 +101,37 @@ async def _look_at_peers(notes: Notes, config: Config, tasks: Tasks) -> None:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         notes.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
         return
-    own, seconds = replica.id or world.host_name(), config.timeouts.peer_connect_seconds
+    own = replica.id or world.host_name()
     # Without state.keys, which is a warning above, no other process has this one's key.
     sealer = PeerSealer(InForce(Keys(config.state.raw_keys() or (world.random_bytes(MIN_KEY_BYTES),))))
     connections = PeerConnections(InForce(config.timeouts), None, own, sealer, tasks)
     for name, address in sorted(replica.peers.items()):
-        if name == own:
-            continue
-        try:
-            async with asyncio.timeout(seconds):
-                _, writer = await asyncio.open_connection(*split_address(address))
-        except TimeoutError:
-            problem = f"does not answer within {seconds:g} s"
-        except OSError as exc:
-            problem = f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
-        else:
-            writer.close()
+        if name != own:
             await _ask_peer(notes, connections, name, address)
-            continue
-        notes.warn(
-            "peers",
-            f"{name} at {address} {problem}",
-            "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
-            "Check that it runs, its replica.listen, and the network in between.",
-        )
     connections.close()
 
 
 async def _ask_peer(notes: Notes, connections: PeerConnections, name: str, address: str) -> None:
-    """Ask a peer that accepts connections for its id, as a replica does."""
-    fix = "Check that the address is its replica.listen, and give both replicas the same state.keys."
+    """Ask a peer for its id, as a replica does."""
+    fix = (
+        "Check that it runs, its replica.listen and the network in between, and give both replicas the same "
+        "state.keys."
+    )
     try:
         told = await connections.ask_name(address, "")
-    except ClockDiffers as exc:
-        found, fix = "refuses requests because of its clock, or of this one", f"{exc.fix}."
-    except (PeerFailed, PeerStuck, OwnerSilent):
-        found = "accepts connections, and does not answer as a replica"
-    except OwnerStalled:
-        found = "refuses the sealed request of a replica"
+    except OwnerStalled as exc:
+        found = exc.why
+        if isinstance(exc, ClockDiffers):
+            fix = f"{exc.fix}."
+    except PeerFailed:
+        found = "does not answer as a replica"
     else:
         if told == name:
             notes.ok("peers", f"{name} at {address} answers")
             return
-        found, fix = f"is {told or 'gone'}", "Correct replica.peers, or the replica.id of that replica."
+        found = "refuses connections"
+        if told is not None:
+            found, fix = f"is {told}", "Correct replica.peers, or the replica.id of that replica."
     notes.warn("peers", f"{name} at {address} {found}", "Calls that it holds cannot continue from here.", fix)
 
 
