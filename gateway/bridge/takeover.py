@@ -112,8 +112,9 @@ def cooled(
     if upstream is None or upstream.task is not None or is_lacking:
         return None
     questions = [(each.upstream_id, each.method) for each in exchange.questions.values() if each.upstream_id]
-    # A trace differs from call to call, while the calls of one caller are to share one text.
-    headers = {name: value for name, value in context.headers.items() if name not in mcp.TRACE_KEYS}
+    # A trace and an id differ from call to call, while the calls of one caller are to share one text.
+    own = {*mcp.TRACE_KEYS, context.live.route.upstream.request_id_header}
+    headers = {name: value for name, value in context.headers.items() if name not in own}
     # The server's own description of itself is in the state.
     upstream = Whereabouts(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)
     texts = packed(Remains(upstream, tuple(questions)), headers)

@@ -46,8 +46,8 @@ def cautions(config: Config, certificates: Validity) -> Iterator[str]:
         if own := [name for name in route.forward_headers if name in _OF_ONE_REQUEST]:
             yield (
                 f"{path}.forward_headers has {', '.join(own)}, and each new value opens a session of its own at the "
-                "upstream; remove it: replies and the log name requests by their X-Request-Id, and traces: true sends "
-                "the trace context upstream"
+                "upstream; remove it: upstream.request_id_header sends the id of each request without that, and "
+                "traces: true sends the trace context"
             )
         if route.credentials.mode == "replace" and config.principal.source == "authorization" and not local:
             yield (

@@ -176,8 +176,11 @@ def _headers(path: str, route: Route) -> Iterator[Problem]:
     listed = [(name, "forward_headers") for name in route.forward_headers]
     listed += [(name, "drop_headers") for name in route.drop_headers]
     listed += [(name, "set_headers") for name in route.set_headers]
-    if route.credentials.header is not None:
-        listed.append((route.credentials.header, "credentials.header"))
+    own = {
+        "credentials.header": route.credentials.header,
+        "upstream.request_id_header": route.upstream.request_id_header,
+    }
+    listed += [(name, key) for key, name in own.items() if name is not None]
     first: dict[str, str] = {}
     for (name, key), times in Counter(listed).items():
         if times > 1:
@@ -201,6 +204,8 @@ def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
             if value:
                 yield Problem(f"{path}.{key}", "is only used with upstream.command; remove it")
         return
+    if upstream.request_id_header is not None:
+        yield Problem(f"{path}.request_id_header", "is only used with upstream.url; remove it")
     if upstream.transport not in {"auto", "stdio"}:
         yield Problem(f"{path}.transport", "is for a url, but a command speaks stdio; write stdio or auto")
     if upstream.warm > upstream.max_children:

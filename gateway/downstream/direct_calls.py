@@ -23,6 +23,7 @@ from gateway.http.server.connection import Connection
 from gateway.http.server.request import ALL_READ, HttpRequest, ReceivedHead
 from gateway.http.server.response import Response
 from gateway.http.server.wire import PIECE_BYTES
+from gateway.http.upstream_headers import with_request_id
 from gateway.parking.lot import Lot
 from gateway.protocol.errors import Busy
 from gateway.protocol.tool_list import Tool
@@ -130,8 +131,9 @@ class DirectCalls:
             return None
         started = world.monotonic()
         http = HttpRequest(head, ALL_READ, connection.wire)
+        headers = with_request_id(live.route, way.headers, http.identify(self._own_ids))
         call = DirectCall(
-            ClientCall(live, request, way.key, way.headers, len(body), http.identify(self._own_ids)),
+            ClientCall(live, request, way.key, headers, len(body), http.id),
             self._lot,
             calls=self,
             http=http,

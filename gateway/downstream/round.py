@@ -12,7 +12,7 @@ from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
-from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
+from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers, with_request_id
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import InvalidState, NoHandshake, Unreachable
 from gateway.protocol.request import Request
@@ -134,7 +134,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         live,
         request,
         sender.key,
-        sender.headers,
+        with_request_id(live.route, sender.headers, incoming.request_id),
         len(incoming.body),
         incoming.request_id,
         incoming.span,

@@ -5,18 +5,20 @@ A child sees no headers, so what they repeat of the body is compared here.
 
 from typing import Final
 
+from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.server.response import Response, WholeResponse
-from gateway.http.upstream_headers import own_headers
+from gateway.http.upstream_headers import own_headers, with_request_id
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.server_client import ModernRequest, RouteServer, is_modern
 from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
-from gateway.upstream.channel import NO_HEADERS, Hearer
+from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 
 _STATUSES: Final = {
     mcp.METHOD_NOT_FOUND: 404,
@@ -35,7 +37,7 @@ async def serve(at: Arrival) -> Response | None:
         # No probe could tell its era, but it has served a session, as legacy servers do: a host would wait for another
         # probe at every request.
         return None
-    if not await is_modern(live, own_headers(live.route)):
+    if not await is_modern(live, _headers(incoming, live)):
         return None
     parsed = incoming.parsed()
     if parsed.id is None:
@@ -50,6 +52,10 @@ async def serve(at: Arrival) -> Response | None:
         header_mismatch.check(parsed.method, parsed.target, version, incoming.headers)
     with StdioPassage(at, parsed) as passage:
         return await passage.run()
+
+
+def _headers(incoming: Incoming, live: LiveRoute) -> Headers:
+    return with_request_id(live.route, own_headers(live.route), incoming.request_id)
 
 
 class StdioPassage(Passage, Hearer):
@@ -87,7 +93,7 @@ class StdioPassage(Passage, Hearer):
                 if live.upstream.stdio is not None:
                     await live.upstream.stdio.modern.request(body, self)
                 else:
-                    headers = own_headers(live.route)
+                    headers = _headers(self.incoming, live)
                     request = ModernRequest(bytes(self._id), body, parsed.method, parsed.target or "", headers)
                     await RouteServer(live, self.caller.principal).send(request, self)
             except ValueError as exc:

@@ -166,6 +166,12 @@ def own_headers(route: Route) -> Mapping[str, str]:
     return own
 
 
+def with_request_id(route: Route, headers: Mapping[str, str], request_id: str) -> Mapping[str, str]:
+    """Headers of a request, with the id of the client's request that causes it if the upstream wants that."""
+    name = route.upstream.request_id_header
+    return headers if name is None else {**headers, name: request_id}
+
+
 def _connection_headers(values: Iterable[str]) -> set[str]:
     """The headers that `Connection` makes hop-by-hop (RFC 9110 section 7.6.1)."""
     return {name.strip().lower() for value in values for name in value.split(",")}

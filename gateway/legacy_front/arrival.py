@@ -7,7 +7,7 @@ from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
-from gateway.http.upstream_headers import for_call, own_headers
+from gateway.http.upstream_headers import for_call, own_headers, with_request_id
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, request
 from gateway.protocol.errors import InvalidRequest
@@ -44,7 +44,7 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         headers = for_call(route, incoming.headers)
         _ = headers.pop(self.caller.distrusted_header or "", None)
         headers.update(own_headers(route))
-        return ClientMessage(incoming.body, message, headers)
+        return ClientMessage(incoming.body, message, with_request_id(route, headers, incoming.request_id))
 
     def opened(self) -> jsonrpc.Message:
         """The message alone; raises ParseError or InvalidRequest."""

@@ -24,8 +24,8 @@ _SET_BY_PROXIES: Final = ("forwarded", "x-real-ip", "x-forwarded-")
 def lines(incoming: Incoming, live: LiveRoute) -> HeaderLines:
     """Return the headers that go upstream; raises InvalidRequest, also for a request that has been here before."""
     known = incoming.known
-    if known is None or live.config.principal.trusted_proxies:
-        # Only without trusted proxies do they depend on nothing but the head and the route.
+    if known is None or live.config.principal.trusted_proxies or live.route.upstream.request_id_header:
+        # Only without either do they depend on nothing but the head and the route.
         return HeaderLines.of(passing(incoming, live).items())
     found: tuple[Route, HeaderLines] | None = known.passing
     if found is None or found[0] is not live.route:
@@ -48,6 +48,8 @@ def passing(incoming: Incoming, live: LiveRoute) -> CIMultiDict[str]:
     dropped |= disguised(headers, named)
     kept = for_passing(live.route, headers, dropped)
     kept.add("Via", via)
+    if live.route.upstream.request_id_header is not None:
+        kept[live.route.upstream.request_id_header] = incoming.request_id
     return kept
 
 

@@ -317,6 +317,18 @@ async def test_a_cold_call_for_which_there_is_no_room_stays_cold_and_can_be_cont
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
 
 
+async def test_a_record_has_no_header_that_no_other_call_has(begin: Start, upstream: FakeUpstream) -> None:
+    sent = {"url": upstream.url, "request_id_header": "x-request-id"}
+    stand, _ = await begin(hold=SOON, route={"upstream": sent, "forward_headers": ["x-team"]}), FakeStore(upstream)
+    client = stand.client(headers={"X-Team": "a", "traceparent": "00-1-2-01"})
+    asked = await client.call()
+    await eventually(lambda: cold(stand) == 1, "the call is cold")
+    record = stand.gateway.lot.cold.find(opened(asked.state).exchange)
+    assert record is not None
+    assert record.unpacked()[1] == {"x-team": "a"}
+    assert json.loads((await client.answer(asked)).text) == [ACCEPT]
+
+
 async def test_the_log_says_that_a_call_is_cold(log_lines: Lines, client: Client, asked: Reply) -> None:
     (line,) = log_lines("call.cooled")
     assert (line["route"], line["round"]) == ("/mcp", 1)

@@ -44,6 +44,7 @@ def test_a_forwarded_header_that_may_be_an_unbound_credential_is_a_warning() -> 
 def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:
     (said,) = given(with_route(forward_headers=["x-team", "traceparent", "x-request-id"]))
     assert said.startswith("routes[/a].forward_headers has traceparent, x-request-id, and each new value opens a ses")
+    assert "upstream.request_id_header sends the id" in said
     assert "traces: true sends" in said
 
 

@@ -115,6 +115,18 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
         'set_headers: lists "x-a", which is in forward_headers too; keep one',
     ),
+    (
+        {"upstream": {"url": ROUTE, "request_id_header": "X-Request-Id"}, "forward_headers": ["x-request-id"]},
+        'upstream.request_id_header: lists "x-request-id", which is in forward_headers too; keep one',
+    ),
+    (
+        {"upstream": {"command": ["npx"], "request_id_header": "x-request-id"}},
+        "upstream.request_id_header: is only used with upstream.url; remove it",
+    ),
+    (
+        {"upstream": {"url": ROUTE, "request_id_header": "Mcp-Session-Id"}},
+        'upstream.request_id_header: "Mcp-Session-Id" is written by the gateway itself; remove it',
+    ),
     ({"drop_headers": ["x-a", "x-a"]}, 'drop_headers: lists "x-a" 2 times; keep one'),
     *(
         ({"set_headers": {name: SECRET}}, f'set_headers.{name}: "{name}" is written by the gateway itself; remove it')

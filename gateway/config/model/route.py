@@ -63,6 +63,8 @@ class Upstream(Section, frozen=True, kw_only=True):
     """With `command`: how many children are started in advance."""
     transport: Literal["auto", "streamable-http", "sse", "stdio"] = "auto"
     """Transport of the server. `auto` detects it."""
+    request_id_header: Header | None = None
+    """With `url`: the header that brings the server the id of a client's request, e.g. `X-Request-Id`. null: none."""
     tls: UpstreamTls = UpstreamTls()
 
     @property
