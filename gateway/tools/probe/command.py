@@ -170,6 +170,8 @@ def _subjects(options: argparse.Namespace) -> tuple[list[Subject], Config | None
     given = {"a URL": options.url is not None, "--config": options.config is not None, "--stdio": options.stdio}
     if sum(given.values()) != 1:
         raise ValueError("give exactly one of: a URL, --config FILE, or --stdio -- COMMAND")
+    if options.url is not None and "://" not in options.url and Path(options.url).is_file():
+        raise ValueError(f"{options.url} is a file, not a URL; write --config {options.url}")
     source = next(name for name, is_given in given.items() if is_given)
     for name, why in _REFUSED[source].items():
         if getattr(options, name):

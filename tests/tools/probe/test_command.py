@@ -50,6 +50,7 @@ URL = "http://127.0.0.1:9/mcp"
 WRONG: list[tuple[tuple[str, ...], str]] = [
     ((), "give exactly one of: a URL, --config FILE, or --stdio -- COMMAND"),
     ((URL, "--config", "x.yaml"), "give exactly one of"),
+    (("Makefile",), "Makefile is a file, not a URL; write --config Makefile"),
     (("not a url",), "(from URL) is not an http(s) URL"),
     ((URL, "--header", SECRET), "--header: this is not a header name; write it as 'Name: value'"),
     ((URL, "--header", f"X-Key: {SECRET}\x07"), "--header: the value of x-key is not one line of plain text"),
