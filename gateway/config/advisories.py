@@ -1,5 +1,6 @@
 """Warnings about risky settings: cautions for the log of every start or reload, notes for `check`."""
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
@@ -7,6 +8,7 @@ from urllib.parse import urlsplit
 from gateway import world
 from gateway.config.model.config import Config
 from gateway.config.parsing.formats import split_address
+from gateway.config.parsing.state_keys import decode_key
 from gateway.config.route_overrides import on_route
 from gateway.config.rules import LOOPBACK
 from gateway.config.tls import Validity
@@ -14,6 +16,8 @@ from gateway.config.tls import Validity
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
 _MOMENT = "%Y-%m-%d %H:%M UTC"
+_FEWEST_DIFFERENT_BYTES = 12
+"""Random keys of 32 bytes have more."""
 SOON = timedelta(days=14)
 """When the alert about a certificate fires, too."""
 _OF_ONE_REQUEST = frozenset({"baggage", "traceparent", "tracestate", "x-request-id"})
@@ -27,6 +31,7 @@ def cautions(config: Config, certificates: Validity) -> Iterator[str]:
             "like a secret; set it to false when the fault is found"
         )
     yield from _of_certificates(certificates)
+    yield from _of_trust(config)
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
         path = f"routes[{route.path}]"
@@ -56,6 +61,23 @@ def cautions(config: Config, certificates: Validity) -> Iterator[str]:
             )
 
 
+def _of_trust(config: Config) -> Iterator[str]:
+    for place, text in enumerate(config.state.keys):
+        if len(set(decode_key(text))) < _FEWEST_DIFFERENT_BYTES:
+            yield f"state.keys[{place}] can be guessed: its bytes repeat; make one with `mrtr-gateway keygen`"
+    principal = config.principal
+    for network in principal.trusted_proxies:
+        if network.endswith("/0"):
+            yield (
+                f"principal.trusted_proxies has {network}, so any client can set the header; list the proxy's network"
+            )
+    if principal.source == "jwt" and not principal.audience:
+        yield (
+            "principal.audience is empty, so a token that the issuer made for another service is valid here too; "
+            "list the `aud` of the tokens"
+        )
+
+
 def _of_certificates(certificates: Validity) -> Iterator[str]:
     now = datetime.fromtimestamp(world.wall(), UTC)
     for key, (begins, ends) in certificates.items():
@@ -80,6 +102,7 @@ def notes(config: Config) -> Iterator[str]:
                 f"security.allowed_hosts is empty, but listen ({config.listen}) is not on loopback: the gateway "
                 "serves any Host, which permits DNS rebinding; list the names that clients use"
             )
+    yield from _of_processes(config)
     largest, share = config.limits.body_bytes, config.limits.share_of_calls_bytes
     if share < 2 * largest:
         yield (
@@ -104,6 +127,18 @@ def notes(config: Config) -> Iterator[str]:
                 f"routes[{route.path}].upstream.url leads to listen ({config.listen}), so the gateway would call "
                 "itself; give the URL of the server, or another port to one of them"
             )
+
+
+def _of_processes(config: Config) -> Iterator[str]:
+    if config.workers > (processors := len(os.sched_getaffinity(0))):
+        yield f"workers ({config.workers}) is more than the processors of this machine ({processors}); lower it"
+    replica = config.replica
+    reached, bound = replica.peers.get(replica.id or ""), replica.listen
+    if reached and bound and split_address(reached)[1] != split_address(bound)[1]:
+        yield (
+            f"replica.listen ({bound}) has another port than {reached}, where peers reach this replica; "
+            "correct one, unless the port is mapped"
+        )
 
 
 def _is_listener(url: str, listen: str) -> bool:

@@ -1,5 +1,6 @@
 """Warnings about settings that are allowed but risky."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from gateway.config import Config, cautions, notes, validity
 from tests.support.authority import Authority
 from tests.support.configurations import (
+    KEY,
+    good,
     with_route,
 )
 
@@ -25,7 +28,7 @@ def test_a_credential_of_the_gateway_for_unverified_callers_is_a_warning() -> No
     open_to_all = {"listen": "0.0.0.0:8080"}
     (said,) = given(with_route(open_to_all, credentials=replace))
     assert said.startswith("routes[/a].credentials.mode is replace, but callers are not verified")
-    verified = {"principal": {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j"}}
+    verified = {"principal": {"source": "jwt", "issuer": "i", "jwks_url": "https://a/j", "audience": ["a"]}}
     assert not given(with_route({**open_to_all, **verified}, credentials=replace))
     assert msgspec.json.encode([said]).find(SECRET.encode()) < 0
 
@@ -39,6 +42,31 @@ def test_a_forwarded_header_that_may_be_an_unbound_credential_is_a_warning() -> 
     for bound in ([], names[:1], names[2:]):
         assert not given(with_route(forward_headers=names, bind_headers=bound))
     assert not given(with_route(forward_headers=names[:2]))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"state: {{keys: ['{'00' * 32}']}}\n", "state.keys[0] can be guessed: its bytes repeat"),
+        (
+            "principal: {source: header, header: x-a, trusted_proxies: ['::/0']}\n",
+            "principal.trusted_proxies has ::/0, so any client can set the header",
+        ),
+        ("principal: {source: jwt, issuer: i, jwks_url: 'https://a/j'}\n", "principal.audience is empty, so a token"),
+    ],
+)
+def test_a_setting_that_lets_anybody_in_is_a_warning(text: str, said: str) -> None:
+    (found,) = given(good(text))
+    assert found.startswith(said)
+
+
+def test_processes_that_do_not_fit_the_machine_or_the_peers_are_noted() -> None:
+    (found,) = notes(good(f"workers: {len(os.sched_getaffinity(0)) + 1}\n"))
+    assert "is more than the processors of this machine" in found
+    peers = f"state: {{keys: ['{KEY}']}}\nreplica: {{id: a, listen: '127.0.0.1:1', peers: {{a: 'x:%d', b: 'y:1'}}}}\n"
+    (found,) = notes(good(peers % 2))
+    assert found.startswith("replica.listen (127.0.0.1:1) has another port than x:2")
+    assert not list(notes(good(peers % 1)))
 
 
 def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:

@@ -24,7 +24,7 @@ from tests.support.authority import Authority
 
 CONFIG: Final = REPOSITORY / "config"
 EXAMPLES: Final = sorted(CONFIG.glob("*.yaml"))
-ENVIRONMENT: Final = {"MRTR_STATE_KEY": "0f" * 32, "POD_NAME": "mrtr-gateway-0"}
+ENVIRONMENT: Final = {"MRTR_STATE_KEY": bytes(range(32)).hex(), "POD_NAME": "mrtr-gateway-0"}
 EDITOR_LINE: Final = "# yaml-language-server: $schema=./mrtr-gateway.schema.json"
 SECRET: Final = "search-secret"
 CLIENT: Final = "Bearer of-the-client"
@@ -53,10 +53,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KEYS: Final[dict[str, dict[str, object]]] = {
     "minimal.yaml": {"listen": "127.0.0.1:8080", "path": "/mcp", "upstream.url": "http://127.0.0.1:9000/mcp"},
     "full.yaml": {},
-    "one-server.yaml": {"listen": "0.0.0.0:8080", "admin": "127.0.0.1:9464", "state.keys": ("0f" * 32,)},
+    "one-server.yaml": {"listen": "0.0.0.0:8080", "admin": "127.0.0.1:9464", "state.keys": (bytes(range(32)).hex(),)},
     "stdio.yaml": {"upstream.url": None, "upstream.env": {"LOG_LEVEL": "info"}},
     "routes.yaml": {"principal.source": "jwt", "timeouts.idle_seconds": 300},
-    "replicas.yaml": {"state.keys": ("0f" * 32,)},
+    "replicas.yaml": {"state.keys": (bytes(range(32)).hex(),)},
     "replicas-dns.yaml": {"replica.id": "mrtr-gateway-0", "replica.peers": {}},
     "workers.yaml": {"workers": 4, "hold.max_calls": 2500},
     "tls.yaml": {},
