@@ -29,6 +29,7 @@ from gateway.config import (
     validity,
     with_log_level,
 )
+from gateway.config.load import located
 from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.config.programs import not_here
 from gateway.config.schema import json_schema
@@ -259,16 +260,19 @@ def _check(options: argparse.Namespace) -> int:
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
             where = f" ({missing.searched})" if missing.searched else ""
-            warned.append(f"routes[{route.path}].upstream.{missing.key}: {missing.why}{where} on this machine")
+            what = f"routes[{route.path}].upstream.{missing.key}: {missing.why}{where} on this machine"
+            warned.append(f"{what}; correct it, or ignore this if the gateway runs on another one")
     if config.traces:
         try:
             check_traces()
         except TracesUnavailable as exc:
             noted.append(exc.message)
     if options.json:
-        print(json.dumps({"valid": True, "cautions": warned, "notes": noted}, indent=2))
+        found = {"cautions": located(options.config, config, warned), "notes": located(options.config, config, noted)}
+        print(json.dumps({"valid": True, **found}, indent=2))
     else:
-        remarks = [*(f"caution: {each}" for each in warned), *(f"note: {each}" for each in noted)]
+        remarks = located(options.config, config, warned, "caution: ")
+        remarks += located(options.config, config, noted, "note: ")
         asks = f"no server was asked: `mrtr-gateway doctor --config {options.config}` asks them"
         print("configuration is valid", *remarks, asks, sep="\n")
     return 1 if options.strict and (warned or noted) else 0

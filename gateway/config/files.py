@@ -28,6 +28,8 @@ def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     state, routes = config.state, []
     with collected(problems):
         state = _with_keys(state, folder)
+    if problems:
+        state = replace(state, keys_file=None)  # so that no rule takes `keys` for what is in the file
     for place, given in enumerate(config.routes):
         tls = _placed(given.upstream.tls, folder, "ca_file", "cert_file", "key_file")
         route = replace(given, upstream=replace(given.upstream, tls=tls))

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from gateway.config.model.config import Config
 from gateway.config.model.value_types import Level
 from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
-from gateway.config.parsing.problems import ConfigError, Given, Problem, touches
+from gateway.config.parsing.problems import ConfigError, Given, Problem, touches, unreadable
 from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, Document, read_tree
 from gateway.config.programs import absent
 from gateway.config.rules import broken_rules
@@ -37,14 +37,30 @@ def load(path: Path | str, env: Mapping[str, str] | None = None, *, needs_progra
 
     `needs_programs`: also if an absolute path of a program is not on this machine, which may be another one.
     """
+    return _finish(_document(path), str(path), os.environ if env is None else env, needs_programs=needs_programs)
+
+
+def _document(path: Path | str) -> Document:
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            text = file.read(MAX_TEXT_CHARACTERS + 1)  # `read_tree` refuses a text with so many, however long it is
+        with Path(path).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            # `read_tree` refuses a text with so many, however long it is, and bytes that are not UTF-8.
+            return read_tree(file.read(MAX_TEXT_CHARACTERS + 1))
     except OSError as exc:
-        raise ConfigError([Problem(str(path), f"cannot be read ({exc.strerror}); check --config")], str(path)) from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError([Problem(str(path), "is not UTF-8 text; save it as UTF-8")], str(path)) from exc
-    return _finish(read_tree(text), str(path), os.environ if env is None else env, needs_programs=needs_programs)
+        raise ConfigError([Problem(str(path), unreadable(path, exc))], str(path)) from exc
+
+
+def located(path: Path, config: Config, remarks: Iterable[str], kind: str = "") -> list[str]:
+    """Return remarks on a configuration, each with the place of the key that it begins with, and its kind."""
+    places = _document(path).places
+    for number, route in enumerate(config.routes):
+        places |= {
+            key.replace(f"routes[{number}]", f"routes[{route.path}]"): place
+            for key, place in places.items()
+            if key.startswith(f"routes[{number}]")
+        }
+    keys = ((remark.partition(" ")[0].rstrip(":"), remark) for remark in remarks)
+    placed = ((Problem(key, "").placed(places).place, remark) for key, remark in keys)
+    return [Problem("", f"{kind}{remark}", place).located(str(path)) for place, remark in placed]
 
 
 def with_log_level(config: Config, level: Level | None) -> Config:
@@ -113,17 +129,21 @@ def _finish(document: Document, source: str, env: Mapping[str, str], *, needs_pr
     config = walker.read(shape, document.tree, "", {})
     problems += walker.problems
     if isinstance(config, Config):
-        config, unreadable = with_files(config, Path(source).parent)
+        config, of_files = with_files(config, Path(source).parent)
         # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
-        spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
-        problems += unreadable
+        spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in of_files)]
+        problems += of_files
         rules = [*broken_rules(config), *(absent(config) if needs_programs else ())]
         problems += [rule for rule in rules if not any(touches(rule.path, path) for path in spoilt)]
         if not problems:
             return config
     written = {path: key for path, key in walker.written.items() if key in document.places}
     places = document.places | {path: document.places[key] for path, key in written.items()}
-    raise ConfigError((problem.placed(places) for problem in problems), source)
+    raise ConfigError(sorted((problem.placed(places) for problem in problems), key=_in_file), source)
+
+
+def _in_file(problem: Problem) -> tuple[int, int]:
+    return problem.place or (0, 0)
 
 
 def digest(config: Config) -> str:

@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from gateway.config.model.config import Config, Principal, State
-from gateway.config.model.route import Route, Upstream, UpstreamTls
+from gateway.config.model.route import Credentials, Route, Upstream, UpstreamTls
+from gateway.config.parsing.advice import as_reference
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.problems import Problem, nearest
 from gateway.config.parsing.state_keys import decode_key
 from gateway.config.route_overrides import on_route
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"
+_PLAIN_UPSTREAM = Upstream()
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
@@ -36,18 +38,20 @@ def broken_rules(config: Config) -> Iterator[Problem]:
 
 def _keys(state: State) -> Iterator[Problem]:
     seen: dict[bytes, str] = {}
-    named = "state.keys_file key {}" if state.keys_file else "state.keys[{}]"
+    named = "state.keys_file: key {}" if state.keys_file else "state.keys[{}]:"
     # The keys of a file are counted from 1; those of a list have an index, as in every path.
     keys = [(named.format(place + bool(state.keys_file)), text) for place, text in enumerate(state.keys)]
-    keys += [(f"state.session_keys[{place}]", text) for place, text in enumerate(state.session_keys)]
-    for path, text in keys:
+    keys += [(f"state.session_keys[{place}]:", text) for place, text in enumerate(state.session_keys)]
+    for name, text in keys:
+        path, _, which = name.partition(":")
         try:
-            first = seen.setdefault(decode_key(text), path)
+            first = seen.setdefault(decode_key(text), name)
         except ValueError as exc:
-            yield Problem(path, f"{exc}; {_KEYGEN}")
+            reference = as_reference(text)
+            yield Problem(path, f"{which} {exc}; {f'write {reference}' if reference else _KEYGEN}".strip())
         else:
-            if first != path:
-                yield Problem(path, f"is the same key as {first}; remove one of them")
+            if first != name:
+                yield Problem(path, f"{which} is the same key as {first.replace(':', '')}; remove one of them".strip())
 
 
 def _replica(config: Config) -> Iterator[Problem]:
@@ -67,6 +71,10 @@ def _replica(config: Config) -> Iterator[Problem]:
         yield Problem(
             "replica.listen", "is missing, but peers are set; give the host:port at which they reach this replica"
         )
+    named: dict[str, str] = {}
+    for name, address in replica.peers.items():
+        if (other := named.setdefault(address, name)) != name:
+            yield Problem(f"replica.peers.{name}", f"{address} is the address of {other} too; change one")
 
 
 def _addresses(config: Config) -> Iterator[Problem]:
@@ -113,8 +121,10 @@ def _jwt(principal: Principal) -> Iterator[Problem]:
     if principal.issuer is None:
         yield Problem("principal.issuer", "is missing, but principal.source is jwt; write the `iss` of the tokens")
     if (principal.jwks_url is None) == (principal.jwks_file is None):
-        count = "neither" if principal.jwks_url is None else "both"
-        yield Problem("principal.jwks_url", f"{count} of jwks_url and jwks_file are set; give exactly one")
+        count = (
+            "neither of jwks_url and jwks_file is" if principal.jwks_url is None else "both jwks_url and jwks_file are"
+        )
+        yield Problem("principal.jwks_url", f"{count} set; give exactly one")
     if principal.jwks_url is not None:
         parts = urlsplit(principal.jwks_url)
         if parts.scheme == "http" and parts.hostname not in LOOPBACK:
@@ -143,8 +153,10 @@ def _routes(config: Config) -> Iterator[Problem]:
 def _route(path: str, route: Route) -> Iterator[Problem]:
     upstream = route.upstream
     if (upstream.url is None) == (upstream.command is None):
-        count = "neither" if upstream.url is None else "both"
-        yield Problem(f"{path}.upstream", f"has {count} of url and command; give exactly one")
+        text = 'has neither url nor command; add url: "http://127.0.0.1:9000/mcp", or a command'
+        if upstream.url is not None:
+            text = "has both url and command; remove one"
+        yield Problem(f"{path}.upstream", text)
     if upstream.url and upstream.transport == "stdio":
         yield Problem(
             f"{path}.upstream.transport", "is stdio, but stdio has no url; give upstream.command, or another transport"
@@ -162,13 +174,19 @@ def _route(path: str, route: Route) -> Iterator[Problem]:
             f"{path}.upstream.tls.verify",
             "is false, so ca_file and server_name have no effect; remove verify, or remove them",
         )
-    credentials = route.credentials
+    yield from _credentials(path, route.credentials)
+    yield from _headers(path, route)
+
+
+def _credentials(path: str, credentials: Credentials) -> Iterator[Problem]:
     if credentials.mode == "replace" and credentials.token is None:
         yield Problem(f"{path}.credentials.token", "is missing, but mode is replace; give token or token_file")
+    elif credentials.header is None and (credentials.token or "").lower().startswith("bearer "):
+        key = "token" if credentials.token_file is None else "token_file"
+        yield Problem(f"{path}.credentials.{key}", "begins with Bearer, which the gateway adds; remove that word")
     for key in ("token", "token_file", "header") if credentials.mode != "replace" else ():
         if getattr(credentials, key) is not None:
             yield Problem(f"{path}.credentials.{key}", "is only read with mode: replace; set that, or remove it")
-    yield from _headers(path, route)
 
 
 def _headers(path: str, route: Route) -> Iterator[Problem]:
@@ -200,8 +218,8 @@ def _headers(path: str, route: Route) -> Iterator[Problem]:
 
 def _child(path: str, upstream: Upstream) -> Iterator[Problem]:
     if upstream.command is None:
-        for key, value in (("env", upstream.env), ("cwd", upstream.cwd)):
-            if value:
+        for key in ("env", "inherit_env", "cwd", "max_children", "new_children_per_second", "warm"):
+            if getattr(upstream, key) != getattr(_PLAIN_UPSTREAM, key):
                 yield Problem(f"{path}.{key}", "is only used with upstream.command; remove it")
         return
     if upstream.request_id_header is not None:

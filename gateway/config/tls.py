@@ -144,6 +144,8 @@ def _show(
         except ssl.SSLError as exc:
             if exc.reason == "KEY_VALUES_MISMATCH":
                 text = "is not the key of the certificate in cert_file; give a matching pair"
+            elif key_file is None:
+                text = "contains no readable private key; add it there as PEM, or set key_file"
             else:
                 text = "contains no readable private key; give it as PEM"
             raise unusable(key_name, text) from exc

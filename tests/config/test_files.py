@@ -49,8 +49,8 @@ def test_a_bad_key_file_is_refused_by_its_path_and_key_number(tmp_path: Path) ->
         return caught.value.problems
 
     assert refused("short") == (
-        "state.keys_file key 2: has 5 bytes, but at least 32 are needed; make one with `mrtr-gateway keygen`",
-        "state.keys_file key 3: is the same key as state.keys_file key 1; remove one of them",
+        "state.keys_file: key 2 has 5 bytes, but at least 32 are needed; make one with `mrtr-gateway keygen`",
+        "state.keys_file: key 3 is the same key as state.keys_file key 1; remove one of them",
     )
     assert refused("empty") == ("state.keys_file: contains no key; add one with `mrtr-gateway keygen`",)
     assert refused("binary") == ("state.keys_file: is not UTF-8 text; write one key per line",)

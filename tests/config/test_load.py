@@ -32,17 +32,17 @@ def test_every_error_is_reported_at_once() -> None:
     text = "listen: 8080\nworkers: on\nhold: {ttl_second: 5, max_calls: many}\nlisten: a:1\nadmin: 'b:2'\n"
     found = problems(text + "legs: []\nprincipal: {source: header}\nrotes: []\n", {"GATEWAY_ADMN": "x"}, routes=False)
     assert [problem.partition(":")[0] for problem in found] == [
-        "line 4",
         "GATEWAY_ADMN",
-        "rotes",
-        "routes",
         "listen",
         "workers",
         "hold.ttl_second",
         "hold.max_calls",
+        "line 4",
         "legs",
         "principal.header",
         "principal.trusted_proxies",
+        "rotes",
+        "routes",
     ]
 
 
@@ -105,7 +105,7 @@ def test_the_arguments_and_variables_of_a_command_are_neither_printed_nor_in_the
 
 def test_a_missing_file_and_a_binary_file_are_problems(tmp_path: Path) -> None:
     for path in (tmp_path / "gone", tmp_path):
-        with pytest.raises(ConfigError, match=r"cannot be read \(.+\); check --config"):
+        with pytest.raises(ConfigError, match=r"cannot be read \(.+\); check its path"):
             load(path, {})
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):

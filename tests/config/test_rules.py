@@ -18,7 +18,7 @@ from tests.support.configurations import (
 )
 
 REFUSED = [
-    ("state: {keys: ['']}\n", "state.keys[0]: is not base64 or hex; make one with `mrtr-gateway keygen`"),
+    ("state: {keys: ['']}\n", "state.keys[0]: is empty; make one with `mrtr-gateway keygen`"),
     (
         f"state: {{keys: ['{KEY[:40]}']}}\n",
         "state.keys[0]: has 30 bytes, but at least 32 are needed; make one with `mrtr-gateway keygen`",
@@ -48,7 +48,10 @@ REFUSED = [
         "workers: 2\nlisten: 127.0.0.1:0\n",
         "listen: is port 0, which picks a free port per process, but workers share one; write the port",
     ),
-    ("routes: [{upstream: {}}]", "routes[0].upstream: has neither of url and command; give exactly one"),
+    (
+        "routes: [{upstream: {}}]",
+        'routes[0].upstream: has neither url nor command; add url: "http://127.0.0.1:9000/mcp", or a command',
+    ),
     (
         f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [x-a, X-A]}}]",
         'routes[0].forward_headers: lists "x-a" 2 times; keep one',
@@ -104,12 +107,12 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
     ({"credentials": "drop"}, 'credentials: "drop" is a text, but a section is expected; write {mode: "drop"}'),
     (
         {"credentials": {"mode": "replace", "token": f"{SECRET}\nx"}},
-        'credentials.token: a secret is not one line of plain text for a header; write "acme"',
+        "credentials.token: a secret is not one line of plain text for a header; remove what cannot be printed",
     ),
     ({"set_headers": {"x-a": 5}}, "set_headers.x-a: is a number, but a text is expected; put it in quotes"),
     (
         {"set_headers": {"x-a": ""}},
-        'set_headers.x-a: a secret is not one line of plain text for a header; write "acme"',
+        "set_headers.x-a: a secret is not one line of plain text for a header; remove what cannot be printed",
     ),
     (
         {"set_headers": {"x-a": SECRET}, "forward_headers": ["X-A"]},
@@ -203,10 +206,11 @@ def test_a_wrong_route_is_one_problem_and_quotes_no_secret(route: dict[str, Any]
 
 def test_peers_without_keys_or_without_this_replica_are_refused() -> None:
     found = problems("replica: {id: c, peers: {a: 'x:1', b: 'y:1'}, peers_dns: 'z:1'}\n")
-    assert [problem.partition(":")[0] for problem in found[:3]] == [
-        "replica.peers_dns",
+    assert [problem.partition(":")[0] for problem in found] == [
         "state.keys",
+        "replica.listen",
         "replica.peers",
+        "replica.peers_dns",
     ]
     assert found[2] == 'replica.peers: does not list "c", which is replica.id; list this replica too'
     assert "replica.id: is missing" in "".join(problems("replica: {peers: {a: 'x:1'}}\n"))

@@ -35,7 +35,9 @@ def test_every_file_that_cannot_be_used_is_told_with_its_reason(tmp_path: Path, 
 
     assert of(cert_file="no.pem") == (f"tls.cert_file: {missing(tmp_path / 'no.pem')}",)
     assert of(cert_file="text.pem") == ("tls.cert_file: contains no readable certificate; give it as PEM",)
-    assert of(cert_file="ca.pem") == ("tls.cert_file: contains no readable private key; give it as PEM",)
+    assert of(cert_file="ca.pem") == (
+        "tls.cert_file: contains no readable private key; add it there as PEM, or set key_file",
+    )
     assert of(cert_file="locked.pem") == ("tls.cert_file: is encrypted; write the key without a password",)
     assert of(cert_file="one.pem", key_file="two.pem") == (
         "tls.key_file: is not the key of the certificate in cert_file; give a matching pair",

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
+from ipaddress import ip_network
 from typing import Any, Final
 
 from msgspec import inspect
@@ -19,15 +20,31 @@ _BYTES: Final = {"": 1, "b": 1} | {
 }
 _UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
 
+_QUOTES: Final = "\"'\u201c\u201d\u2018\u2019 \t"
+_VARIABLE: Final = re.compile(r"\$\(?([A-Za-z_][A-Za-z0-9_]*)\)?", re.ASCII)
+_SECTIONS: Final = {
+    "routes": 'routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]',
+    "upstream": 'upstream: {url: "http://127.0.0.1:9000/mcp"}',
+}
+"""Those that must be there."""
+
 Number = inspect.IntType | inspect.FloatType
+
+
+def as_reference(text: str) -> str | None:
+    """Return the reference to a variable that a text was probably meant to be, if any: `${X}` for `$X` or `$(X)`."""
+    match = _VARIABLE.fullmatch(text)
+    return None if match is None else f"${{{match[1]}}}"
 
 
 def for_number(kind: Number, value: object, path: str, default: object) -> str:
     """Return the number that a text such as `10m` means for this key, else a valid example."""
     meant = value if isinstance(value, float) else None
     if isinstance(value, str):
+        if reference := as_reference(value):
+            return f"write {reference}"
         units = next((units for suffix, units in _UNITS.items() if path.endswith(suffix)), {"": 1})
-        match = _QUANTITY.fullmatch(value.strip().replace("_", ""))
+        match = _QUANTITY.fullmatch(value.strip().replace("_", "").replace(",", ""))
         factor = units.get(match[2].lower()) if match else None
         meant = float(match[1]) * factor if match and factor is not None else None
     if isinstance(kind, inspect.IntType) and meant is not None and meant != int(meant):
@@ -41,7 +58,9 @@ def for_number(kind: Number, value: object, path: str, default: object) -> str:
 def for_text(form: str, value: object, default: object) -> str:
     """Return what the value was probably meant to be, else the default or the example of its form."""
     if isinstance(value, str | int) and not isinstance(value, bool):
-        for meant in _meant(form, str(value)):
+        if reference := as_reference(str(value)):
+            return f"write {reference}"
+        for meant in _meant(form, str(value).strip(_QUOTES), default):
             with suppress(ValueError):
                 # A value that is shown cut, or with a part hidden, would not be accepted as it is written.
                 if FORMS[form].parse(meant) is not None and shown(meant) == json.dumps(meant):
@@ -50,16 +69,61 @@ def for_text(form: str, value: object, default: object) -> str:
     return f'write "{default if isinstance(default, str) and default else FORMS[form].example}"'
 
 
-def _meant(form: str, text: str) -> Iterator[str]:
+def _meant(form: str, text: str, default: object) -> Iterator[str]:
     """Yield what a text that does not fit this form may be a part of, or a misspelling."""
+    scheme, _, rest = text.rpartition("://")
+    authority = rest.partition("/")[0]
+    yield text
     if form == "url":
-        scheme, _, rest = text.rpartition("://")
+        rest = rest.replace(" ", "%20")
         yield f"{nearest(scheme, ('http', 'https')) or 'http'}://{rest}{'' if '/' in rest else '/mcp'}"
     elif form == "address":
-        yield f"127.0.0.1:{text}"
-        yield f"127.0.0.1{text}"
+        host, _, port = authority.rpartition(":")
+        yield authority
+        yield f"127.0.0.1:{authority}"
+        yield f"0.0.0.0:{port}" if host == "*" else f"[{host}]:{port}"
+        yield f"127.0.0.1:{port}"
+        port = (default if isinstance(default, str) else FORMS[form].example).rpartition(":")[2]
+        yield f"{authority}:{port}"
+        yield f"[{authority}]:{port}"
+    elif form == "host":
+        yield authority
+    elif form == "origin":
+        yield f"{scheme or 'https'}://{authority}"
     elif form == "path":
-        yield f"/{text}"
+        yield f"/{rest[len(authority) :] if scheme else rest}".replace("//", "/").rstrip("/")
+    elif form in {"header", "replica id"}:
+        yield text.rstrip(":").replace(" ", "-")
+    elif form == "network":
+        with suppress(ValueError):
+            yield str(ip_network(text, strict=False))
+
+
+def for_missing(name: str) -> str:
+    """Return what to add for a key that must be there."""
+    return f"add {_SECTIONS.get(name, 'it')}"
+
+
+def for_section(kind: inspect.StructType, value: object, name: str) -> str:
+    """Return how to write a value as a section."""
+    known = [field.name for field in kind.fields]
+    if isinstance(value, str):
+        key, _, rest = value.partition(":")
+        if (found := section_of(kind, value)) is not None:
+            return f"write {found}"
+        if key in known and rest:
+            return f'write a space after "{key}:"'
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return 'remove the "- " before its keys'
+    if (name or "routes") in _SECTIONS:
+        return f"write {_SECTIONS[name or 'routes']}"
+    return f"write its keys below it, such as {known[0]}{'' if value else ', or remove it'}"
+
+
+def for_dict(kind: inspect.DictType) -> str:
+    """Return an example of a mapping."""
+    name, value = (FORMS.get(plain(each)[1].get("form", "")) for each in (kind.key_type, kind.value_type))
+    return f"write {name.example if name else 'name'}: {value.example if value else 'value'}, one pair a line"
 
 
 def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
@@ -73,7 +137,7 @@ def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
             return f'write each entry as an item that begins with "- {known[0]}: ..."'
         return "write its entries as a list"
     if not isinstance(value, str) or secret:
-        return "write [ ] around it"
+        return "write its entries as a list, or remove it" if value is None else "write [ ] around it"
     whole = shown(value)
     if "(hidden)" in whole or "..." in whole:
         return "write its words as a list, each in quotes"

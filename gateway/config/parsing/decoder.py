@@ -17,11 +17,15 @@ from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
 
 _Extra = Mapping[str, Any]
-_UPSTREAM = 'upstream: {url: "http://127.0.0.1:9000/mcp"}'
-_EXAMPLES = {"routes": f"routes: [{{{_UPSTREAM}}}]", "upstream": _UPSTREAM}
-"""Of keys that must be there."""
-_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 """What YAML 1.1 reads these words as."""
+_FAMILIAR = {
+    "mcpServers": 'each server is an item of routes: {path: "/name", upstream: {command: [program, argument]}}',
+    "args": "write the arguments into command, after the program",
+    "headers": "write them into set_headers of the route",
+    **dict.fromkeys(("host", "port"), 'write both into listen: "127.0.0.1:8080"'),
+}
+"""Keys that other programs have, each with what does the same here."""
 
 
 class Walker:
@@ -83,9 +87,8 @@ class Walker:
 
     def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            meant = advice.section_of(kind, str(value)) if isinstance(value, str) else None
-            text = f"{_as_read(value)}, but a section is expected; write {meant or 'key: value'}"
-            return self._refuse(path or "document", text)
+            fix = advice.for_section(kind, value, path.rpartition(".")[2])
+            return self._refuse(path or "document", f"{_as_read(value)}, but a section is expected; {fix}")
         fields = {field.name: field for field in kind.fields}
         misspelt = {self._unknown(key, value, fields, path) for key in value if key not in fields}
         found = {name: self._field(field, value, path) for name, field in fields.items() if name not in misspelt}
@@ -98,8 +101,8 @@ class Walker:
         if field.name in section:
             value = self.read(field.type, section[field.name], place, {"default": field.default})
         else:
-            example = _EXAMPLES.get(field.name, "it")
-            value = self._refuse(place, f"is missing; add {example}") if field.required else UNREAD
+            missing = f"is missing; {advice.for_missing(field.name)}"
+            value = self._refuse(place, missing) if field.required else UNREAD
         return _empty(field.type) if value is UNREAD and field.required else value
 
     def _unknown(
@@ -109,10 +112,12 @@ class Walker:
         if (instead := retired(joined(path, key))) is not None:
             self._refuse(joined(path, key), f"was removed: {instead}")
             return None
-        meant = nearest(key, known)
+        meant = None if key in _FAMILIAR else nearest(key, known)
         home = _home(key, known) if meant is None else None
         if meant:
             hint = f'did you mean "{meant}"?'
+        elif key in _FAMILIAR:
+            hint = _FAMILIAR[key]
         elif home:
             hint = f"it is a key of {home}; move it there"
         else:
@@ -132,6 +137,8 @@ class Walker:
         if not isinstance(value, list):
             _, of_items, _ = advice.plain(kind.item_type)
             fix = advice.for_list(kind, value, secret="secret" in extra or "secret" in of_items)
+            if value is None and kind.min_length:
+                fix = advice.for_missing(path)
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
@@ -140,7 +147,7 @@ class Walker:
 
     def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            return self._refuse(path, f"{_as_read(value)}, but a mapping is expected; write name: value")
+            return self._refuse(path, f"{_as_read(value)}, but a mapping is expected; {advice.for_dict(kind)}")
         found: dict[object, object] = {}
         for key, item in value.items():
             place = joined(path, key)
@@ -150,7 +157,7 @@ class Walker:
     def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:
         if isinstance(value, str) and value in kind.values:
             return str(value)
-        meant = nearest(value, map(str, kind.values)) if isinstance(value, str) else None
+        meant = nearest(str(value), map(str, kind.values))
         hint = f'did you mean "{meant}"?' if meant else "write " + " or ".join(map(str, kind.values))
         return self._refuse(path, f"{shown(value)} is not one of the choices; {hint}")
 
@@ -196,8 +203,8 @@ class Walker:
         else:
             if normal:
                 return normal
-            fix = advice.for_text(name, "" if is_secret else value, extra.get("default"))
-            problem = f"is not {form.name}; {fix}"
+            fix = advice.for_text(name, value, extra.get("default"))
+            problem = f"is not {form.name}; {'remove what cannot be printed' if is_secret else fix}"
         return self._refuse(path, f"{'a secret' if is_secret else shown(value)} {problem}")
 
 

@@ -13,6 +13,8 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _PATH = re.compile(r"/|(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", re.ASCII)
 _URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"(?=.{1,8192}\Z)[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
+_PORT = re.compile(r"https?://[^/?#@]*:([0-9]{1,9})(?:[/?#]|$)", re.ASCII)
+_MAX_PORT = 65_535
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -52,7 +54,7 @@ class TextForm(NamedTuple):
 def split_address(text: str) -> tuple[str, int]:
     """Return (host, port) of `host:port`, IPv6 without its brackets; raises ValueError for anything else."""
     match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65_535 or not _is_host(match["host"]):
+    if match is None or int(match["port"]) > _MAX_PORT or not _is_host(match["host"]):
         raise ValueError(f"{text!r} is not host:port")
     return match["host"].strip("[]"), int(match["port"])
 
@@ -76,6 +78,9 @@ def _address(text: str) -> str | None:
 
 
 def _url(text: str) -> str | None:
+    port = _PORT.match(text)
+    if port is not None and int(port[1]) > _MAX_PORT:
+        raise ValueError(f"has a port over {_MAX_PORT}; correct it")
     parts = _split(text)
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         return None
@@ -111,6 +116,7 @@ def _split(text: str) -> SplitResult | None:
 
 
 def _origin(text: str) -> str | None:
+    _literal(text)
     parts = _split(text)
     if parts is None or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}" or "@" in text:
         return None
@@ -121,12 +127,19 @@ def _host(text: str) -> str | None:
     return text.lower() if _is_host(text) or _address(text) is not None else None
 
 
+def _literal(text: str) -> None:
+    if "*" in text:
+        raise ValueError("has a *, which stands for nothing here; list each one in full")
+
+
 def _path(text: str) -> str | None:
+    _literal(text)
     return text if _PATH.fullmatch(text) and not {".", ".."} & set(text.split("/")) else None
 
 
 def _header(text: str) -> str | None:
     name = text.lower()
+    _literal(name)
     if _TOKEN.fullmatch(name) is None:
         return None
     if name in HOP_BY_HOP:

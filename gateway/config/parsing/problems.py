@@ -40,7 +40,8 @@ class Problem(NamedTuple):
         path = self.path
         while path and path not in places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self._replace(place=places[path]) if path and "(from GATEWAY_" not in self.text else self
+        is_elsewhere = "(from GATEWAY_" in self.text or self.path.startswith("GATEWAY_")
+        return self if self.place or is_elsewhere else self._replace(place=places.get(path))
 
 
 class ConfigError(Exception):
@@ -95,6 +96,8 @@ def shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = json.dumps(str(value) if isinstance(value, str) else value, ensure_ascii=False)
+    # So that a person sees them: a no-break space looks like an indentation.
+    text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
     text = _QUERY.sub(r"\1...", _BEFORE_AT.sub("...@", _KEY_LIKE.sub("(hidden)", text)))
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '..."'
     return f"{cut} (from {value.origin})" if isinstance(value, Given) else cut
@@ -102,9 +105,10 @@ def shown(value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant: a similar one, or one that begins with `name`; else None."""
-    names = list(known)
+    names, name = {each.lower(): each for each in known}, name.lower()
     longer = [each for each in names if each.startswith(f"{name}_")]
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6) + longer), None)
+    found = next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6) + longer), None)
+    return None if found is None else names[found]
 
 
 def joined(path: str, key: str | int) -> str:
@@ -117,4 +121,6 @@ def joined(path: str, key: str | int) -> str:
 
 def unreadable(file: str | Path, exc: OSError) -> str:
     """Return why a file cannot be read, with the user of this process: in a container that is rarely its owner."""
+    if "\n" in str(file):  # not quoted, because it may be a private key
+        return "is the text of a file; write that into a file, and its path here"
     return f"cannot be read ({exc.strerror}); check its path and permissions ({file}, read as uid {os.geteuid()})"

@@ -16,6 +16,8 @@ def decode_key(text: str) -> bytes:
     """
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
+    if not text:
+        raise ValueError("is empty")
     if not _BASE64.fullmatch(text):
         raise ValueError("is not base64 or hex")
     plain = text.rstrip("=").replace("-", "+").replace("_", "/")

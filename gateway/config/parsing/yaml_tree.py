@@ -12,11 +12,13 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.reader import ReaderError
 
 from gateway.config.parsing.problems import Problem, joined, shown
 
 MAX_TEXT_CHARACTERS = 262_144
 _MAX_DEPTH = 32
+_NOT_UTF_8 = range(0xDC80, 0xDD00)  # what `surrogateescape` makes of such a byte
 _TAG = "tag:yaml.org,2002:"
 # 18 digits fit into 64 bits. YAML 1.1 reads a leading zero as octal.
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})", re.ASCII)
@@ -28,6 +30,25 @@ _SPELT = {
     "False": False,
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
 }
+
+
+# What PyYAML says, and what that means to a person; True: where it says that the construct begins.
+_CAUSES: Final = (
+    (r"character '\\t'", "has a tab; indent with spaces, which YAML requires", False),
+    (r"cannot start any token", "has a character that no value may begin with; put the value in quotes", False),
+    (r"scanning an (alias|anchor)", "has a value that begins with * or &; put it in quotes", False),
+    (r"scanning a quoted scalar", "has a quotation that does not end; close it", True),
+    (r"escape", "has a backslash in double quotes; write it twice, or use single quotes", False),
+    (r"parsing a flow", "has a bracket that is not closed, or a comma is missing; add it", True),
+    (r"expected ':'", "has no colon after a key; write key: value", True),
+    (
+        r"mapping values are not allowed",
+        "has a colon where no key can be; end the key above with a colon and a space, or put the value in quotes",
+        False,
+    ),
+    (r"<block end>", "is not aligned with the lines around it; indent it as they are", False),
+    (r"another document", "has a second document; remove the line ---, or what follows", False),
+)
 
 
 class Unreadable(Enum):
@@ -45,28 +66,42 @@ class Document(NamedTuple):
     tree: object
     problems: list[Problem]
     places: dict[str, tuple[int, int]]
-    """The line and the column of each key and of each item of a list, by its path."""
+    """The line and the column of each key and of each item of a list, by its path, and of the whole as ``""``."""
 
 
 def read_tree(text: str) -> Document:
     """Read a YAML document; an empty one is an empty mapping."""
     if len(text) > MAX_TEXT_CHARACTERS:
-        return Document(
-            UNREAD, [Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")], {}
-        )
+        return Document(UNREAD, [_whole(f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")], {})
     try:
         if problems := list(_unsupported(text)):  # before nodes are made, which aliases could multiply
             return Document(UNREAD, problems, {})
         node = yaml.compose(text, _TextLoader)
-    except yaml.YAMLError as exc:
-        # The place and the reason, but not the line: it may contain a key.
-        mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
-        what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
-        problem = Problem("", f"is not YAML: {what}; check indentation, colons and quotes here")
-        placed = problem._replace(place=_place(mark)) if mark else problem._replace(path="document")
-        return Document(UNREAD, [placed], {})
+    except ReaderError as exc:
+        before = text[: exc.position].rsplit("\n", 1)
+        place = text.count("\n", 0, exc.position) + 1, len(before[-1]) + 1
+        what = f"the character {exc.character:#04x} is not allowed; remove it"
+        if exc.character in _NOT_UTF_8:
+            what = "is not UTF-8 text; save it as UTF-8"
+        return Document(UNREAD, [Problem("", what, place)], {})
+    except yaml.MarkedYAMLError as exc:
+        return Document(UNREAD, [_not_yaml(exc)], {})
     tree = _Tree()
     return Document({} if node is None else tree.build(node, ""), tree.problems, tree.places)
+
+
+def _not_yaml(exc: yaml.MarkedYAMLError) -> Problem:
+    """Return the place and the reason, but not the line: it may contain a key."""
+    said, mark = f"{exc.context}: {exc.problem}", exc.problem_mark
+    for pattern, text, is_where_it_begins in _CAUSES:
+        if re.search(pattern, said):
+            begun = exc.context_mark if is_where_it_begins else None
+            return Problem("", f"is not YAML: it {text}", _place(begun or mark))
+    return Problem("", f"is not YAML: {exc.problem}; check indentation, colons and quotes here", _place(mark))
+
+
+def _whole(text: str) -> Problem:
+    return Problem("document", text, (1, 1))
 
 
 def number(text: str) -> int | float | None:
@@ -86,15 +121,16 @@ class _TextLoader(yaml.SafeLoader):
 
 def _unsupported(text: str) -> Iterator[Problem]:
     """Yield a problem for each alias, and for nesting that is too deep to follow."""
-    depth = 0
+    depth, aliases = 0, set()
     for event in yaml.parse(text, _TextLoader):
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.AliasEvent) and event.anchor not in aliases:
             assert event.start_mark is not None
+            aliases.add(event.anchor)
             text = f"alias {shown(event.anchor)} is not allowed; write the value out"
             yield Problem("", text, _place(event.start_mark))
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
-            yield Problem("document", f"is nested deeper than {_MAX_DEPTH} levels; flatten it")
+            yield _whole(f"is nested deeper than {_MAX_DEPTH} levels; flatten it")
             return
 
 
@@ -103,7 +139,7 @@ class _Tree:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.places: dict[str, tuple[int, int]] = {}
+        self.places: dict[str, tuple[int, int]] = {"": (1, 1)}
 
     def build(self, node: Node, path: str) -> object:
         """Return the plain tree of a node."""
@@ -114,11 +150,14 @@ class _Tree:
             plain = _SPELT.get(node.value, node.value) if found is None else found
             return plain if node.style is None else node.value  # in quotes, it is a text whatever it spells
         if not isinstance(node, MappingNode) or node.tag != f"{_TAG}map":
-            return self._refuse(node, "has a YAML tag, which is not supported; remove it")
+            return self._refuse(node, "has a YAML tag, which is not supported; remove it, or put the value in quotes")
         tree: dict[str, object] = {}
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str) or key_node.tag != f"{_TAG}str":
+                if isinstance(key_node, MappingNode):
+                    text = "has the {{ of a template that was not filled in; write ${NAME} for a variable"
+                    return self._refuse(key_node, text)
                 self._refuse(key_node, "has a key that is not text; put it in quotes if that is the intended key")
             elif key in tree:
                 self._refuse(key_node, f"duplicate key {shown(key)}; keep one of them")

@@ -24,8 +24,11 @@ REFUSED = [
     ),
     ("cache: {}\n", "cache: unknown key; it is a key of routes[]; move it there"),
     ("body_bytes: 64\n", "body_bytes: unknown key; it is a key of limits; move it there"),
-    ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),
-    ("hold:\n", "hold: is empty, but a section is expected; write key: value"),
+    ("hold: 5\n", "hold: 5 is a number, but a section is expected; write its keys below it, such as ttl_seconds"),
+    (
+        "hold:\n",
+        "hold: is empty, but a section is expected; write its keys below it, such as ttl_seconds, or remove it",
+    ),
     (
         "workers: true\n",
         "workers: true is true or false, but a whole number is expected; write e.g. 1",
@@ -45,7 +48,10 @@ REFUSED = [
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
     ("routes: [{upstream: {command: []}}]", None),
     (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),
-    ("replica: {peers: [a]}\n", "replica.peers: is a list, but a mapping is expected; write name: value"),
+    (
+        "replica: {peers: [a]}\n",
+        "replica.peers: is a list, but a mapping is expected; write gw-1: 127.0.0.1:8080, one pair a line",
+    ),
     ("traces: 1\n", "traces: 1 is a number; write true or false"),
     ("traces: '${MISSING}'\n", "traces: ${MISSING} is not set; export MISSING, or give a default: ${MISSING:-value}"),
     ("state: {keys: [5]}\n", "state.keys[0]: is a number, but a text is expected; put it in quotes"),
@@ -80,15 +86,19 @@ def test_values_of_variables_are_read_by_their_kind() -> None:
 
 
 def test_a_list_in_place_of_the_document_is_one_problem() -> None:
-    assert problems("- a\n", routes=False) == ("document: is a list, but a section is expected; write key: value",)
+    assert problems("- a\n", routes=False) == (
+        'document: is a list, but a section is expected; write routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]',
+    )
 
 
 def test_a_value_in_a_mapping_has_its_own_path() -> None:
-    assert 'replica.peers.a: "b" is not host:port; write "127.0.0.1:8080"' in problems("replica: {peers: {a: b}}\n")
+    assert 'replica.peers.a: "b" is not host:port; write "b:8080"' in problems("replica: {peers: {a: b}}\n")
 
 
 def test_a_value_that_yaml_could_not_give_leaves_one_problem() -> None:
-    assert problems("listen: !tag x\n") == ("line 1: has a YAML tag, which is not supported; remove it",)
+    assert problems("listen: !tag x\n") == (
+        "line 1: has a YAML tag, which is not supported; remove it, or put the value in quotes",
+    )
 
 
 def test_a_model_with_a_type_that_cannot_be_read_is_a_bug() -> None:

@@ -94,5 +94,5 @@ def test_the_variables_of_a_kubernetes_service_called_gateway_are_not_settings()
 
 def test_a_variable_for_a_key_of_a_section_that_is_not_a_mapping_leaves_one_problem() -> None:
     assert problems("hold: 5\n", {"GATEWAY_HOLD__TTL_SECONDS": "5"}) == (
-        "hold: 5 is a number, but a section is expected; write key: value",
+        "hold: 5 is a number, but a section is expected; write its keys below it, such as ttl_seconds",
     )

@@ -16,7 +16,7 @@ REFUSED = [
     ("listen: 8080\n", 'listen: 8080 is not host:port; write "127.0.0.1:8080"'),
     ("listen: ':8080'\n", 'listen: ":8080" is not host:port; write "127.0.0.1:8080"'),
     ("listen: 'localhost:70000'\n", 'listen: "localhost:70000" is not host:port; write "127.0.0.1:8080"'),
-    ("listen: '256.1.1.1:80'\n", 'listen: "256.1.1.1:80" is not host:port; write "127.0.0.1:8080"'),
+    ("listen: '256.1.1.1:80'\n", 'listen: "256.1.1.1:80" is not host:port; write "127.0.0.1:80"'),
     ("listen: 8090\n", 'listen: 8090 is not host:port; write "127.0.0.1:8090"'),
     ("admin: ':9090'\n", 'admin: ":9090" is not host:port; write "127.0.0.1:9090"'),
     ("listen: null\n", 'listen: null is not host:port; write "127.0.0.1:8080"'),

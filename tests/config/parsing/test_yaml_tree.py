@@ -20,10 +20,13 @@ REFUSED = [
     ("hold: {ttl_seconds: .inf}\n", None),
     ("on: 5\n", None),
     ("? [a]\n: b\n", "line 1: has a key that is not text; put it in quotes if that is the intended key"),
-    ("listen: !!python/name:os.system x\n", "line 1: has a YAML tag, which is not supported; remove it"),
+    (
+        "listen: !!python/name:os.system x\n",
+        "line 1: has a YAML tag, which is not supported; remove it, or put the value in quotes",
+    ),
     ("listen: !!binary aGk=\n", None),
     ("workers: !!int 5\n", None),
-    ("hold: !!set {}\n", "line 1: has a YAML tag, which is not supported; remove it"),
+    ("hold: !!set {}\n", "line 1: has a YAML tag, which is not supported; remove it, or put the value in quotes"),
 ]
 
 
@@ -56,11 +59,11 @@ def test_a_bomb_is_refused(text: str) -> None:
     assert len(problems(text, routes=False)) == 1
 
 
-@pytest.mark.parametrize("text", ["a: b: c\n", "'", "\x00", "a\n---\nb\n", "%YAML 9.9\n---\na", "\t- a", "- a\nb: c"])
+@pytest.mark.parametrize("text", ["a: b: c\n", "'", "a\n---\nb\n", "%YAML 9.9\n---\na", "\t- a", "- a\nb: c"])
 def test_broken_yaml_is_one_problem_with_its_line(text: str) -> None:
     found = problems(text, routes=False)
     assert len(found) == 1
-    assert re.match(r"(line \d+|document): is not YAML: ", found[0])
+    assert re.match(r"line \d+: is not YAML: ", found[0])
 
 
 def test_a_document_that_is_too_long_is_not_parsed() -> None:
@@ -79,4 +82,4 @@ def test_the_values_that_both_versions_of_yaml_read_alike_are_read() -> None:
     tree, found, _ = read_tree("{a: true, b: False, c: null, d: -5, e: 1.5, f: x, g: [1], h: '5'}")
     assert tree == {"a": True, "b": False, "c": None, "d": -5, "e": 1.5, "f": "x", "g": [1], "h": "5"}
     assert not found
-    assert read_tree("# nothing") == ({}, [], {})
+    assert read_tree("# nothing") == ({}, [], {"": (1, 1)})
