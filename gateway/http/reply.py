@@ -5,7 +5,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 from multidict import CIMultiDict
 
@@ -29,6 +29,7 @@ class ReplyWriter(ABC):
 
     started = False
     """Whether the reply has become a stream."""
+    _is_one_stream = False
 
     @abstractmethod
     def share_unread(self) -> Share:
@@ -46,8 +47,19 @@ class ReplyWriter(ABC):
         """Complete the stream, which needs no end where nobody reads HTTP."""
         return WholeResponse(ending=ending)
 
-    def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
+    def as_one_stream(self) -> Self:
+        """Have the reply become a stream only once, and return it.
+
+        If the replica that wrote it dies, its client must come back with the newest event id that it got: another
+        replica could only go on from the one in the request.
+        """
+        self._is_one_stream = True
+        return self
+
+    def orphaned(self) -> None:
         """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
+        if self._is_one_stream and self.started:
+            self.break_off()
 
     def break_off(self) -> NoReturn:
         """Leave the stream without its end, so that its client opens it again; raises ConnectionResetError."""
@@ -105,55 +117,6 @@ class ReplyWriter(ABC):
         if last.body:
             await self.write(event)
         return await self.end(last.ending)
-
-
-class WrappedReply(ReplyWriter):
-    """Another reply, some of whose methods a subclass changes; `whole` is not the other reply's."""
-
-    def __init__(self, reply: ReplyWriter) -> None:
-        self._reply = reply
-
-    @property
-    def started(self) -> bool:  # type: ignore[override]
-        """See `ReplyWriter`."""
-        return self._reply.started
-
-    def share_unread(self) -> Share:
-        """See `ReplyWriter`."""
-        return self._reply.share_unread()
-
-    async def start(self) -> None:
-        """See `ReplyWriter`."""
-        await self._reply.start()
-
-    async def write(self, data: bytes) -> None:
-        """See `ReplyWriter`."""
-        await self._reply.write(data)
-
-    async def end(self, ending: Ending) -> Response:
-        """See `ReplyWriter`."""
-        return await self._reply.end(ending)
-
-    def break_off(self) -> NoReturn:
-        """See `ReplyWriter`."""
-        self._reply.break_off()
-
-    async def only(self, final: FinalMessage) -> Response:
-        """See `ReplyWriter`."""
-        return await self._reply.only(final)
-
-
-class OneStream(WrappedReply):
-    """A reply that becomes a stream only once.
-
-    If the replica that wrote it dies, its client must come back with the newest event id that it got: another replica
-    could only go on from the one in the request.
-    """
-
-    def orphaned(self) -> None:
-        """See `ReplyWriter`."""
-        if self.started:
-            self.break_off()
 
 
 class Discarded(ReplyWriter):

@@ -7,7 +7,6 @@ import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import ReplyBroken
-from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.session import session_gone
@@ -26,7 +25,7 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     # `known` has the values of the client's own headers.
     named = msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
     # A stream can be opened again, but a request gets its one response.
-    relayed = OneStream(reply) if incoming.rpc_id is None else reply
+    relayed = reply.as_one_stream() if incoming.rpc_id is None else reply
     try:
         replied = await at.live.process.router.to_holder(owner, named, relayed)
     except ReplyBroken as exc:

@@ -15,6 +15,7 @@ from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.legacy_client import LegacyClient, SseClient
+from tests.support.logs import captured
 from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, frames_of
 from tests.support.workbench import Stand, eventually, later
 
@@ -123,6 +124,7 @@ async def test_a_call_gets_one_error_when_the_replica_that_has_its_session_dies(
     sse_server: FakeSse,
 ) -> None:
     sse_server.tool = silent
+    logs = captured()
     one, two = await cluster.begin("gw-1", "gw-2", **before(sse_server))
     client = await at(two, await LegacyClient(one).initialize())
     calling = later(client.call())
@@ -143,6 +145,7 @@ async def test_a_call_gets_one_error_when_the_replica_that_has_its_session_dies(
     assert len(await sse_server.heard(mcp.TOOLS_CALL)) == 1, "it is not sent again"
     with pytest.raises(aiohttp.ClientPayloadError):
         _ = await listening.rest()
+    assert len(logs("upstream.failed")) == 1, "the end of the stream is nobody's failure"
 
 
 async def begun_at(cluster: Cluster, server: FakeSse, fake: FakeHttp) -> LegacyClient:

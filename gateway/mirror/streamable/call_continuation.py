@@ -9,7 +9,6 @@ from gateway import world
 from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.router import Held, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
-from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
@@ -36,7 +35,8 @@ async def cancel(shared: Shared, at: Arrival, session: MirroredSession, message:
 
 async def _route(at: Arrival, place: CallPlace) -> Response | TakeOver:
     """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
-    found = await at.live.process.router.route(Held(place.owner, place.exchange), at.incoming, OneStream(at.reply))
+    held, reply = Held(place.owner, place.exchange), at.reply.as_one_stream()
+    found = await at.live.process.router.route(held, at.incoming, reply)
     if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
         _continued(at, Step.FORWARDED)  # counted only at the replica that the client reached
     return found

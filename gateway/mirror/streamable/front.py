@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.call_rounds import Rounds
@@ -145,5 +144,5 @@ async def _home(shared: Shared, at: Arrival, session: MirroredSession) -> Home |
     peer_request = at.incoming.peer_request
     if peer_request is not None and at.live.process.draining.has_begun:
         raise PeerReplaced(peer_request.to)  # the replica that forwarded the request goes on to the next home
-    found = await at.live.process.router.to_home(session.key, at.incoming, OneStream(at.reply))
+    found = await at.live.process.router.to_home(session.key, at.incoming, at.reply.as_one_stream())
     return shared.homes.of(session, at.live) if found is None else found

@@ -1,9 +1,11 @@
-"""Replies that stand before another one, or whose reader is in this process."""
+"""Replies whose reader is in this process, and what becomes of one whose writer is gone."""
+
+from contextlib import nullcontext
 
 import pytest
 
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import MessageReply, WrappedReply
+from gateway.http.reply import MessageReply
 from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
@@ -40,23 +42,12 @@ async def test_a_reader_takes_each_message_of_a_stream_once_however_it_is_cut() 
     assert reader.calls == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
 
-async def test_a_wrapped_reply_writes_to_the_other_one() -> None:
+@pytest.mark.parametrize("is_one_stream", [True, False])
+async def test_a_stream_that_its_client_opens_again_breaks_off_with_its_writer(*, is_one_stream: bool) -> None:
+    """As long as nothing was written, and for any other reply, another replica can go on."""
     reader = Reader()
-    wrapped = WrappedReply(reader)
-    with pytest.raises(NotImplementedError):
-        _ = wrapped.share_unread()
-    await wrapped.only(FinalMessage(b"{}", 404))
-    await wrapped.start()
-    await wrapped.write(sse.encode(b'{"a":1}'))
-    assert (await wrapped.end(LOST)).ending == LOST
-    assert reader.started
-    assert reader.calls == [FinalMessage(b"{}", 404), b'{"a":1}']
-
-
-async def test_a_wrapped_reply_is_a_stream_once_the_other_one_is() -> None:
-    reader = Reader()
-    wrapped = WrappedReply(reader)
-    assert not wrapped.started
-    await wrapped.start()
-    _ = await wrapped.whole(FinalMessage(b"{}"))
-    assert reader.calls == [b"{}"], "an event, and no body"
+    reply = reader.as_one_stream() if is_one_stream else reader
+    reply.orphaned()
+    await reply.start()
+    with pytest.raises(ConnectionResetError) if is_one_stream else nullcontext():
+        reply.orphaned()
