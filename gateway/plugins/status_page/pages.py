@@ -9,7 +9,7 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.plugins.status_page.cluster_view import ClusterView
-from gateway.plugins.status_page.documents import document
+from gateway.plugins.status_page.documents import TITLES, document
 from gateway.plugins.status_page.status_page import every_seconds, page
 from gateway.plugins.status_page.templates import HEADERS
 
@@ -47,7 +47,9 @@ def other_page(http: HttpRequest) -> Response | None:
     path = http.head.path
     if path == "/":
         return TextResponse("see /status\n", 302, {"Location": "status"})
-    text = document(path.removeprefix(_DOCS)) if path.startswith(_DOCS) else None
+    name = path.removeprefix(_DOCS)
+    # Only a listed name becomes a file's, so `..` leads nowhere, and no other is remembered.
+    text = document(name) if path.startswith(_DOCS) and name in TITLES else None
     return None if text is None else _response(text.encode(), "text/html")
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from gateway.plugins.status_page.documents import TITLES, document, rendered
 from tests.docs.pages import anchors
+from tests.support.raw_connection import raw_connection
+from tests.support.workbench import Stand
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -54,9 +56,13 @@ def test_a_link_to_a_page_that_is_not_served_names_the_file() -> None:
     assert rendered('![a "b"](images/c.png)') == '<p><span title="docs/images/c.png">a &quot;b&quot;</span></p>\n'
 
 
-@pytest.mark.parametrize("name", ["", "none.md", "tracing.md", "../README.md", "../docs/status.md"])
-def test_no_other_file_is_served(name: str) -> None:
-    assert document(name) is None
+@pytest.mark.parametrize("name", ["", "none.md", "tracing.md", "../README.md", "..%2FREADME.md", "%2E%2E/docs/faq.md"])
+async def test_no_other_file_is_served_or_remembered(stand: Stand, name: str) -> None:
+    before = document.cache_info()
+    async with raw_connection(stand, stand.gateway.admin) as raw:  # a client of HTTP would take `..` out
+        await raw.send(f"GET /docs/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert b" 404 " in await raw.line()
+    assert document.cache_info() == before
 
 
 def test_the_package_has_each_page() -> None:
