@@ -294,12 +294,12 @@ def test_the_digest_of_arguments_is_that_of_their_value(one: Any, other: Any) ->
 
 def test_answers_that_have_no_digest_are_refused_and_the_call_still_waits() -> None:
     with pytest.raises(InvalidParams, match="the call still waits"):
-        digest_answers({"key": Raw(b"[" * 100_000 + b"]" * 100_000)})
+        digest_answers({"key": Raw(b"[" * 1_000_000 + b"]" * 1_000_000)})
 
 
 def test_arguments_that_have_no_digest_are_refused_and_never_crash() -> None:
     with pytest.raises(InvalidParams):
-        bound("/mcp", request("[" * 100_000 + "]" * 100_000), PRINCIPAL)
+        bound("/mcp", request("[" * 1_000_000 + "]" * 1_000_000), PRINCIPAL)
 
 
 def test_everything_that_goes_upstream_is_bound_not_only_the_arguments() -> None:
