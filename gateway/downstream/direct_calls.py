@@ -14,6 +14,7 @@ from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.draining import Draining
+from gateway.downstream.access_log import access
 from gateway.downstream.legs import Legs
 from gateway.downstream.round import LEFT, Round, count, new_round
 from gateway.http.incoming import Caller, received
@@ -120,7 +121,7 @@ class DirectCalls:
         """Begin the call of a request; returns None if it has to be served as any other."""
         known = head.values
         way: KnownWay | None = None if known is None else known.way
-        if way is None or bodies.on or self._draining.has_begun:
+        if way is None or bodies.on or access.on or self._draining.has_begun:
             return None
         live, group = way.live, way.group
         era = live.upstream.era

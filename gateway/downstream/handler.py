@@ -12,6 +12,7 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce
 from gateway.downstream import dispatcher, stdio_forwarding
+from gateway.downstream.access_log import access
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import DirectCalls
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -90,7 +91,8 @@ class RequestHandler:
         known = http.head.values
         incoming = received(http, None if known is None else known.caller)
         reply = HttpReply(http, self.stages.challenge)
-        return self._replied(self.stages.serve, incoming, reply)
+        replied = self._replied(self.stages.serve, incoming, reply)
+        return access.replied(replied, incoming, reply) if access.on else replied
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
         """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""
@@ -131,6 +133,8 @@ class RequestHandler:
 
     async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool = False) -> Response:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
+        if access.on and not is_hop:
+            access.note(incoming)
         if bodies.on and not is_hop:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], about=incoming.about)
         live = self._routes.live.get(incoming.path)

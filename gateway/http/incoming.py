@@ -74,6 +74,9 @@ class Incoming(msgspec.Struct, eq=False):
     """The outcome of `request`."""
     state: Envelope | None = None
     """What the state in the body says, if all of it was checked before the round began."""
+    rpc_method: str | None = None
+    """The JSON-RPC method in the body, with its tool, prompt or URI: noted if requests are logged."""
+    target: str | None = None
     in_session: bool = False
     """Whether it is a message in a valid session of a legacy client, which an error of this one message must not end
     (`GatewayError.status_in_session`). Set once the session is found."""

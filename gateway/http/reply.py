@@ -154,6 +154,9 @@ class MessageReply(ReplyWriter):
 class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""
 
+    status: int | None = None
+    """That of a reply whose body is sent in parts, once its head is sent."""
+
     def __init__(self, http: HttpRequest, challenge: Challenge) -> None:
         self.http, self.started = http, False
         self._challenge = challenge
@@ -191,6 +194,7 @@ class HttpReply(ReplyWriter):
         """Send the head of a reply whose body is sent in parts."""
         self.stream = stream
         stream.begin(self.http)
+        self.status = stream.status
 
     async def write(self, data: bytes) -> None:
         """Send a part of an SSE stream."""

@@ -24,6 +24,7 @@ from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, ConfigFile, InForce, cautions, contexts, digest, validity
+from gateway.downstream.access_log import access
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -277,7 +278,7 @@ class Gateway:
     def _show_settings(self, config: Config) -> None:
         self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in self._certificates.value.items()})
         self.metrics.held_calls_limit.set(config.hold.max_calls)
-        bodies.on = config.debug.bodies
+        bodies.on, access.on = config.debug.bodies, config.log.access
 
     def _log_cautions(self) -> None:
         for sentence in cautions(self.config, self._certificates.value):

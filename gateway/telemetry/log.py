@@ -49,6 +49,7 @@ class Event(StrEnum):
     TOOL_LEFT_OUT = "tool.left_out"
     UPSTREAM_FAILED = "upstream.failed"
     ERA_FOUND = "era.found"
+    REQUEST_FINISHED = "request.finished"
     REQUEST_MALFORMED = "request.malformed"
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"

@@ -4,12 +4,13 @@ import pytest
 
 from gateway.bridge.call_context import Context
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
-from tests.support.replicas import Cluster, Gate, opened
+from tests.support.replicas import Cluster, Gate, in_time, opened
 from tests.support.stand import Start
-from tests.support.workbench import Client, eventually
+from tests.support.workbench import Client, eventually, later
 
 
 async def test_all_lines_of_a_call_that_two_replicas_serve_name_the_same_exchange(
@@ -73,6 +74,30 @@ async def test_a_state_that_is_refused_is_logged_with_its_exchange_if_it_opens(
     mine, unknown = log_lines("state.rejected")
     assert (mine["reason"], mine["exchange_id"]) == ("other_target", opened(asked.state).exchange)
     assert "exchange_id" not in unknown
+
+
+async def test_each_round_has_one_line_at_the_replica_that_it_reached(
+    log_lines: Lines, upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    Gate(upstream).go.set()
+    asked, (_, two) = await cluster.asked("gw-1", "gw-2", log={"access": True})
+    _ = await two.client().answer(asked)
+    names = [line["exchange_id"] for line in log_lines("request.finished")]
+    assert names == [opened(asked.state).exchange] * 2
+
+
+async def test_a_call_that_another_replica_begins_has_one_name_on_both(log_lines: Lines, cluster: Cluster) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2", log={"access": True})
+    first = await one.client().call()
+    ending = later(drain(one.gateway, delay_seconds=0))
+    await eventually(lambda: one.gateway.draining.has_begun)
+    sent_on = await one.client().call()
+    for asked in (first, sent_on):
+        _ = await one.client().answer(asked)
+    await in_time(ending)
+    names = [opened(asked.state).exchange for asked in (first, sent_on)]
+    assert [line["exchange_id"] for line in log_lines("exchange.finished")] == names
+    assert [line["exchange_id"] for line in log_lines("request.finished")] == [*names, *names]
 
 
 async def test_messages_to_and_from_the_server_are_logged_with_their_exchange(

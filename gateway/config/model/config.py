@@ -247,6 +247,8 @@ class Log(Section, frozen=True, kw_only=True):
     """Minimum level. It is read only at start, and `serve --log-level` overrides it."""
     format: Literal["auto", "json", "console"] = "auto"
     """`auto`: console format on a terminal, otherwise JSON lines."""
+    access: bool = False
+    """true: log one line (`request.finished`) for each HTTP request of a client."""
 
 
 class Debug(Section, frozen=True, kw_only=True):

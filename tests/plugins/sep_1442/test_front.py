@@ -13,7 +13,7 @@ from tests.plugins.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
 from tests.support.logs import Lines
 from tests.support.replicas import Cluster
-from tests.support.workbench import configuration, later
+from tests.support.workbench import configuration, eventually, later
 
 
 async def test_a_route_without_the_dialect_knows_none_of_it(cluster: Cluster, tools: Tools) -> None:
@@ -41,6 +41,18 @@ async def test_only_what_the_client_sent_is_shown_as_its_message(
         _ = await stream.message()
     came = [line for line in log_lines("debug.body") if line["direction"] == "from_client"]
     assert [json.loads(line["text"])["method"] for line in came] == ["tools/call"]
+
+
+async def test_a_call_is_one_exchange_whoever_serves_its_rounds(
+    log_lines: Lines, cluster: Cluster, tools: Tools
+) -> None:
+    client = client_of(await cluster.begin("gw-1", route=ROUTE, log={"access": True}))
+    async with client.call("ask") as stream:
+        _ = await client.answer(await stream.message(), ACCEPT)
+        _ = await stream.message()
+    await eventually(lambda: len(log_lines("request.finished")) == 2)
+    (finished,) = log_lines("exchange.finished")
+    assert [line["exchange_id"] for line in log_lines("request.finished")] == [finished["exchange_id"]] * 2
 
 
 async def test_a_challenge_reaches_the_client(cluster: Cluster, tools: Tools) -> None:

@@ -1,0 +1,241 @@
+"""`log.access`: one line for each request of a client, whatever becomes of it, and none unless it is switched on."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.support.fake_modern import FORM, Call, FakeModern
+from tests.support.fake_sse import FakeSse
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.known_calls import known, request
+from tests.support.legacy_client import LegacyClient
+from tests.support.logs import Lines
+from tests.support.raw_connection import raw_connection
+from tests.support.replicas import Gate, opened
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
+
+ON = {"log": {"access": True}}
+VERIFIED = {"source": "jwt", "issuer": "https://issuer.example", "jwks_url": "http://127.0.0.1:1/keys"}
+Told = dict[str, Any]
+
+
+def told(lines: Lines, *names: str) -> list[tuple[Any, ...]]:
+    """What each line says of its request."""
+    return [tuple(line[name] for name in names) for line in lines("request.finished")]
+
+
+async def ready(turn: Turn) -> None:
+    await turn.result(text("x"))
+
+
+async def test_each_round_of_a_call_has_a_line_with_the_exchange(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    Gate(upstream).go.set()
+    client = (await begin(**ON)).client()
+    asked = await client.call("tool", headers={"X-Request-Id": "first"})
+    _ = await client.answer(asked, headers={"X-Request-Id": "second"})
+    first, second = log_lines("request.finished")
+    (finished,) = log_lines("exchange.finished")
+    common = {
+        "level": "info",
+        "route": "/mcp",
+        "http_method": "POST",
+        "method": "tools/call",
+        "target": "tool",
+        "status": 200,
+        "exchange_id": opened(asked.state).exchange,
+    }
+    assert common.items() <= first.items()
+    assert common.items() <= second.items()
+    assert [(each["request_id"], each["outcome"]) for each in (first, second)] == [
+        ("first", "input_required"),
+        ("second", "complete"),
+    ]
+    assert finished["exchange_id"] == first["exchange_id"]
+    assert all(each["ms"] >= 0 for each in (first, second))
+
+
+async def test_a_plain_call_has_one_line_without_an_exchange(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(**ON)
+    upstream.tool(ready)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, request(stand))  # the third of these could be served without a coroutine
+    lines = log_lines("request.finished")
+    assert [(line["target"], line["outcome"]) for line in lines] == [("tool", "complete")] * 3
+    assert len({line["request_id"] for line in lines}) == 3
+    assert not any("exchange_id" in line for line in lines)
+
+
+async def test_a_reload_switches_it_on_and_off(
+    log_lines: Lines, upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(ready)
+    for count, sections in ((0, {}), (1, ON), (1, {})):
+        stand.reload(upstream.url, **sections)
+        _ = await client.call()
+        assert len(log_lines("request.finished")) == count
+
+
+REFUSED: list[tuple[str, Callable[[Client], Any], Told]] = [
+    ("no JSON", lambda c: c.raw({mcp.PROTOCOL_VERSION: mcp.MODERN}, b"{"), {"status": 400, "method": None}),
+    ("another Host", lambda c: c.call(headers={"Host": "evil.example"}), {"status": 403}),
+    ("a forged state", lambda c: c.call(state="mrtr1.no"), {"status": 400, "target": "tool"}),
+    ("an unknown method", lambda c: c.post("x/y"), {"status": 404, "method": "x/y", "target": None}),
+    ("no path", lambda c: c.on(c.url + "/nowhere").call(), {"status": 404, "route": "/mcp/nowhere"}),
+    ("too large", lambda c: c.call(arguments={"a": "b" * 9000}), {"status": 413, "method": None}),
+]
+
+
+@pytest.mark.parametrize(("ask", "said"), [each[1:] for each in REFUSED], ids=[each[0] for each in REFUSED])
+async def test_a_request_that_is_refused_has_a_line(
+    log_lines: Lines, begin: Start, ask: Callable[[Client], Any], said: Told
+) -> None:
+    stand = await begin(**ON, limits={"body_bytes": 8000})
+    reply = await ask(stand.client())
+    (line,) = log_lines("request.finished")
+    assert {"outcome": "rejected", "http_method": "POST", **said}.items() <= line.items()
+    assert line["request_id"] == reply.headers["X-Request-Id"]
+
+
+async def test_a_caller_who_is_not_verified_has_a_line_with_what_was_asked(log_lines: Lines, begin: Start) -> None:
+    _ = await (await begin(**ON, principal=VERIFIED)).client().call()
+    assert told(log_lines, "status", "outcome", "method", "target") == [(401, "rejected", "tools/call", "tool")]
+
+
+async def test_a_caller_with_too_many_calls_has_a_line(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    Gate(upstream).go.set()
+    client = (await begin(**ON, hold={"max_calls_per_principal": 1})).client()
+    asked = await client.call()
+    _ = await client.call()
+    _ = await client.answer(asked)
+    assert told(log_lines, "status", "outcome") == [(200, "input_required"), (429, "rejected"), (200, "complete")]
+
+
+async def test_a_failure_of_the_server_is_an_error(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    client = (await begin(**ON)).client()
+    await upstream.close()
+    _ = await client.call()
+    (line,) = log_lines("request.finished")
+    assert (line["status"], line["outcome"]) == (200, "error")
+
+
+async def test_a_client_that_leaves_has_a_line(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    arrived = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        arrived.set()
+        await turn.for_ever()
+
+    upstream.tool(tool)
+    waiting = asyncio.create_task((await begin(**ON)).client().call())
+    await arrived.wait()
+    await leave(waiting)
+    await eventually(lambda: log_lines("request.finished"))
+    assert told(log_lines, "target", "status", "outcome") == [("tool", None, "cancelled")]
+
+
+async def test_a_client_that_leaves_a_stream_has_a_line_with_its_status(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.notify(mcp.LOG, {"level": "info", "data": 1})
+        await turn.for_ever()
+
+    upstream.tool(tool)
+    params, meta = {"name": "tool", "arguments": {}}, {mcp.META_LOG_LEVEL: "info"}
+    async with (await begin(**ON)).client().open(mcp.TOOLS_CALL, params, meta=meta) as response:
+        _ = await response.content.readany()
+    await eventually(lambda: log_lines("request.finished"))
+    assert told(log_lines, "target", "status", "outcome") == [("tool", 200, "cancelled")]
+
+
+async def test_a_notification_has_a_line(log_lines: Lines, begin: Start) -> None:
+    stand = await begin(**ON)
+    body = {"jsonrpc": "2.0", "method": "notifications/x", "params": {"_meta": {mcp.META_VERSION: mcp.MODERN}}}
+    async with stand.http.post(stand.url, json=body):
+        pass
+    assert told(log_lines, "status", "method", "outcome") == [(202, "notifications/x", "complete")]
+
+
+async def test_what_passes_through_has_a_line_whose_outcome_goes_by_the_status(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(**ON)
+    client = await LegacyClient(stand).initialize()
+    for status in (200, 404, 500):
+        upstream.on(mcp.TOOLS_LIST, lambda turn, status=status: turn.reply(status, {"jsonrpc": "2.0", "id": turn.id}))
+        _ = await client.post({"id": 1, "method": mcp.TOOLS_LIST})
+    upstream.tool(lambda turn: turn.reset())
+    async with client.listen() as stream:
+        assert stream.response.status == 200
+    await eventually(lambda: len(log_lines("request.finished")) == 6)
+    assert told(log_lines, "http_method", "method", "status", "outcome") == [
+        ("POST", mcp.INITIALIZE, 200, "complete"),
+        ("POST", mcp.INITIALIZED, 202, "complete"),
+        ("POST", mcp.TOOLS_LIST, 200, "complete"),
+        ("POST", mcp.TOOLS_LIST, 404, "rejected"),
+        ("POST", mcp.TOOLS_LIST, 500, "error"),
+        ("GET", None, 200, "cancelled"),
+    ]
+
+
+async def test_a_reply_that_the_server_cuts_short_is_an_error(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.notify(mcp.LOG, {"level": "info", "data": 1})
+        await turn.reset()
+
+    upstream.tool(tool)
+    client = await LegacyClient(await begin(**ON)).initialize()
+    async with client.request(mcp.TOOLS_CALL, {"name": "tool", "arguments": {}}) as stream:
+        _ = await stream.message()
+        await eventually(lambda: len(log_lines("request.finished")) == 3)
+    (*_, last) = told(log_lines, "target", "status", "outcome")
+    assert last == ("tool", 200, "error")
+
+
+async def test_a_relayed_call_has_a_line(log_lines: Lines, old: FakeSse, begin: Start) -> None:
+    client = await LegacyClient(await begin(**ON, url=old.url)).initialize()
+    _ = await client.ask(mcp.TOOLS_LIST)
+    await eventually(lambda: len(log_lines("request.finished")) == 3)
+    found = told(log_lines, "method", "status", "outcome")
+    assert found[-1] == (mcp.TOOLS_LIST, 200, "complete")
+
+
+async def test_a_mirrored_call_and_its_answer_have_lines_of_one_exchange(log_lines: Lines, begin: Start) -> None:
+    def ask(call: Call) -> Any:
+        return call.text(call.answers) if call.answers else call.ask(name=FORM)
+
+    async with FakeModern() as server:
+        server.tools["ask"] = ask
+        client = await LegacyClient(await begin(**ON, url=server.url, route={"era": "mirror"})).initialize()
+        async with client.request(mcp.TOOLS_CALL, {"name": "ask", "arguments": {}}) as stream:
+            assert await client.answer(await stream.message(), ACCEPT) == 202
+            _ = await stream.message()
+        await eventually(lambda: len(log_lines("request.finished")) == 4)
+    (finished,) = log_lines("exchange.finished")
+    lines = [line for line in log_lines("request.finished") if line.get("exchange_id") == finished["exchange_id"]]
+    assert {(line["method"], line["target"], line["status"]) for line in lines} == {
+        (mcp.TOOLS_CALL, "ask", 200),
+        (None, None, 202),
+    }
+
+
+async def test_nothing_foreign_is_logged_as_it_came(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    upstream.on(mcp.RESOURCES_READ, lambda turn: turn.result({"contents": []}))
+    client = (await begin(**ON)).client()
+    secret = "https://user:s3cret@host/\x1b[2J?key=" + "s3cret" * 9
+    _ = await client.post(mcp.RESOURCES_READ, {"uri": secret}, headers={mcp.NAME_HEADER: "x"})
+    _ = await client.post(mcp.RESOURCES_READ, {"uri": "u" * 5000}, headers={mcp.NAME_HEADER: "x"})
+    masked, cut = (line["target"] for line in log_lines("request.finished"))
+    assert "s3cret" not in masked
+    assert "\x1b" not in masked
+    assert cut == "u" * 200
