@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw
 
+from gateway.http.error_texts import texts
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.runtime.budget import Share
@@ -33,11 +34,11 @@ def ending_of(error: GatewayError) -> Ending:
     return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
 
 
-def error_response(id_: bytes | Raw | None, error: GatewayError, **more: str) -> bytes:
-    """A JSON-RPC error for a request, if its id could be read; `more` goes into its data."""
-    data = {**(error.data or {}), **more}
+def error_response(id_: bytes | Raw | None, error: GatewayError, request_id: str = "") -> bytes:
+    """A JSON-RPC error for a request, if its id could be read; `request_id` names the HTTP request, if it is one."""
+    data = {**(error.data or {}), "requestId": request_id} if request_id else error.data
     encoded = Raw(jsonrpc.encode(data)) if data else UNSET
-    return jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, encoded))
+    return jsonrpc.failure(id_, jsonrpc.Error(error.code, texts.told(error, request_id), encoded))
 
 
 class FinalMessage(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ class FinalMessage(msgspec.Struct, frozen=True):
 
         `in_session`: the request is one of a legacy client's session, which goes on.
         """
-        body = error_response(id_, error, requestId=request_id)
+        body = error_response(id_, error, request_id)
         status = error.status_in_session if in_session else error.status
         return cls(body, status, error.headers, ending_of(error), error)
 

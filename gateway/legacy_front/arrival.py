@@ -44,7 +44,8 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         headers = for_call(route, incoming.headers)
         _ = headers.pop(self.caller.distrusted_header or "", None)
         headers.update(own_headers(route))
-        return ClientMessage(incoming.body, message, with_request_id(route, headers, incoming.request_id))
+        sent = with_request_id(route, headers, incoming.request_id)
+        return ClientMessage(incoming.body, message, sent, incoming.request_id)
 
     def opened(self) -> jsonrpc.Message:
         """The message alone; raises ParseError or InvalidRequest."""

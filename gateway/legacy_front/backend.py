@@ -33,6 +33,8 @@ class ClientMessage(msgspec.Struct, frozen=True, eq=False):
     opened: Message
     headers: Headers = NO_HEADERS
     """The headers that may go upstream with it: credentials, `forward_headers`, and the route's own."""
+    http_id: str = ""
+    """The id of the HTTP request that brought it, if one did."""
 
     @property
     def request_id(self) -> RequestId | None:

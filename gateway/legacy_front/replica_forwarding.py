@@ -38,6 +38,7 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
         stalled = Stopping(  # no 404, which would end a session that may live on
             f"The replica {owner} that has this session does not react; send the request again",
             data={"reason": "owner_stalled"},
+            brief="The replica that has this session does not react; send the request again",
         )
         stalled.headers = {"Retry-After": "1"}
         raise stalled from exc

@@ -40,6 +40,7 @@ class _OpenRequest(NamedTuple):
     stream: Stream | None
     """The stream of its answer; None if the client has left."""
     weight: Weight
+    http_id: str
 
 
 class FrontSession:
@@ -127,7 +128,7 @@ class FrontSession:
             )
         weight = self.live.process.calls.take(self.caller.principal, 2 * len(message.data))
         stream = self.standalone if self.front == "sse" else self._new_stream(request)
-        self._open[request] = _OpenRequest(stream, weight)  # first: the backend may answer at once
+        self._open[request] = _OpenRequest(stream, weight, message.http_id)  # first: the backend may answer at once
         if is_initialize:
             self._initialize, self.refusal = request, None
             self.greeted.clear()
@@ -151,7 +152,7 @@ class FrontSession:
             return False
         if error.status_in_session != 200:
             return False
-        self.standalone.ask(error_response(request, error))
+        self.standalone.ask(error_response(request, error, message.http_id))
         return True
 
     def _new_stream(self, request: RequestId | None = None) -> Stream:
@@ -219,14 +220,15 @@ class FrontSession:
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """See `backend.ClientLink`."""
-        is_greeting = request in self._open and request == self._initialize
+        found = self._open.get(request)
+        is_greeting = found is not None and request == self._initialize
         if is_greeting and self.front == "sse" and error.status in (401, 403):
             # Only a status makes the client sign in; then it sends `initialize` again.
             self.refusal = error
             self._respond(request, ENDED)
             self._initialize = None
-        else:
-            self._respond(request, FinalMessage(error_response(request, error), cause=error))
+        elif found is not None:
+            self._respond(request, FinalMessage(error_response(request, error, found.http_id), cause=error))
 
     def forget(self, request: RequestId) -> None:
         """See `backend.ClientLink`."""

@@ -4,8 +4,9 @@ The connection holds all state, so nothing is sealed: nested requests have numbe
 """
 
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 from msgspec import Raw
 
@@ -163,6 +164,13 @@ class _LinkedCall(MirroredCall, Leg):
             link.send(final.body, id_)
         else:
             link.forget(id_)
+
+    def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
+        """See `Engine`; the link words an error of the gateway, because it knows the request that waits."""
+        if isinstance(error, GatewayError):
+            self._finish(legs, FinalMessage(b"", cause=error))
+        else:
+            super()._fail(legs, error)
 
     def _ended(self) -> None:
         backend = self._backend

@@ -29,7 +29,8 @@ def clean(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
 class GatewayError(Exception):
     """An error that ends a request; only `downstream.rejections` turns it into a response.
 
-    Its message is cleaned here, whatever it quotes.
+    Its message is cleaned here, whatever it quotes. A class whose messages may tell of the inside, such as an address,
+    a name of a replica, or a limit, has a `brief` sentence.
     """
 
     code = mcp.INTERNAL_ERROR
@@ -40,12 +41,21 @@ class GatewayError(Exception):
     """When the client may try again; 0 if it is not told."""
     fix = "look for this requestId in the gateway's log"
     """The operator's next step; it goes to the log. The message goes to the client."""
+    brief = "The gateway could not serve this request"
+    """What clients are told with `errors: brief`; empty if they are told the message."""
 
     def __init__(
-        self, message: str, *, data: Mapping[str, Any] | None = None, fix: str = "", status: int | None = None
+        self,
+        message: str,
+        *,
+        data: Mapping[str, Any] | None = None,
+        fix: str = "",
+        status: int | None = None,
+        brief: str = "",
     ) -> None:
-        """`fix` and `status` replace those of the class, where more is known."""
+        """`fix`, `status` and `brief` replace those of the class, where more is known."""
         self.fix = fix or self.fix
+        self.brief = brief or self.brief
         self.status = self.status if status is None else status
         self.message = clean(message)
         super().__init__(self.message)
@@ -69,6 +79,7 @@ class DownstreamError(GatewayError):
 
     code = mcp.INVALID_REQUEST
     status = 400
+    brief = ""  # the message is about the request
     rejection = "invalid_request"
     """The metric label for this error."""
 
@@ -260,7 +271,10 @@ class Busy(DownstreamError):
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1, limit: str = "") -> None:
         """`limit` is the metric label for the limit, if it has one."""
-        super().__init__(message, status=status)
+        mine = "You have as much under way as one caller may have; let some of it end first, or answer it"
+        super().__init__(
+            message, status=status, brief=mine if status == 429 else "The gateway is busy; try again later"
+        )
         self.limit = limit
         self.headers["Retry-After"] = str(retry_after_seconds)
 
@@ -269,6 +283,7 @@ class UpstreamError(GatewayError):
     """The upstream failed; the message names route, cause and what to check."""
 
     reason = "upstream_error"
+    brief = "The server behind this route failed"
     fix = "look into the upstream's own log at this time"
     is_counted = False
     """Whether the metrics already count this error."""
@@ -278,12 +293,14 @@ class Unreachable(UpstreamError):
     """The upstream cannot be reached, or did not finish the handshake in time; nothing was run."""
 
     reason = "upstream_unreachable"
+    brief = "The server behind this route cannot be reached"
     fix = "check that the server runs and that routes[].upstream is right; `mrtr-gateway probe URL` shows details"
 
 
 class NoHandshake(Unreachable):
     """The upstream refuses `initialize`: it is not a legacy MCP server, or not any more."""
 
+    brief = "The server behind this route refused the connection"
     fix = "check the path of upstream.url; `mrtr-gateway probe URL` shows which protocol the server speaks"
 
 
@@ -291,6 +308,7 @@ class SessionLost(UpstreamError):
     """The upstream refused the session id before it took the call; nothing was run."""
 
     reason = "session_lost"
+    brief = "The server behind this route has ended its session; nothing was run, so call again"
     fix = (
         "if the server was restarted, do nothing: the next call opens a new session. If the url leads to several "
         "instances without sticky sessions, give the route the url of one instance"
@@ -301,6 +319,7 @@ class CallLost(UpstreamError):
     """The call was sent, but its result will not come; it may have had effects."""
 
     reason = "call_lost"
+    brief = "The call was lost; it may have had effects: check them before calling again"
     fix = (
         "look into the upstream's own log to see why it did not answer; if the server is only slow, raise "
         "timeouts.idle_seconds. Check the call's effects before repeating it"
@@ -314,6 +333,8 @@ def bug() -> CallLost:
 
 class TaskCancelled(CallLost):
     """The task of the call was cancelled."""
+
+    brief = ""
 
     def __init__(self) -> None:
         super().__init__("The server cancelled the task of this call, which may have had effects")
@@ -330,6 +351,7 @@ class CannotAsk(UpstreamError):
     """The upstream asked a question in a mode in which the answer cannot reach it."""
 
     reason = "upstream_cannot_ask"
+    brief = "The server behind this route asked the user, but an answer can never reach it"
     fix = "run the server with sessions, not in stateless mode"
 
 
@@ -341,6 +363,7 @@ class Refused(UpstreamError):
     """
 
     reason = "upstream_refused"
+    brief = "The server behind this route refused the credentials"
     fix = (
         "check the credential: with credentials.mode `forward` it is the caller's own; with `replace`, renew "
         "credentials.token or token_file and send SIGHUP"
@@ -368,6 +391,7 @@ class NoKeys(GatewayError):
     """The issuer's keys are not available: until they are, the gateway can neither accept nor reject a token."""
 
     reason = "no_keys"
+    brief = ""
     retry_after_seconds = 10
     fix = "check principal.jwks_url, and check that this host can reach the issuer"
     status = 503
@@ -377,6 +401,10 @@ class OwnerStalled(GatewayError):
     """The replica that holds the call is alive but does not serve the request; a retry may succeed."""
 
     reason = "owner_stalled"
+    brief = (
+        "The replica that holds this call does not serve the request; the call may still wait there: call again with "
+        "the same requestState and inputResponses"
+    )
     retry_after_seconds = 1
     fix = (
         "check that replica: it may lack CPU time or connections, or its clock or state.keys may differ from this "
@@ -436,6 +464,7 @@ class TakenCallLost(OwnerStalled):
     """Another replica took a new call of this one, and broke off its reply."""
 
     reason = "call_lost"
+    brief = CallLost.brief
     retry_after_seconds = 0  # a repeated call may run twice
     fix = "find out why that replica ended or hangs; check the call's effects before repeating it"
 
@@ -451,6 +480,7 @@ class Stopping(GatewayError):
     """This replica shuts down, and can neither finish the call nor hand it over."""
 
     reason = "stopping"
+    brief = "The gateway is shutting down; the request may have had effects"
     retry_after_seconds = 0  # a repeated call may run twice
     fix = "raise hold.drain_seconds to give calls more time to end, or add a replica that takes them over"
     status = 503
@@ -459,6 +489,7 @@ class Stopping(GatewayError):
 class ShuttingDown(Stopping):
     """This replica begins nothing new; `what` says what its client can do."""
 
+    brief = ""
     retry_after_seconds = 1
 
     def __init__(self, what: str) -> None:

@@ -29,6 +29,7 @@ from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
+from gateway.http.error_texts import texts
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -279,6 +280,7 @@ class Gateway:
         self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in self._certificates.value.items()})
         self.metrics.held_calls_limit.set(config.hold.max_calls)
         bodies.on, access.on = config.debug.bodies, config.log.access
+        texts.are_brief = config.errors == "brief"
 
     def _log_cautions(self) -> None:
         for sentence in cautions(self.config, self._certificates.value):

@@ -23,6 +23,7 @@ from gateway.exchange import results
 from gateway.exchange.commands import TTL, Timer
 from gateway.exchange.input_requests import KINDS, Question, question_digest
 from gateway.exchange.machine import OWNED, Snapshot, State
+from gateway.http.error_texts import texts
 from gateway.identity.principal import of_headers
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
@@ -259,7 +260,8 @@ class LiveTask(Driver):
         elif isinstance(final.error, GatewayError):
             cause = final.error
             outcome = TaskOutcome.EXPIRED if isinstance(cause, TaskGone) else TaskOutcome.LOST
-            self._outcome = "failed", jsonrpc.Error(cause.code, cause.message)
+            told = texts.told(cause, self._context.request_id or "")
+            self._outcome = "failed", jsonrpc.Error(cause.code, told)
         else:
             outcome, self._outcome = TaskOutcome.FAILED, ("failed", final.error)
         self.live.process.metrics.tasks_ended[self.live.route.path, outcome].inc()

@@ -51,6 +51,7 @@ class Event(StrEnum):
     ERA_FOUND = "era.found"
     REQUEST_FINISHED = "request.finished"
     REQUEST_MALFORMED = "request.malformed"
+    ERROR_SHORTENED = "error.shortened"
     PEER_REJECTED = "peer.rejected"
     PEER_FAILED = "peer.failed"
     CALL_TAKEN_OVER = "call.taken_over"

@@ -1,11 +1,11 @@
 """A client that follows SEP-1442 line by line; it sends each message to another replica."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.protocol import mcp
-from tests.support.legacy_client import Json, LegacyClient, Opening
-from tests.support.workbench import Stand
+from tests.support.legacy_client import Json, LegacyClient, Opening, Served
 
 VERSION: Final = "modelcontextprotocol.io/mcpProtocolVersion"
 CAPABILITIES: Final = "modelcontextprotocol.io/clientCapabilities"
@@ -14,7 +14,7 @@ CAPABILITIES: Final = "modelcontextprotocol.io/clientCapabilities"
 class PaperClient(LegacyClient):
     """One client, with or without a session; without capabilities it declares none."""
 
-    def __init__(self, stands: list[Stand], version: str = "2025-06-18", **options: Any) -> None:
+    def __init__(self, stands: Sequence[Served], version: str = "2025-06-18", **options: Any) -> None:
         super().__init__(stands[0], version, **options)
         self._urls = itertools.cycle([stand.url for stand in stands])
         self.headers[mcp.PROTOCOL_VERSION] = version

@@ -285,6 +285,9 @@ class Config(Section, frozen=True, kw_only=True):
     traces: bool = False
     """true: send spans with OTLP over HTTP, as the OTEL_* environment variables say. Needs `pip install
     'mrtr-gateway[otel]'`."""
+    errors: Literal["full", "brief"] = "full"
+    """What clients are told of errors that the gateway makes. `full`: everything. `brief`: a sentence and the
+    `requestId`, without addresses, commands, limits and names of replicas; the log has the rest beside the same id."""
     debug: Debug = Debug()
     routes: Annotated[tuple[Route, ...], Meta(min_length=1)]
     """Public paths and their upstreams."""

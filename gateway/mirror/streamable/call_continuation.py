@@ -128,7 +128,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             said = f"The replica {left.owner} ended while it ran this call; {whatever}"
             error = CallLost(said, data={"reason": "owner_lost"})
         await at.reply.start()  # the reply to a GET is an event stream
-        return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error)))
+        return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error, at.incoming.request_id)))
     if not is_own:
         held.continued(left)
     # Another process has counted the events anew, so the number of the client's last one says nothing to it.

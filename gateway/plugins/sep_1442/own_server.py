@@ -104,6 +104,7 @@ class _Messages(MessageReply):
             data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
             shown = data if isinstance(data, dict) else None
             self.error = error = GatewayError(said.message, data=shown, status=final.status)
+            error.brief = ""  # it is one already
             error.code = said.code
             error.headers.update(final.headers)
         return WholeResponse()

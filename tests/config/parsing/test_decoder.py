@@ -19,7 +19,7 @@ REFUSED = [
         "cach: {}\n",
         (
             "cach: unknown key; remove it, or use one of: listen, public_url, admin, workers, tls, state, replica, "
-            "hold, limits, timeouts, sessions, legs, tasks, principal, security, log, traces, debug, routes"
+            "hold, limits, timeouts, sessions, legs, tasks, principal, security, log, traces, errors, debug, routes"
         ),
     ),
     ("cache: {}\n", "cache: unknown key; it is a key of routes[]; move it there"),

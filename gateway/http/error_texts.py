@@ -1,0 +1,29 @@
+"""What a client is told of an error: its message, or only the sentence of its class (`errors` in the configuration).
+
+Like the log, the switch is one per process. What a client is not told is logged, with the request id that it is told.
+"""
+
+from typing import Final
+
+from gateway import world
+from gateway.protocol.errors import GatewayError
+from gateway.telemetry import Event, get_logger
+
+log = get_logger()
+
+
+class ErrorTexts:
+    """Words errors for clients."""
+
+    are_brief = False
+
+    def told(self, error: GatewayError, request_id: str) -> str:
+        """The text for a client; `request_id` is empty if no HTTP request waits for it, and then a new id is told."""
+        if not (self.are_brief and error.brief):
+            return error.message
+        request_id = request_id or world.token_hex(6)
+        log.warning(Event.ERROR_SHORTENED, cause=error.message, fix=error.fix, request_id=request_id)
+        return f"{error.brief} (requestId {request_id})"  # in the text too: many hosts show no data of an error
+
+
+texts: Final = ErrorTexts()
