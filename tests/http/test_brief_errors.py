@@ -10,13 +10,22 @@ import pytest
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
+from tests.cluster.conftest import cluster
 from tests.parts.launch import free_port
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, breaks_when_answered
-from tests.support.legacy_client import Address, SseClient, Stream
+from tests.support.fake_modern import FakeModern
+from tests.support.fake_peer import Asked
+from tests.support.fake_sse import FakeSse
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, breaks_when_answered
+from tests.support.legacy_client import Address, LegacyClient, SseClient, Stream
 from tests.support.logs import Lines
 from tests.support.paper_client import PaperClient
+from tests.support.replicas import STALLED, Cluster, facing, orphan
 from tests.support.stand import Start
+from tests.support.task_client import TaskClient
 from tests.support.workbench import Stand
+from tests.tasks.test_live_task import TaskServer
+
+__all__ = ["cluster"]
 
 HOST: Final = "127.0.0.2"
 """No address of the gateway's own, which its replies may name."""
@@ -159,3 +168,75 @@ async def test_a_reload_changes_the_words_at_once(begin: Start, upstream: FakeUp
     stand.reload(upstream.url)
     full = await stand.client().answer(asked[1])
     assert upstream.url in full.error["message"]
+
+
+async def test_a_call_in_a_relayed_session(log_lines: Lines, begin: Start, old: FakeSse) -> None:
+    async def ends_its_stream(_: FakeSse, stream: Any, __: Any) -> None:
+        stream.end()
+
+    old.tool = ends_its_stream
+    stand = await begin(errors="brief", route={"upstream": {"url": old.url, "transport": "sse"}})
+    client = await LegacyClient(stand).initialize()
+    client.headers |= MINE
+    (ended,) = (await client.post(client.call_message()))[2]
+    assert ended["error"]["message"] == f"{CallLost.brief} (requestId mine)"
+    assert ended["error"]["data"] == {"reason": "call_lost", "requestId": "mine"}
+    assert "ended the session" in log_lines("error.shortened")[0]["cause"]
+
+
+async def test_a_call_in_a_mirrored_session(log_lines: Lines, begin: Start) -> None:
+    async with FakeModern() as server:
+        client = await SseClient(await begin(url=server.url, errors="brief", route={"era": "mirror"})).initialize()
+        await server.close()
+        client.headers |= MINE
+        try:
+            assert (await client.post(client.call_message()))[0] == 202
+            said = json.dumps(await client.stream.message())
+        finally:
+            client.stream.close()
+    assert str(server.url.split("/")[2]) not in said
+    assert "(requestId mine)" in said
+    (line,) = log_lines("error.shortened")
+    assert (line["request_id"], server.url in line["cause"]) == ("mine", True)
+
+
+async def test_the_end_of_a_task(log_lines: Lines, begin: Start, upstream: FakeUpstream) -> None:
+    server = TaskServer(upstream)
+    stand = await begin(errors="brief")
+    task = await TaskClient(stand.client(headers=MINE)).task()
+    server.result = {"content": [], "_meta": 5}
+    server.done.set()
+    failed = await task.until("failed")
+    assert failed["error"]["message"] == f"{CallLost.brief} (requestId mine)"
+    (line,) = log_lines("error.shortened")
+    assert "malformed result" in line["cause"]
+    stand.gateway.task_table.leave(is_resumable=False)
+
+
+async def test_a_call_whose_replica_died(log_lines: Lines, upstream: FakeUpstream, cluster: Cluster) -> None:
+    upstream.tool(ask)
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", errors="brief")
+    await cluster.crash(one)
+    reply = await two.client().answer(asked, headers=MINE)
+    assert reply.outcome == (200, -32603, "owner_lost")
+    check(log_lines, json.dumps(reply.messages))
+
+
+async def test_a_call_whose_replica_does_not_react(log_lines: Lines, upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def stays_silent(peer_request: Asked) -> None:
+        await peer_request.silence()
+
+    upstream.tool(ask)
+    one, _ = await facing(cluster, stays_silent, errors="brief")
+    reply = await one.client().answer(await orphan(one, "gw-2"), headers=MINE)
+    assert reply.outcome == STALLED
+    check(log_lines, json.dumps(reply.messages))
+
+
+async def test_an_error_that_another_replica_made(log_lines: Lines, upstream: FakeUpstream, cluster: Cluster) -> None:
+    upstream.tool(breaks_when_answered)
+    asked, (_, two) = await cluster.asked("gw-1", "gw-2", errors="brief")
+    reply = await two.client().answer(asked, headers=MINE)
+    assert reply.error["message"] == f"{CallLost.brief} (requestId mine)"
+    (line,) = log_lines("error.shortened")
+    assert (line["request_id"], upstream.url in line["cause"]) == ("mine", True)
