@@ -98,7 +98,7 @@ class StdioPassage(Passage, Hearer):
                     await RouteServer(live, self.caller.principal).send(request, self)
             except ValueError as exc:
                 why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
-                raise GatewayError(why, brief="The server behind this route sent a malformed response") from exc
+                raise GatewayError(why) from exc
 
     def hear(self, data: bytes, /) -> bool:
         """See `Hearer`."""

@@ -8,18 +8,23 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from gateway.http.error_texts import texts
+from gateway.parking import orphans
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, Refused, Unreachable
 from tests.cluster.conftest import cluster
+from tests.legacy_front.test_replica_forwarding import begun_at
+from tests.mirror.conftest import ask as asks_again
+from tests.mirror.streamable.test_replica_routing import asked as asked_on
 from tests.parts.launch import free_port
 from tests.support.fake_modern import FakeModern
-from tests.support.fake_peer import Asked
+from tests.support.fake_peer import Asked, Silent
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask, breaks_when_answered
 from tests.support.legacy_client import Address, LegacyClient, SseClient, Stream
 from tests.support.logs import Lines
 from tests.support.paper_client import PaperClient
-from tests.support.replicas import STALLED, Cluster, facing, orphan
+from tests.support.replicas import STALLED, TWICE, Cluster, drop, facing, orphan
 from tests.support.stand import Start
 from tests.support.task_client import TaskClient
 from tests.support.workbench import Stand
@@ -54,6 +59,11 @@ def routes() -> list[dict[str, Any]]:
         {**more, "path": path, "upstream": {**({} if "child" in path else {"url": dead}), **more.get("upstream", {})}}
         for path, more in ROUTES.items()
     ]
+
+
+@pytest.fixture(autouse=True)
+def _full_for_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "are_brief", False)  # one per process; the gateways set it
 
 
 @pytest.fixture
@@ -240,3 +250,68 @@ async def test_an_error_that_another_replica_made(log_lines: Lines, upstream: Fa
     assert reply.error["message"] == f"{CallLost.brief} (requestId mine)"
     (line,) = log_lines("error.shortened")
     assert (line["request_id"], upstream.url in line["cause"]) == ("mine", True)
+
+
+async def test_a_request_that_a_client_of_http_sse_sends_in_vain(log_lines: Lines, begin: Start) -> None:
+    async with FakeModern() as server:
+        limits = {"calls_bytes_per_principal": 4_000}
+        stand = await begin(url=server.url, errors="brief", limits=limits, route={"era": "mirror"})
+        client = await SseClient(stand).initialize()
+        client.headers |= MINE
+        try:
+            assert (await client.post(client.call_message(arguments={"text": "x" * 4_000})))[0] == 202
+            said = await client.stream.message()
+        finally:
+            client.stream.close()
+    assert "4000" not in said["error"]["message"]
+    assert said["error"]["data"] == {"reason": "busy", "requestId": "mine"}
+    assert "4000 bytes" in log_lines("error.shortened")[0]["cause"]
+
+
+async def test_a_status_with_which_sep_1442_answers(begin: Start, upstream: FakeUpstream) -> None:
+    upstream.on(mcp.INITIALIZE, lambda turn: turn.reply(401))
+    stand = await begin(errors="brief", route={"dialects": ["sep-1442"]})
+    async with PaperClient([stand], headers=MINE).call("tool") as stream:
+        assert stream.status == 401
+        assert (await stream.message())["error"]["message"] == f"{Refused.brief} (requestId mine)"
+
+
+async def test_a_session_whose_replica_does_not_react(
+    log_lines: Lines, cluster: Cluster, old: FakeSse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await begun_at(cluster, old, Silent())
+    monkeypatch.setattr(texts, "are_brief", True)
+    client.headers |= MINE
+    (error,) = (await client.post(client.call_message()))[2]
+    assert "send the request again" in error["error"]["message"]
+    check(log_lines, json.dumps(error))
+
+
+async def test_a_mirrored_call_whose_replica_died(log_lines: Lines, cluster: Cluster) -> None:
+    async with FakeModern() as server:
+        server.tools["ask"] = asks_again
+        cluster.url = server.url
+        one, two = await cluster.begin("gw-1", "gw-2", errors="brief", route={"era": "mirror"})
+        client = await LegacyClient(one).initialize()
+        async with client.call("ask", {"text": "x" * 5_000}) as stream:
+            _, place = await asked_on(stream)
+            await cluster.crash(one)
+        client.headers |= MINE
+        async with client.listen(place, url=two.url) as stream:
+            said = await stream.message()
+        assert said["error"]["data"] == {"reason": "owner_lost", "requestId": "mine"}
+        check(log_lines, json.dumps(said))
+
+
+async def test_a_retry_of_which_nothing_was_run(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "CANCEL_AGAIN_SECONDS", ())
+    upstream.tool(ask)
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", errors="brief", **TWICE)
+    await cluster.crash(one)
+    await upstream.close()
+    reply = await two.client().answer(asked, headers=MINE)
+    said = "Nothing was run: call again with the same requestState and inputResponses (requestId mine)"
+    assert reply.error["message"] == f"{Unreachable.brief}. {said}"
+    await drop(two)  # it waits for another retry

@@ -128,6 +128,16 @@ async def test_a_command_that_cannot_start_is_the_same_news_to_every_host(first:
         assert ended["fix"].endswith(f"PATH is {os.environ['PATH']}")
 
 
+@pytest.mark.parametrize("first", [initialize(), modern("server/discover")], ids=["legacy host", "modern host"])
+async def test_a_host_whose_configuration_has_brief_errors_finds_the_rest_in_its_log(first: JSON) -> None:
+    upstream = {"command": ["no-such-program"]}
+    async with host(config={"errors": "brief", "routes": [{"upstream": upstream}]}, expects=1) as running:
+        said = (await running.ask(first))["error"]["message"]
+        assert "no-such-program" not in said
+        (line,) = [each for each in running.events("error.shortened") if each["request_id"] in said]
+        assert "no-such-program" in line["cause"]
+
+
 # --- a modern server ---
 
 
