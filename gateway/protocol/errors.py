@@ -247,6 +247,7 @@ class Forbidden(DownstreamError):
 class TooLarge(DownstreamError):
     """The body is larger than `limits.body_bytes`."""
 
+    brief = "The body is too large"
     rejection = "too_large"
     status = 413
 

@@ -53,7 +53,8 @@ class StdioFront:
     def _receive(self, line: bytes | None) -> None:
         if line is None:
             limit = self._live.config.limits.body_bytes
-            raise ParseError(f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read")
+            said = f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read"
+            raise ParseError(said, brief="The message is too large")
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, about={"request_id": None})
         try:

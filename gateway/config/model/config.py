@@ -287,7 +287,8 @@ class Config(Section, frozen=True, kw_only=True):
     'mrtr-gateway[otel]'`."""
     errors: Literal["full", "brief"] = "full"
     """What clients are told of errors that the gateway makes. `full`: everything. `brief`: a sentence and the
-    `requestId`, without addresses, commands, limits and names of replicas; the log has the rest beside the same id."""
+    `requestId`, without addresses, commands, names of replicas and values of settings. The log has the rest beside the
+    id."""
     debug: Debug = Debug()
     routes: Annotated[tuple[Route, ...], Meta(min_length=1)]
     """Public paths and their upstreams."""
