@@ -62,9 +62,6 @@ def cautions(config: Config, certificates: Validity) -> Iterator[str]:
 
 
 def _of_trust(config: Config) -> Iterator[str]:
-    for place, text in enumerate(config.state.keys):
-        if len(set(decode_key(text))) < _FEWEST_DIFFERENT_BYTES:
-            yield f"state.keys[{place}] can be guessed: its bytes repeat; make one with `mrtr-gateway keygen`"
     principal = config.principal
     for network in principal.trusted_proxies:
         if network.endswith("/0"):
@@ -102,6 +99,7 @@ def notes(config: Config) -> Iterator[str]:
                 f"security.allowed_hosts is empty, but listen ({config.listen}) is not on loopback: the gateway "
                 "serves any Host, which permits DNS rebinding; list the names that clients use"
             )
+    yield from _of_keys(config)
     yield from _of_processes(config)
     largest, share = config.limits.body_bytes, config.limits.share_of_calls_bytes
     if share < 2 * largest:
@@ -127,6 +125,12 @@ def notes(config: Config) -> Iterator[str]:
                 f"routes[{route.path}].upstream.url leads to listen ({config.listen}), so the gateway would call "
                 "itself; give the URL of the server, or another port to one of them"
             )
+
+
+def _of_keys(config: Config) -> Iterator[str]:
+    for place, text in enumerate(config.state.keys):
+        if len(set(decode_key(text))) < _FEWEST_DIFFERENT_BYTES:
+            yield f"state.keys[{place}] can be guessed: its bytes repeat; make one with `mrtr-gateway keygen`"
 
 
 def _of_processes(config: Config) -> Iterator[str]:
