@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from gateway import __version__, container_health, shell_completion, world
+from gateway import __version__, container_health, world
 from gateway.config import (
     Config,
     ConfigError,
@@ -37,6 +37,7 @@ from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
 from gateway.server.serve import ignore_signals, serve
 from gateway.server.wrap import wrap
+from gateway.shell_completion import SHELLS, FileArgument, script
 from gateway.stdio_front.settings import for_host
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
 from gateway.tools.demo import run as demo
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
-    elif arguments == ["version"]:
+    elif arguments[:1] == ["version"]:
         arguments = ["--version"]
     try:
         code = _run(arguments)
@@ -156,23 +157,32 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     probe.add(commands)
     health = commands.add_parser("health", help="check whether the gateway on this machine is alive")
-    container_health.add_arguments(health)
+    container_health.add_arguments(health, FileArgument)
     health.set_defaults(run=container_health.run)
     schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
-    shell = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
-    shell.add_argument("shell", choices=shell_completion.SHELLS)
-    shell.set_defaults(run=_completion, commands=commands.choices)
+    shell = commands.add_parser(
+        "completion",
+        help="print a script that completes commands and options in a shell",
+        description="bash and zsh read it with: source <(mrtr-gateway completion bash). fish: mrtr-gateway completion "
+        "fish | source",
+    )
+    shell.add_argument("shell", choices=SHELLS)
+    shell.set_defaults(run=_completion, parser=parser)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
     demo.add(commands)
+    # `main` turns these two into options; they stand here for the help and for shells.
+    commands.add_parser("version", help="print the version")
+    help_ = commands.add_parser("help", help="print this help, or that of a command")
+    help_.add_argument("command", nargs="?", choices=tuple(commands.choices))
     return parser
 
 
 def _add_file(command: argparse.ArgumentParser) -> None:
     what = f"YAML configuration file (default: ${FILE_VARIABLE})"
-    command.add_argument("file", nargs="?", type=Path, metavar="FILE", help=what)
-    command.add_argument("-c", "--config", type=Path, metavar="FILE", help="the same")
+    command.add_argument("file", nargs="?", action=FileArgument, type=Path, metavar="FILE", help=what)
+    command.add_argument("-c", "--config", action=FileArgument, type=Path, metavar="FILE", help="the same")
 
 
 def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -186,7 +196,12 @@ def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     source = wrapping.add_mutually_exclusive_group()
     source.add_argument("--upstream", metavar="URL", help="URL of the server, instead of a command after `--`")
     source.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", help="YAML configuration file that has the server"
+        "-c",
+        "--config",
+        action=FileArgument,
+        type=Path,
+        metavar="FILE",
+        help="YAML configuration file that has the server",
     )
     wrapping.add_argument("--route", metavar="PATH", help="with --config: the route to use (default: the first one)")
     wrapping.add_argument(
@@ -284,7 +299,7 @@ def _schema(_: argparse.Namespace) -> int:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    print(shell_completion.script(options.shell, options.commands), end="")
+    print(script(options.shell, options.parser), end="")
     return 0
 
 

@@ -1,48 +1,32 @@
-"""Prints the shell completion of the command line, made from the help of its commands."""
+"""Prints the shell completion of the command line, made from its parser."""
 
 import argparse
-import re
-from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+import shtab
+
 SHELLS: Final = ("bash", "fish", "zsh")
-_OPTION: Final = re.compile(r"(?<![\w-])-(?:[a-zA-Z]\b|-[a-z][a-z-]*)")
-_CHOICES: Final = re.compile(r"(--[a-z][a-z-]*) \{([^}]+)\}")
-_BASH: Final = """\
-_mrtr_gateway() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} words
-  case ${{COMP_WORDS[COMP_CWORD-1]}} in
-{choices}
-  esac
-  case $COMP_CWORD:${{COMP_WORDS[1]}} in
-    1:*) words="{commands} help version -h --help -V --version" ;;
-    2:completion) words="{shells}" ;;
-{options}
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
-}}
-complete -o default -F _mrtr_gateway mrtr-gateway
-"""
-_ZSH: Final = "autoload -U +X bashcompinit && bashcompinit\n"
-_FISH: Final = "complete -c mrtr-gateway -n '__fish_{}' {}-a '{}'\n"
 
 
-def script(shell: str, commands: Mapping[str, argparse.ArgumentParser]) -> str:
-    """Return the text that a shell's start file evaluates."""
-    helps = {name: command.format_help() for name, command in commands.items()}
-    options = {name: " ".join(sorted({*_OPTION.findall(text)})) for name, text in helps.items()}
-    if shell == "fish":
-        options["completion"] += " " + " ".join(SHELLS)
-        words = (_FISH.format(f"seen_subcommand_from {name}", "", text) for name, text in options.items())
-        return _FISH.format("use_subcommand", "-f ", " ".join(commands)) + "".join(words)
-    choices = {name: words.replace(",", " ") for text in helps.values() for name, words in _CHOICES.findall(text)}
-    cases = (
-        f'    {name}) COMPREPLY=($(compgen -W "{words}" -- "$word")); return ;;' for name, words in choices.items()
-    )
-    bash = _BASH.format(
-        choices="\n".join(cases),
-        commands=" ".join(commands),
-        shells=" ".join(SHELLS),
-        options="\n".join(f'    *:{name}) words="{words}" ;;' for name, words in options.items()),
-    )
-    return _ZSH + bash if shell == "zsh" else bash
+class FileArgument(argparse.Action):
+    """Stores the path of a file, and shells complete it."""
+
+    complete = shtab.FILE
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | Path | None,
+        _option: str | None = None,
+    ) -> None:
+        """Store it."""
+        setattr(namespace, self.dest, values)
+
+
+def script(shell: str, parser: argparse.ArgumentParser) -> str:
+    """Return the text that a shell evaluates when it starts."""
+    # zsh does not call it an eval if `source` reads the text.
+    return shtab.complete(parser, shell).replace("[-1] == eval ]]", "[-1] == (eval|file) ]]") + "\n"

@@ -55,7 +55,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 """The folders of `gateway/`, the top floor first. A file imports from its own folder and from lower floors."""
 
 LIBRARIES: dict[str, set[str]] = {
-    "shell_completion": set(),
+    "shell_completion": {"shtab"},
     "entry": set(),
     "__main__": set(),
     "server": {"multidict"},
