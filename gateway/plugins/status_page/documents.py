@@ -1,14 +1,15 @@
 """The pages of docs/ that the status page links to, as HTML: the package ships them, so that they fit its version."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from posixpath import normpath
 from typing import Final
 
 from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from gateway import __version__
@@ -26,12 +27,39 @@ TITLES: Final = {
     "faq.md": "questions and answers",
 }
 """What each page is about, by its name; pyproject.toml lists the same pages."""
-_MARKDOWN: Final = MarkdownIt().enable("table")
-# A table that is wider than the screen scrolls in a box of its own, by keyboard too.
-_MARKDOWN.add_render_rule("table_open", lambda *_: '<div class="scrolled" tabindex="0"><table>\n')
-_MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
-_ENVIRONMENT: Final = environment()
 _NOT_IN_ANCHORS: Final = re.compile(r"[^\w\- ]")
+
+
+class _Renderer(RendererHTML):
+    """With GitHub's anchors of headings. What leads to no page of the gateway is text that names its file."""
+
+    def heading_open(self, tokens: Sequence[Token], index: int, *_: object) -> str:
+        inline = tokens[index + 1].children or ()
+        heading = "".join(child.content for child in inline).lower()
+        return f'<{tokens[index].tag} id="{_NOT_IN_ANCHORS.sub("", heading).replace(" ", "-")}">'
+
+    def link_open(self, tokens: Sequence[Token], index: int, *_: object) -> str:
+        target = str(tokens[index].attrs["href"])
+        return f'<a href="{escape(target)}">' if _is_served(target) else f'<span title="{_file(target)}">'
+
+    def link_close(self, tokens: Sequence[Token], index: int, *_: object) -> str:
+        opening = next(token for token in reversed(tokens[:index]) if token.type == "link_open")
+        return "</a>" if _is_served(str(opening.attrs["href"])) else "</span>"
+
+    def image(self, tokens: Sequence[Token], index: int, *_: object) -> str:
+        return f'<span title="{_file(str(tokens[index].attrs["src"]))}">{escape(tokens[index].content)}</span>'
+
+    # A table that is wider than the screen scrolls in a box of its own, by keyboard too.
+
+    def table_open(self, *_: object) -> str:
+        return '<div class="scrolled" tabindex="0"><table>\n'
+
+    def table_close(self, *_: object) -> str:
+        return "</table></div>\n"
+
+
+_MARKDOWN: Final = MarkdownIt(renderer_cls=_Renderer).enable("table")
+_ENVIRONMENT: Final = environment()
 
 
 @cache
@@ -46,38 +74,14 @@ def document(name: str) -> str | None:
 
 
 def rendered(text: str) -> str:
-    """Return Markdown as HTML, with the anchors that GitHub gives to headings."""
-    tokens = _MARKDOWN.parse(text)
-    for opening, inline in pairwise(tokens):
-        if opening.type == "heading_open":
-            opening.attrs["id"] = anchor("".join(child.content for child in inline.children or ()))
-    for token in tokens:
-        _lead(token.children or [])
-    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+    """Return Markdown as HTML."""
+    return str(_MARKDOWN.render(text))
 
 
-def anchor(heading: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
-    return _NOT_IN_ANCHORS.sub("", heading.lower()).replace(" ", "-")
+def _is_served(target: str) -> bool:
+    page, _, _ = target.partition("#")
+    return "://" in target or not page or page in TITLES
 
 
-def _lead(inline: list[Token]) -> None:
-    """Turn each link that would lead to no page of the gateway, and each picture, into text that names its file."""
-    is_elsewhere = False
-    for token in inline:
-        match token.type:
-            case "image":
-                token.type = "html_inline"
-                token.content = f'<span title="{_file(token.attrs["src"])}">{escape(token.content)}</span>'
-            case "link_open":
-                target = str(token.attrs["href"])
-                page, _, _ = target.partition("#")
-                is_elsewhere = "://" not in target and bool(page) and page not in TITLES
-                if is_elsewhere:
-                    token.tag, token.attrs = "span", {"title": _file(target)}
-            case "link_close" if is_elsewhere:
-                token.tag = "span"
-
-
-def _file(target: object) -> str:
-    return normpath(f"docs/{target}")
+def _file(target: str) -> str:
+    return escape(normpath(f"docs/{target}"))
