@@ -13,7 +13,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from gateway import __version__
-from gateway.plugins.status_page.templates import environment
+from gateway.plugins.status_page.templates import ENVIRONMENT
 
 _PACKAGE: Final = Path(__file__).parents[2]
 _FOLDERS: Final = (_PACKAGE / "docs", _PACKAGE.parent / "docs")
@@ -59,7 +59,6 @@ class _Renderer(RendererHTML):
 
 
 _MARKDOWN: Final = MarkdownIt(renderer_cls=_Renderer).enable("table")
-_ENVIRONMENT: Final = environment()
 
 
 @cache
@@ -70,7 +69,7 @@ def document(name: str) -> str | None:
         return None
     content = rendered(found[0].read_text(encoding="utf-8"))
     names = {"name": name, "content": content, "documents": TITLES, "version": __version__}
-    return _ENVIRONMENT.get_template("document.html").render(names)
+    return ENVIRONMENT.get_template("document.html").render(names)
 
 
 def rendered(text: str) -> str:

@@ -5,45 +5,12 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 from gateway.plugins.status_page.documents import TITLES
-from gateway.plugins.status_page.status_view import (
-    HEALTH,
-    NEAR,
-    ago,
-    duration,
-    mode,
-    only,
-    sessions_note,
-    streams,
-    view,
-    waits_for,
-)
-from gateway.plugins.status_page.templates import environment
-from gateway.telemetry.process_status import MOST_ERRORS, Status
+from gateway.plugins.status_page.status_view import only, view
+from gateway.plugins.status_page.templates import ENVIRONMENT
+from gateway.telemetry.process_status import Status
 
 _SECONDS: Final = re.compile(r"[0-9]{1,4}")
 _LEAST_SECONDS: Final = 2
-_ENVIRONMENT: Final = environment()
-_ENVIRONMENT.filters |= {
-    "ago": ago,
-    "duration": duration,
-    "grouped": "{:,}".format,
-    "mode": mode,
-    "sessions_note": sessions_note,
-    "streams": streams,
-    "waits_for": waits_for,
-    "mebibytes": lambda count: f"{count / 1_048_576:,.1f} MiB",
-}
-_ENVIRONMENT.globals |= {
-    "documents": TITLES,
-    "most_errors": MOST_ERRORS,
-    "near": NEAR,
-    "healths": HEALTH,
-    "full": 0.95,
-    "usual_seconds": 10,
-    "peer_levels": {"answered": "good", "dead": "bad", "silent": "warn", "stalled": "warn", "not asked": "idle"},
-    "process_levels": {"ready": "good", "draining": "warn", "silent": "bad"},
-    "colours": {"good": "#1f8a4c", "warn": "#b86e00", "bad": "#c4261d"},
-}
 
 
 def every_seconds(asked: str | None) -> int | None:
@@ -69,8 +36,9 @@ def page(
         query = {name: value for name, value in {**asked, **changed}.items() if value is not None}
         return document + (f"?{urlencode(query, quote_via=quote, safe='/')}" if query else "")
 
-    return _ENVIRONMENT.get_template("status.html").render(
+    return ENVIRONMENT.get_template("status.html").render(
         **view(shown)._asdict(),
+        documents=TITLES,
         refresh_seconds=refresh_seconds,
         only_route=only_route,
         only_replica=only_replica,
