@@ -35,7 +35,6 @@ class SessionTable:
         self.budget = Budget(
             "limits.replay_bytes", in_force.part(lambda config: max(REPLAY_BYTES, config.limits.event_bytes))
         )
-        metrics.watch_budget(self.budget.name, self.budget.status)
         self._metrics = metrics
         self._sessions: dict[str, FrontSession] = {}
         self._counts: Counter[tuple[str] | tuple[str, bytes]] = Counter()

@@ -100,15 +100,11 @@ class Gateway:
         )
         self.calls = CallBytes(in_force.part(lambda config: config.limits))
         self.cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
-        self.metrics.watch_budget(self.calls.name, self.calls.status)
-        self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
-        self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._keys = state_keys(in_force, worker.key if worker is not None else None)
         self.task_table = TaskTable(in_force.part(lambda config: config.hold), TaskSealer(self._keys))
         self._peer_sealer = PeerSealer(self._keys)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
-        self._traffic.show_budgets()
         own = member_id(config.replica, worker)
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer, self.tasks)
         replica = in_force.part(lambda config: config.replica)
@@ -120,6 +116,11 @@ class Gateway:
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
         self._witness = Witness(self.members, self._peers, self.tasks)
         self._assemble(stream_times, serves_host=serves_host)
+        traffic = self._traffic
+        for budget in (self.calls, self.lot.results, traffic.receiving, traffic.sending, self.sessions.budget):
+            self.metrics.watch_budget(budget.name, budget.status)
+        self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
+        self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self.client_listener = Listener(
             self.downstream.handle,
             config.listen,
@@ -228,7 +229,6 @@ class Gateway:
         self.routes = RouteTable(
             self.config, self._tls, client, process, self.recent_errors, shares_children=serves_host
         )
-        self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
         self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)

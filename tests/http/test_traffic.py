@@ -35,10 +35,11 @@ def test_the_budget_for_replies_has_room_for_the_largest_one() -> None:
     assert traffic(sending_bytes=30, event_bytes=20).sending.limit == 30
 
 
-def test_the_budgets_are_shown_in_the_metrics() -> None:
+def test_the_budgets_tell_what_the_metrics_show() -> None:
     shared = traffic(sending_bytes=30, event_bytes=20)
-    shared.show_budgets()
     shared.sending.share(lambda: None).hold(7)
-    found = shared.metrics.budgets()
-    assert set(found) == {"limits.receiving_bytes", "limits.sending_bytes"}
-    assert (found["limits.sending_bytes"].used, found["limits.sending_bytes"].limit) == (7, 30)
+    assert {each.name for each in (shared.receiving, shared.sending)} == {
+        "limits.receiving_bytes",
+        "limits.sending_bytes",
+    }
+    assert (shared.sending.status().used, shared.sending.status().limit) == (7, 30)

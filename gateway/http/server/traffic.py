@@ -32,11 +32,6 @@ class Traffic:
         self._logged = float("-inf")
         self._suppressed = 0
 
-    def show_budgets(self) -> None:
-        """Show the budgets in the metrics."""
-        for budget in (self.receiving, self.sending):
-            self.metrics.watch_budget(budget.name, budget.status)
-
     def malformed(self, kind: Malformation, remote: str | None) -> None:
         """Count a malformed request; the log names its sender and nothing that it sent."""
         self.metrics.malformations[kind,].inc()
