@@ -44,7 +44,7 @@ def subject(
 
 
 async def look(url: str, headers: dict[str, str] | None = None, **options: Any) -> ProbedServer:
-    return await run_probe(subject(url, headers, **options))
+    return await run_probe(subject(url, headers, **options), TextReport(None), route=None)
 
 
 def check(found: ProbedServer, name: str) -> Check:

@@ -16,7 +16,7 @@ from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.tools.probe.report.features import features, unknown
 from gateway.tools.probe.report.findings import ProbedServer, worst
 from gateway.tools.probe.report.suggested_config import snippet
-from gateway.tools.probe.report.text import UNPRINTED, TextReport
+from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.steps import network, sessions, wire_behaviour
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped, Subject
 from gateway.tools.probe.steps.discover import capability_names, described, greet, website
@@ -32,7 +32,7 @@ _STEPS: Final = 12
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 
 
-async def run_probe(subject: Subject, text: TextReport = UNPRINTED, *, route: str | None = None) -> ProbedServer:
+async def run_probe(subject: Subject, text: TextReport, *, route: str | None) -> ProbedServer:
     """Examine one server; problems are part of the result, and nothing is raised.
 
     `route` is the route's path if the server comes from a configuration.

@@ -3,13 +3,14 @@
 from gateway.protocol.errors import clean
 from gateway.tools.probe.report.findings import Check, Server
 from gateway.tools.probe.report.redaction import Redactor
+from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.steps.context import Notes
 
 EVIL = "a\x1b[31m\r\nb\x00\u202ec\u2028d"
 
 
 def test_every_text_of_a_check_is_treated() -> None:
-    notes = Notes(Redactor(["secret"]))
+    notes = Notes(Redactor(["secret"]), TextReport(None))
     notes.warn("n", *[f"{EVIL} secret"] * 3)
     treated = f"{clean(EVIL)} <hidden>"
     assert notes.checks == [Check(name="n", state="warning", found=treated, why=treated, fix=treated)]

@@ -80,9 +80,6 @@ class TextReport:
             print(text if self._is_coloured else _ESCAPE.sub("", text), file=self._out, flush=True)
 
 
-UNPRINTED: Final = TextReport(None)
-
-
 def _paint(kind: str, text: str) -> str:
     return f"\033[{_COLOURS[kind]}m{text}\033[0m"
 

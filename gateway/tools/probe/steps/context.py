@@ -13,7 +13,7 @@ from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.tools.probe.report.findings import Check, Server, State
 from gateway.tools.probe.report.redaction import Redactor
-from gateway.tools.probe.report.text import UNPRINTED, TextReport
+from gateway.tools.probe.report.text import TextReport
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
@@ -45,7 +45,7 @@ class ProbeStopped(Exception):
 class Notes:
     """The checks, in order, safe to print; each is printed as soon as it is noted."""
 
-    def __init__(self, hide: Redactor, text: TextReport = UNPRINTED) -> None:
+    def __init__(self, hide: Redactor, text: TextReport) -> None:
         self.hide = hide
         self.checks: list[Check] = []
         self._text = text

@@ -19,7 +19,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import MIN_KEY_BYTES, Keys, key_id
 from gateway.seal.peer_messages import PeerSealer
 from gateway.tools.probe.report.redaction import Redactor
-from gateway.tools.probe.report.text import UNPRINTED, TextReport
+from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.requests import NO_REPLY, ask, http_client
 
@@ -28,7 +28,7 @@ _OURS: Final = b"mcp_gateway_"
 _SHOWN: Final = 8
 
 
-async def look_around(config: Config, hide: Redactor, text: TextReport = UNPRINTED) -> Notes:
+async def look_around(config: Config, hide: Redactor, text: TextReport) -> Notes:
     """Run every check; problems are part of the result, and nothing is raised."""
     text.begin("The configuration, on this machine")
     notes = Notes(hide, text)
