@@ -27,15 +27,11 @@ def explained(config: Config, address: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise OSError(exc.errno, _explanation(config, address, exc)) from exc
-
-
-def _explanation(config: Config, address: str, exc: OSError) -> str:
-    keys = {config.replica.listen: "replica.listen", config.admin: "admin", config.listen: "listen"}
-    key = keys.get(address)
-    where = address if key is None else f"{address} ({key})"
-    if isinstance(exc, world.LookupFailed):
-        cause, fix = f"the name cannot be resolved ({exc.strerror})", "write an IP address of this machine"
-    else:
-        cause, fix = _KNOWN.get(exc.errno or 0, (exc.strerror or str(exc), "choose another address"))
-    return f"cannot listen at {where}: {cause}; {fix}"
+        keys = {config.replica.listen: "replica.listen", config.admin: "admin", config.listen: "listen"}
+        key = keys.get(address)
+        where = address if key is None else f"{address} ({key})"
+        if isinstance(exc, world.LookupFailed):
+            cause, fix = f"the name cannot be resolved ({exc.strerror})", "write an IP address of this machine"
+        else:
+            cause, fix = _KNOWN.get(exc.errno or 0, (exc.strerror or str(exc), "choose another address"))
+        raise OSError(exc.errno, f"cannot listen at {where}: {cause}; {fix}") from exc
