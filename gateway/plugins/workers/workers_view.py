@@ -34,10 +34,10 @@ class WorkerProcess:
         self.counted: merge_metrics.Families = {}
         """Its counters and histograms at the last scrape."""
 
-    async def get(self, path: str, seconds: float | None = None) -> str | None:
+    async def get(self, path: str, seconds: float = _ANSWER_SECONDS) -> str | None:
         """Ask its admin listener; None unless it answers 200 in time."""
         connector = aiohttp.UnixConnector(self._address.removeprefix(UNIX))
-        timeout = aiohttp.ClientTimeout(total=seconds or _ANSWER_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             # The host name is only for the Host header, where it passes as a name without a dot.
             async with (
@@ -69,8 +69,6 @@ class Overview(Probes):
         self.proven: set[int] = set()
         """Workers that have been ready once."""
         self._metrics = metrics
-        self._count = in_force.value.workers
-        """A reload cannot change it."""
         self._reload = reload
         self._processes: dict[int, WorkerProcess] = {}
         """Those that run now, by the number of their worker."""
@@ -98,7 +96,7 @@ class Overview(Probes):
         """See `Probes`: ready only if every worker is."""
         if self._reload.is_closed:
             return "draining"
-        ready = await asyncio.gather(*map(self.is_ready, range(self._count)))
+        ready = await asyncio.gather(*map(self.is_ready, range(self._in_force.value.workers)))
         missing = [str(number) for number, is_ready in enumerate(ready) if not is_ready]
         return f"not ready: worker {', '.join(missing)}" if missing else None
 
