@@ -21,9 +21,7 @@ class CallReport:
 
     def __init__(self, rounds: Rounds, incoming: Incoming | None) -> None:
         """`incoming` is the request of the client; None if something else reports the call, or nothing does."""
-        self._live = live = rounds.live
-        self._request, self._version = request, version = rounds.request, rounds.profile.version
-        self._exchange = rounds.exchange
+        self._rounds, self._live, self._request = rounds, rounds.live, rounds.request
         self._started = world.monotonic()
         self._asked_at: float | None = None
         self._thought = 0.0
@@ -35,10 +33,10 @@ class CallReport:
         """The id of the HTTP request that waits, or has brought the call here."""
         if incoming is None:
             return
-        live.process.metrics.mirrored_calls[live.route.path,].inc(1)
-        traces, path = live.process.traces, live.route.path
+        request, path, traces = self._request, self._live.route.path, self._live.process.traces
+        self._live.process.metrics.mirrored_calls[path,].inc(1)
         if traces is not None:  # each round is a span below that of the call
-            about = Operation(request.method, request.target, version, path)
+            about = Operation(request.method, request.target, rounds.profile.version, path)
             meta = jsonrpc.members(jsonrpc.members(request.params).get("_meta"))
             self._span = incoming.begin_span(traces, about, request.id, meta)
 
@@ -74,10 +72,10 @@ class CallReport:
     @property
     def spoken(self) -> Spoken:
         """The call, as the log speaks of it."""
-        about = {"request_id": self.request_id, "exchange_id": self._exchange}
+        about = {"request_id": self.request_id, "exchange_id": self._rounds.exchange}
         return Spoken(self._live, self._request.method, self._request.target, about)
 
-    def finished(self, rounds: int, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
+    def finished(self, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
         """The call is over, with the server's response unless it is said otherwise; what comes later is not told."""
         if self._is_over:
             return
@@ -90,7 +88,8 @@ class CallReport:
             self._span.end(ending)
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
         metrics.mirrored_calls[path,].inc(-1)
-        metrics.operations[path, self._request.method, self._version, *ending].observe(seconds - self._thought)
+        version, rounds = self._rounds.profile.version, self._rounds.progress.round + 1
+        metrics.operations[path, self._request.method, version, *ending].observe(seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:  # as in the bridge, such calls are in the metrics alone
             return
         cause = "" if error is None else error.message

@@ -100,7 +100,7 @@ class MirroredCall(Engine, Hearer):
         self._release()
         if self._work is not None and self._work is not asyncio.current_task():
             _ = self._work.cancel()
-        self.report.finished(self._rounds.progress.round + 1, Ending(Outcome.CANCELLED))
+        self.report.finished(Ending(Outcome.CANCELLED))
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
         """See `Engine`."""
@@ -115,7 +115,7 @@ class MirroredCall(Engine, Hearer):
 
     def _finish(self, legs: Iterable[Any], final: FinalMessage) -> None:
         """End legs, with which the call is over."""
-        self.report.finished(self._rounds.progress.round + 1, error=final.cause)
+        self.report.finished(error=final.cause)
         for leg in legs:
             leg.finish(final)
 
