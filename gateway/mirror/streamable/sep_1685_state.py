@@ -48,13 +48,11 @@ def taken(place: CallPlace, message: jsonrpc.Message, tokens: Tokens) -> tuple[C
     """What the state of a response says, and the response without it; raises InvalidRequestState."""
     result = jsonrpc.members(message.result)
     meta = jsonrpc.members(result.get("_meta"))
-    raw = meta.pop(KEY, None)
-    state = None if raw is None else jsonrpc.text(raw)
-    if not is_echo(place, message):
-        if raw is not None:
-            raise InvalidRequestState("malformed")
+    raw, is_due = meta.pop(KEY, None), is_echo(place, message)
+    if raw is None and not is_due:
         return place, message
-    if state is None:
+    state = jsonrpc.text(raw)
+    if state is None or not is_due:
         raise InvalidRequestState("malformed")
     try:
         found = tokens.place(STATE, state, place.session)
