@@ -163,8 +163,7 @@ class Home:
             finally:
                 live.process.metrics.subscriptions[live.route.path,].inc(-1)
                 if self._queue is queue:
-                    self._queue = None
-                    _ = live.upstream.streams.pop(self, None)
+                    self._end_stream()
 
     def end(self) -> None:
         """See `Endable`."""
