@@ -180,10 +180,8 @@ class SessionRelay(SideListener):
         except UpstreamError as exc:
             self._fail(request, exc)
         else:
-            if isinstance(refused, jsonrpc.Error):
-                self.pass_on(jsonrpc.failure(request, refused), request)
-            elif refused is not None:
-                self.pass_on(jsonrpc.result(request, refused), request)
+            if refused is not None:
+                self.pass_on(jsonrpc.answer(request, refused), request)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
