@@ -42,6 +42,8 @@ AT_ONCE: Final = 0.0
 _POLL_SECONDS: Final = 1.0
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 """The bounds of the pause that a server may ask for between two polls."""
+_NOT_MODERN: Final = frozenset({"task", "inputResponses", "requestState"})
+"""A client's own answers or state would pass for those of a round of the gateway."""
 _TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
@@ -112,7 +114,7 @@ class Rounds:
         if self.answers:
             added["inputResponses"] = jsonrpc.merge(self.answers)
         if is_task:
-            return ModernRequest.new(method, _task_params(target), profile, headers, target=target, added=added)
+            return ModernRequest.new(method, _task_params(target) | added, profile, headers, target=target)
         if self.progress.state is not None:
             added["requestState"] = self.progress.state
         try:
@@ -122,15 +124,8 @@ class Rounds:
                 written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
                 meta = _with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
                 params["_meta"] = Raw(jsonrpc.merge(meta))
-            return ModernRequest.new(
-                method,
-                params,
-                profile,
-                headers,
-                target=target,
-                log_level=log_level,
-                added=added,
-            )
+            sent = {key: raw for key, raw in params.items() if key not in _NOT_MODERN} | added
+            return ModernRequest.new(method, sent, profile, headers, target=target, log_level=log_level)
         except ValueError as exc:
             raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 

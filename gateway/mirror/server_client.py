@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 30.0
 """How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
-# A client's own answers or state would pass for those of a round of the gateway.
-_NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
 _OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
 _ACCEPT: Final = "application/json, text/event-stream"
 
@@ -58,29 +56,22 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
     def new(  # noqa: PLR0913  (what one request consists of)
         cls,
         method: str,
-        params: jsonrpc.Fields,
+        params: Mapping[str, bytes | Raw],
         profile: Profile,
         headers: Headers,
         *,
         target: str = "",
         log_level: str | None = None,
-        added: Mapping[str, bytes | Raw] | None = None,
     ) -> Self:
-        """The modern form of a legacy request, with an id of its own; `added` are further params.
-
-        Raises ValueError for a `_meta` that is no object.
-        """
+        """A request with an id of its own; raises ValueError for a `_meta` that is no object."""
         meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
         metas: dict[str, bytes | Raw] = {key: raw for key, raw in meta.items() if key not in _OWN_META}
         metas[mcp.META_VERSION] = jsonrpc.encode(mcp.MODERN)
         metas[mcp.META_CLIENT_INFO], metas[mcp.META_CAPABILITIES] = profile.info, profile.capabilities
         if log_level is not None:
             metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
-        parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
-        parts |= {**(added or {}), "_meta": jsonrpc.merge(metas)}
         id_ = new_id()
-        body = jsonrpc.request(id_, method, jsonrpc.merge(parts))
-        return cls(id_, body, method, target, headers)
+        return cls(id_, jsonrpc.request(id_, method, jsonrpc.with_meta(params, metas)), method, target, headers)
 
     @property
     def params(self) -> jsonrpc.Fields:

@@ -310,12 +310,12 @@ def merge(members: Mapping[str, bytes | Raw]) -> bytes:
     )
 
 
-def with_meta(members: Fields, meta: Fields) -> Raw:
+def with_meta(members: Mapping[str, bytes | Raw], meta: Mapping[str, bytes | Raw]) -> Raw:
     """An object with this `_meta` in place of its own; without one if it is empty."""
-    members = {key: value for key, value in members.items() if key != "_meta"}
+    parts = {key: value for key, value in members.items() if key != "_meta"}
     if meta:
-        members["_meta"] = Raw(merge(meta))
-    return Raw(merge(members))
+        parts["_meta"] = merge(meta)
+    return Raw(merge(parts))
 
 
 @lru_cache(maxsize=1024)

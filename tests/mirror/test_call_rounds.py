@@ -16,10 +16,11 @@ from tests.support.fake_server import fake_live
 
 ALL = b'{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}'
 ACCEPT = {"action": "accept", "content": {}}
+PARAMS = {"name": "t", "uri": "a:b", "arguments": {"x": 1}}
 
 
-def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange") -> Rounds:
-    request = LegacyRequest(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
+def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange", **own: Any) -> Rounds:
+    request = LegacyRequest(b"7", method, json.dumps({**PARAMS, **own}).encode())
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
     return Rounds(fake_live(Tasks(Metrics("0"))), exchange, request, profile)
 
@@ -67,6 +68,11 @@ def test_a_round_without_questions_goes_on_at_once_and_brings_no_answers_of_the_
     assert sent(it)["inputResponses"] == {"a": ACCEPT}
     assert it.received(required("s2")) == 0.0
     assert (sent(it)["requestState"], "inputResponses" in sent(it)) == ("s2", False)
+
+
+def test_answers_state_and_tasks_of_the_clients_own_go_no_further() -> None:
+    it = call(task={}, inputResponses={"a": ACCEPT}, requestState="s")
+    assert sent(it).keys() == {*PARAMS, "_meta"}
 
 
 @pytest.mark.parametrize("refusal", [{"error": {"code": -1, "message": "not now"}}, {"result": [1]}, {}])

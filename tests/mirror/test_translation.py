@@ -25,7 +25,7 @@ def raw(value: Any) -> Raw:
 
 
 def test_a_request_tells_who_asks_each_time() -> None:
-    params = {"name": raw("t"), "task": raw({}), "_meta": raw({"progressToken": 1, "x/y": 2, mcp.META_VERSION: "9"})}
+    params = {"name": raw("t"), "_meta": raw({"progressToken": 1, "x/y": 2, mcp.META_VERSION: "9"})}
     sent = ModernRequest.new("tools/call", params, PROFILE, {}, log_level="info")
     assert json.loads(sent.body) == {
         "jsonrpc": "2.0",
