@@ -87,12 +87,11 @@ class Stateless:
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def _request(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> Response:
-        declared = vocabulary.declared(params_of(message), at.incoming.headers)
+        params, declared = vocabulary.declared(params_of(message), at.incoming.headers)
         session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
             # Only `initialize` says who the client is.
             declared = replace(declared, profile=replace(declared.profile, info=session.profile.info))
-        request = replace(message, params=declared.params)
         match message.method:
             case mcp.PING:
                 return await _result(at, id_, b"{}")
@@ -113,9 +112,8 @@ class Stateless:
                 listening = Listening(at.live, id_, at.incoming.request_id)
                 return await listening.serve(server, declared.profile, headers, at.reply)
             case method if method in mcp.BRIDGED:
-                outgoing = request_of(id_, request)
-                declared = replace(declared, params=b"")
-                del message, request
+                outgoing = request_of(id_, replace(message, params=params))
+                del message, params
                 at.incoming.drop_body(id_)
                 return await self._call(at, outgoing, declared, session)
             case method:

@@ -48,8 +48,6 @@ class InvalidSession(DownstreamError):
 class Declared(msgspec.Struct, frozen=True):
     """The declarations of one request about itself and its client."""
 
-    params: Raw
-    """The params without the words of the dialect."""
     profile: Profile
     streams: bool
     """Whether the reply may be a stream."""
@@ -66,8 +64,11 @@ def is_declared(message: jsonrpc.Message) -> bool:
         return False
 
 
-def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
-    """Read a request; raises UnsupportedVersion, InvalidRequest where header and `_meta` differ, or InvalidParams."""
+def declared(params: jsonrpc.Fields, headers: HeaderValues) -> tuple[Raw, Declared]:
+    """Read a request; returns its params without the words of the dialect, too.
+
+    Raises UnknownVersion, InvalidRequest where header and `_meta` differ, or InvalidParams.
+    """
     meta = _meta(params)
     versions = headers.getall(mcp.PROTOCOL_VERSION, ())
     if len(versions) != 1 or versions[0] not in SUPPORTED:
@@ -89,7 +90,7 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
         raise InvalidParams(f"{_LOG_LEVEL[0]!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
     kept = jsonrpc.with_meta(params, {key: raw for key, raw in meta.items() if key not in _OWN})
     # The paper lets a server stream only to a client that declares capabilities.
-    return Declared(kept, profile, CAPABILITIES in meta, roots, level)
+    return kept, Declared(profile, CAPABILITIES in meta, roots, level)
 
 
 def _meta(params: jsonrpc.Fields) -> jsonrpc.Fields:

@@ -6,22 +6,15 @@ import pytest
 from msgspec import Raw
 from multidict import CIMultiDict
 
-from gateway.plugins.sep_1442.vocabulary import (
-    CAPABILITIES,
-    VERSION,
-    Declared,
-    UnknownVersion,
-    declared,
-    is_declared,
-)
+from gateway.plugins.sep_1442.vocabulary import CAPABILITIES, VERSION, UnknownVersion, declared, is_declared
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from tests.support.legacy_client import Json
 
 
-def read(meta: Any, *versions: str, **params: Any) -> Declared:
+def read(meta: Any, *versions: str) -> None:
     headers = CIMultiDict([(mcp.PROTOCOL_VERSION, version) for version in versions])
-    return declared(jsonrpc.fields(jsonrpc.encode({**params, "_meta": meta})), headers)
+    _ = declared(jsonrpc.fields(jsonrpc.encode({"_meta": meta})), headers)
 
 
 @pytest.mark.parametrize(
