@@ -13,10 +13,10 @@ from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Told
 from tests.cluster.test_witness import cut_off, is_quiet, only
-from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_peer import tells_later
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, drop, exchange_failing_over_to, in_time, opened, resealed, steps
+from tests.support.replicas import Cluster, drop, exchange_failing_over_to, facing, in_time, opened, resealed, steps
 from tests.support.task_client import EXTENSION
 from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, later, leave
 from tests.tasks.test_live_task import TaskServer
@@ -242,22 +242,15 @@ async def test_a_silent_owners_task_is_not_cancelled_when_the_client_of_a_take_o
 async def test_a_call_that_becomes_a_task_while_others_are_asked_about_it_has_not_expired(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    async def script(asked: Asked) -> None:
-        _ = await asked.take()
-        arrived.set()
-        await go.wait()
-        await asked.tell(Told("no"))
-
-    arrived, go = asyncio.Event(), asyncio.Event()
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts={"peer_accept_seconds": DEADLINE})
+    go = asyncio.Event()
+    one, peer = await facing(cluster, tells_later(go, Told("no")), timeouts={"peer_accept_seconds": DEADLINE})
     _ = AskingFirst(upstream)
     client = one.client(capabilities=EXTENSION)
     _ = await client.post(mcp.TOOLS_LIST)
     _ = await client.call()
     task = only(one)
     task.fire(Timer.TTL)
-    await in_time(arrived.wait())
+    await eventually(lambda: peer.kinds == ["holds"])
     task.hear(on.Became("t1"))
     go.set()
     await eventually(lambda: "ask about an expired call" not in one.tasks())

@@ -18,7 +18,7 @@ from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, PeerRequest, Told
 from tests.parts.launch import free_port
-from tests.support.fake_peer import Asked, FakePeer, tells
+from tests.support.fake_peer import Asked, FakePeer, tells, tells_later
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.replicas import (
@@ -298,20 +298,17 @@ async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(cluster: C
     """It does not know that it must not harm the call."""
 
     async def script(asked: Asked) -> None:
-        peer_request = await asked.take()
-        kinds.append(peer_request.kind)
-        if peer_request.kind == "reach":
+        if (await asked.take()).kind == "reach":
             await asked.tell(Told("silent"))
         else:
             asked.die()
 
-    kinds: list[str] = []
     peer = await cluster.fake(FakePeer(script))
     fakes = {"gw-2": hole, "gw-3": peer.address}
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts={"peer_connect_seconds": 0.1}, **TWICE)
     asked = await orphan(one, "gw-2", "gw-3", "gw-1")
     reply = await one.client().answer(asked)
-    assert kinds == ["reach", "resume", "resume"]
+    assert peer.kinds == ["reach", "resume", "resume"]
     assert reply.outcome == STALLED, "it took the request and broke off: it may be at work on it"
 
 
@@ -319,14 +316,8 @@ async def test_many_retries_cost_one_round_of_questions(
     cluster: Cluster, hole: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(witness, "_GOOD_SECONDS", 600)  # on a busy machine, eleven retries may take more than 2 s
-
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await go.wait()
-        await asked.tell(Told("unknown"))
-
     go = asyncio.Event()
-    peer = await cluster.fake(FakePeer(script))
+    peer = await cluster.fake(FakePeer(tells_later(go, Told("unknown"))))
     fakes = {"gw-2": hole, "gw-3": peer.address}
     times = {"peer_connect_seconds": 0.1, "peer_accept_seconds": 5}
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts=times, **TWICE)
@@ -456,21 +447,12 @@ async def test_an_owner_cancels_an_expired_call_that_no_other_replica_has(
 async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    async def script(asked: Asked) -> None:
-        peer_request = await asked.take()
-        assert peer_request.kind == "holds"
-        arrived.set()
-        await go.wait()
-        await asked.tell(Told("no"))
-
-    arrived, go = asyncio.Event(), asyncio.Event()
-    peer = await cluster.fake(FakePeer(script))
-    times = {"peer_accept_seconds": DEADLINE}
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times)
+    go = asyncio.Event()
+    one, peer = await facing(cluster, tells_later(go, Told("no")), timeouts={"peer_accept_seconds": DEADLINE})
     _ = FakeStore(upstream, rounds=2)
     asked = await one.client().call()
     only(one).fire(Timer.TTL)
-    await in_time(arrived.wait())
+    await eventually(lambda: peer.kinds == ["holds"])
     asked = await one.client().answer(asked)
     go.set()
     await eventually(lambda: "ask about an expired call" not in one.tasks())

@@ -16,9 +16,8 @@ from gateway.seal.sep_1655_items import PURPOSE, Item
 from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers
-from tests.support.fake_peer import FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, ask_action, text
-from tests.support.replicas import Cluster, asked_peers, dies_after_the_body
+from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, facing
 from tests.support.stand import Start
 from tests.support.state_keeper import SERVER, SESSION, KeepingClient, StateKeeper
 from tests.support.workbench import ACCEPT, ALL, KEY, Reply, Stand, later
@@ -339,8 +338,7 @@ async def test_the_state_of_a_dead_replica_is_ignored(upstream: FakeUpstream, cl
 
 
 async def test_a_replica_that_does_not_react_costs_the_pin(cluster: Cluster) -> None:
-    old = await cluster.fake(FakePeer(lambda asked: asked.refuse(403)))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": old.address}, route=ROUTE)
+    one, _ = await facing(cluster, lambda asked: asked.refuse(403), route=ROUTE)
     client = PaperClient(one)
     _ = await client.call()
     bad = client.state.kept[SESSION][NAME] = resealed(one, client.item, place="gw-2")
@@ -350,8 +348,7 @@ async def test_a_replica_that_does_not_react_costs_the_pin(cluster: Cluster) -> 
 
 
 async def test_a_call_that_the_owner_took_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:
-    taken = await cluster.fake(FakePeer(dies_after_the_body))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": taken.address}, route=ROUTE)
+    one, _ = await facing(cluster, dies_after_the_body, route=ROUTE)
     client = PaperClient(one)
     _ = await client.call()
     client.state.kept[SESSION][NAME] = resealed(one, client.item, place="gw-2")

@@ -3,6 +3,7 @@
 It knows the state key and may speak as a replica does, or badly, or not at all. `replicas.py` has real ones.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -85,6 +86,17 @@ def tells(*frames: Frame) -> Script:
     """Reply to each request with these frames."""
 
     async def script(asked: Asked) -> None:
+        await asked.tell(*frames)
+
+    return script
+
+
+def tells_later(go: asyncio.Event, *frames: Frame) -> Script:
+    """Take each request, and reply with these frames when the test says so."""
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await go.wait()
         await asked.tell(*frames)
 
     return script

@@ -19,10 +19,10 @@ from gateway.plugins.status_page.cluster_view import STATUS_BYTES
 from gateway.seal.peer_messages import Told
 from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
-from tests.support.fake_peer import Asked, FakePeer, Silent, tells
+from tests.support.fake_peer import Asked, FakePeer, Silent, tells, tells_later
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
 from tests.support.noted_connections import NotedConnection
-from tests.support.replicas import Cluster, drop, in_time
+from tests.support.replicas import Cluster, drop, facing, in_time
 from tests.support.status import fetch, process, status_of
 from tests.support.workbench import Stand, eventually, later
 
@@ -128,8 +128,7 @@ async def test_a_replica_whose_clock_is_off_is_shown_with_the_seconds(
     now = float(int(time.time()))
     monkeypatch.setattr(world, "wall", lambda: now)
     date = formatdate(now + ahead, usegmt=True)
-    other = await cluster.fake(FakePeer(lambda asked: asked.refuse(403, date)))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
+    one, _ = await facing(cluster, lambda asked: asked.refuse(403, date))
     (notice,) = (await seen(one)).notices
     assert (notice.detail, peer(await seen(one), "gw-2").state) == ("It refuses this replica's requests", "stalled")
     assert notice.fix.startswith(f"gw-2's clock is {way} this replica's; compare the clocks")
@@ -180,8 +179,7 @@ LIES: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize("lie", [lie for _, lie in LIES], ids=[name for name, _ in LIES])
 async def test_what_is_no_status_of_that_replica_is_not_shown(cluster: Cluster, lie: str) -> None:
-    liar = await cluster.fake(FakePeer(tells(Told(lie))))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": liar.address})
+    one, liar = await facing(cluster, tells(Told(lie)))
     status = await seen(one)
     assert liar.kinds == ["status"]
     assert states(status) == {"gw-1": "ready", "gw-2": "silent"}
@@ -191,14 +189,7 @@ async def test_what_is_no_status_of_that_replica_is_not_shown(cluster: Cluster, 
 
 async def test_views_at_the_same_time_ask_once(cluster: Cluster, accepted: list[NotedConnection]) -> None:
     go = asyncio.Event()
-
-    async def answer(asked: Asked) -> None:
-        _ = await asked.take()
-        await go.wait()
-        await asked.tell(Told(json.dumps(told())))
-
-    other = await cluster.fake(FakePeer(answer))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
+    one, other = await facing(cluster, tells_later(go, Told(json.dumps(told()))))
     first = later(seen(one))
     await eventually(lambda: other.kinds == ["status"])
     second = later(seen(one))
