@@ -1,7 +1,6 @@
 """One call: its handshake, its rounds, what is forwarded, and the form of its reply."""
 
 import asyncio
-import gc
 import itertools
 import json
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp, request
 from gateway.tasks.live_task import LiveTask
 from tests.support.fake_upstream import URL, FakeUpstream, Turn, ask, asks, event, text
+from tests.support.garbage import cycles
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually, later
 
@@ -176,17 +176,9 @@ async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_en
 @contextmanager
 def leaving_no_cycle() -> Iterator[None]:
     """Fail if an exchange is left to the collector: cycles cost a fifth of the CPU under load, and pauses."""
-    gc.collect()
-    gc.disable()
-    try:
+    with cycles() as found:
         yield
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        assert not [found for found in gc.garbage if isinstance(found, Driver | Exchange)]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
+    assert not found & {f"{kind.__module__}.{kind.__qualname__}" for kind in (Driver, Exchange)}
 
 
 async def test_a_plain_call_leaves_nothing_to_the_collector(client: Client) -> None:

@@ -69,6 +69,18 @@ def configuration(upstream: str | dict[str, Any], overrides: dict[str, Any]) -> 
     return merged({**addresses, "routes": [route], **DEFAULTS}, over)
 
 
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+"""Values by (sample name, labels)."""
+
+
+def series(scraped: str) -> Series:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(scraped)
+        for sample in family.samples
+    }
+
+
 def log_lines(log: str, **odd: str) -> list[dict[str, Any]]:
     """A line that is not JSON is an `odd` event of its own."""
     lines = []
@@ -264,15 +276,9 @@ class Gateway(Front):
         self.terminate()
         await self.until_ready(503)
 
-    async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """Scrape: value by (sample name, labels)."""
+    async def metrics(self) -> Series:
         async with self.http.get(f"{self.admin}/metrics") as response:
-            text = await response.text()
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+            return series(await response.text())
 
     async def metric(self, name: str, **labels: str) -> float:
         wanted = labels.items()

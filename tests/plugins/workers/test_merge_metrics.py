@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.plugins.workers.merge_metrics import lasting, merge, parse, write
 from gateway.protocol import mcp
 from gateway.telemetry import Metrics, Outcome, SessionState, Step
-
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+from tests.support.gateway_process import Series, series
 
 COUNTER = "# HELP c_total Things.\n# TYPE c_total counter\n"
 GAUGE = "# HELP g Things.\n# TYPE g gauge\n"
@@ -146,14 +145,6 @@ def process(seed: int) -> str:
         metrics.held_calls[route,].inc()
         metrics.hold_times[route,].observe(chance.random())
     return metrics.render().decode()
-
-
-def series(text: str) -> Series:
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def added(texts: Iterable[str]) -> Series:

@@ -210,22 +210,22 @@ async def served(probes: Probes) -> AsyncIterator[str]:
     await listener.close()
 
 
+async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with http.get(url) as response:
+        return response.status, await response.text()
+
+
 async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
     _ = await host.start(0)
     async with served(host.overview) as url, aiohttp.ClientSession() as http:
-
-        async def get(path: str) -> tuple[int, str]:
-            async with http.get(url + path) as response:
-                return response.status, await response.text()
-
-        assert await get("/healthz") == (200, "ok\n")
-        assert await get("/readyz") == (503, "not ready: worker 1\n")
+        assert await get(http, f"{url}/healthz") == (200, "ok\n")
+        assert await get(http, f"{url}/readyz") == (503, "not ready: worker 1\n")
         _ = await host.start(1)
-        assert await get("/readyz") == (200, "ready\n")
-        status, text = await get("/metrics")
+        assert await get(http, f"{url}/readyz") == (200, "ready\n")
+        status, text = await get(http, f"{url}/metrics")
         assert (status, text.endswith("\n")) == (200, True)
         assert 'mcp_gateway_held_calls{route="/mcp"} 0.0' in text
-        assert (await get("/other"))[0] == 404
+        assert (await get(http, f"{url}/other"))[0] == 404
         async with http.get(f"{url}/status", headers={"Host": "evil.example"}) as response:
             assert response.status == 403
         async with http.get(f"{url}/metrics") as response:
@@ -236,18 +236,13 @@ async def test_the_supervisor_answers_as_one_process_does(host: Host) -> None:
 
 async def test_the_worker_that_answers_tells_the_status(host: Host) -> None:
     async with served(host.overview) as url, aiohttp.ClientSession() as http:
-
-        async def get(path: str) -> tuple[int, str]:
-            async with http.get(url + path) as response:
-                return response.status, await response.text()
-
-        assert (await get("/status"))[0] == 503
+        assert (await get(http, f"{url}/status"))[0] == 503
         hung, other = await host.start(0), await host.start(1)
         hung.free.clear()
-        assert await get("/status.json") == (200, "admin-1 /status.json None")
-        assert await get("/status?route=/a%20b%26") == (200, "admin-1 /status /a b&")
+        assert await get(http, f"{url}/status.json") == (200, "admin-1 /status.json None")
+        assert await get(http, f"{url}/status?route=/a%20b%26") == (200, "admin-1 /status /a b&")
         hung.free.set()
-        _ = await get("/status")
+        _ = await get(http, f"{url}/status")
         assert hung.views + other.views == 3, "one asks its siblings"
 
 
