@@ -100,7 +100,10 @@ class _HalfHead:
                 raise Malformed(Malformation.TOO_LONG)
             self._line = len(head) - len(last)
         self._parse(data[: size - before] if is_whole else data, is_whole=is_whole)
-        return data[size - before :] if is_whole else None
+        if not is_whole:
+            return None
+        del self._llhttp  # it refers to this head, which would be left to the garbage collector
+        return data[size - before :]
 
     def _parse(self, data: bytes, *, is_whole: bool) -> None:
         """Parse a part, with which the head is whole or not. Raises Malformed."""
