@@ -33,6 +33,7 @@ Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -139,47 +140,36 @@ class Snapshot(msgspec.Struct, frozen=True):
     sheds: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
     """One exchange; all events go through `handle`."""
 
-    __slots__ = (
-        "_declared",
-        "_digests",
-        "_final",
-        "_ledger",
-        "_lingers",
-        "_owes_answers",
-        "_policy",
-        "legs",
-        "nested_requests",
-        "questions",
-        "round",
-        "sheds",
-        "state",
-    )
+    _declared: Capabilities
+    _policy: Policy
+    given: InitVar[Mapping[str, Raw] | None] = None
+    """Answers that came without a requestState; each is used when its question is asked."""
+    state: State = IDLE
+    round: int = 0
+    """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
+    nested_requests: NestedRequests = field(init=False)
+    questions: dict[str, Question] = field(init=False)
+    legs: tuple[on.Leg, ...] = ()
+    """The legs that wait for their final message, oldest first."""
+    _digests: dict[int, bytes] = field(default_factory=dict)
+    """What the client answered in each round that it claimed."""
+    _final: Ending | None = None
+    """The final message, for legs that come later."""
+    _lingers: bool = False
+    """Whether the end is kept for the linger time: nothing of it was parked, or its client has it."""
+    _owes_answers: bool = False
+    """Whether an earlier call in the session left a nested request unanswered."""
+    _ledger: ReplayLedger = field(default_factory=ReplayLedger)
+    sheds: int = 0
+    """State-only rounds so far."""
 
-    def __init__(self, declared: Capabilities, policy: Policy, given: Mapping[str, Raw] | None = None) -> None:
-        """`given` are answers that came without a requestState; each is used when its question is asked."""
-        self.state = IDLE
-        self.round = 0
-        """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
-        self.nested_requests = NestedRequests(declared, given)
+    def __post_init__(self, given: Mapping[str, Raw] | None) -> None:
+        self.nested_requests = NestedRequests(self._declared, given)
         self.questions = self.nested_requests.open
-        self._declared = declared
-        self._policy = policy
-        self.legs: tuple[on.Leg, ...] = ()
-        """The legs that wait for their final message, oldest first."""
-        self._digests: dict[int, bytes] = {}
-        """What the client answered in each round that it claimed."""
-        self._final: Ending | None = None
-        """The final message, for legs that come later."""
-        self._lingers = False
-        """Whether the end is kept for the linger time: nothing of it was parked, or its client has it."""
-        self._owes_answers = False
-        """Whether an earlier call in the session left a nested request unanswered."""
-        self._ledger = ReplayLedger()
-        self.sheds = 0
-        """State-only rounds so far."""
 
     def restore(self, past: Snapshot) -> None:
         """Continue where another process stopped; only for a new exchange."""

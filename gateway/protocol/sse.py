@@ -6,6 +6,7 @@ that starts with a colon is a comment, one space after the field's colon is drop
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -40,6 +41,7 @@ class EventTooLarge(ValueError):
     """One event exceeded the parser's bound; the rest of the stream cannot be parsed."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Parser:
     """Takes bytes as they come, and returns the events that they complete.
 
@@ -47,32 +49,19 @@ class Parser:
     fed again.
     """
 
-    __slots__ = (
-        "_after_cr",
-        "_data",
-        "_event",
-        "_id",
-        "_max",
-        "_size",
-        "_started",
-        "_unfinished",
-        "retry_ms",
-    )
-
-    def __init__(self, max_bytes: int, *, is_begun: bool = False) -> None:
-        """`is_begun`: events of the stream were read before, so no byte order mark can come any more."""
-        self._max = max_bytes
-        self._started = is_begun
-        self._after_cr = False
-        self._unfinished = bytearray()
-        """The beginning of a line."""
-        self._size = 0
-        """The size of the complete lines since the last empty one, each with its line end."""
-        self._data: bytes | bytearray | None = None
-        self._id: str | None = None
-        self._event = ""
-        self.retry_ms: int | None = None
-        """How long the stream asks clients to wait before they reconnect."""
+    max_bytes: int
+    is_begun: bool = False
+    """Whether the beginning of the stream was read, so that no byte order mark can come any more."""
+    _after_cr: bool = False
+    _unfinished: bytearray = field(default_factory=bytearray)
+    """The beginning of a line."""
+    _size: int = 0
+    """The size of the complete lines since the last empty one, each with its line end."""
+    _data: bytes | bytearray | None = None
+    _id: str | None = None
+    _event: str = ""
+    retry_ms: int | None = None
+    """How long the stream asks clients to wait before they reconnect."""
 
     @property
     def unfinished_bytes(self) -> int:
@@ -81,13 +70,13 @@ class Parser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
-        if not self._started:
+        if not self.is_begun:
             chunk = b"".join((self._unfinished, chunk))
             self._unfinished.clear()
             if len(chunk) < len(BOM) and BOM.startswith(chunk):  # it is not clear yet whether there is one
                 self._unfinished += chunk
                 return []
-            self._started = True
+            self.is_begun = True
             chunk = chunk.removeprefix(BOM)
         # A CR at the end of a chunk ends the line at once, because a stream with CR alone would otherwise be one event
         # late; an LF at the beginning of the next chunk belongs to it.
@@ -143,8 +132,8 @@ class Parser:
         return events
 
     def _check(self, size: int) -> None:
-        if size > self._max:
-            raise EventTooLarge(f"an event is larger than {self._max} bytes")
+        if size > self.max_bytes:
+            raise EventTooLarge(f"an event is larger than {self.max_bytes} bytes")
 
 
 class PlainParser(msgspec.Struct):
