@@ -7,8 +7,7 @@ the coroutine that decides what becomes of the request. This file decides nothin
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from enum import Enum
-from typing import Final, Self, cast
+from typing import Final, Literal, Self, cast
 
 import msgspec
 
@@ -37,19 +36,6 @@ async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyRead
     raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
-class ReplyStage(Enum):
-    """How far a reply is."""
-
-    ARRIVING = "arriving"
-    DONE = "done"
-    """The answer was received, here or elsewhere."""
-    ENDED = "ended"
-    """It has ended in another way."""
-
-
-ARRIVING, DONE, ENDED = ReplyStage
-
-
 class ReplyReader(msgspec.Struct, eq=False):
     """One reply; the ReplyListener of its request."""
 
@@ -72,7 +58,8 @@ class ReplyReader(msgspec.Struct, eq=False):
     """What parses a stream, or what has come of a body."""
     size: int = 0
     """Of what has come of a body, or of the message that is arriving on a stream."""
-    stage: ReplyStage = ARRIVING
+    stage: Literal["arriving", "done", "ended"] = "arriving"
+    """Done: the answer was received, here or elsewhere. Ended: it has ended in another way."""
     failure: Exception | None = None
     """Why the reply ended, if it is over and not complete."""
     waiter: asyncio.Future[None] | None = None
@@ -80,7 +67,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     async def over(self, pending: PendingRequest) -> Self:
         """Wait until the reply is over; if that is cancelled, give the request up."""
         self.pending = pending
-        if self.stage is ARRIVING:
+        if self.stage == "arriving":
             self.waiter = asyncio.Future()  # uvloop's `create_future` costs nearly twice as much (decision 61)
             try:
                 await self.waiter
@@ -112,12 +99,12 @@ class ReplyReader(msgspec.Struct, eq=False):
     @property
     def is_done(self) -> bool:
         """Whether the answer was received, here or elsewhere."""
-        return self.stage is DONE
+        return self.stage == "done"
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is heard."""
-        return self.stage is not ARRIVING
+        return self.stage != "arriving"
 
     @property
     def retry_ms(self) -> int | None:
@@ -147,7 +134,7 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def on_body(self, data: bytes, /) -> None:
         """Hand over the messages that this part of a stream completes; keep a part of a body."""
-        if self.stage is not ARRIVING:
+        if self.stage != "arriving":
             return
         content, before = self.content, self.size
         if isinstance(content, sse.PlainParser):
@@ -158,7 +145,7 @@ class ReplyReader(msgspec.Struct, eq=False):
                 return
             for event in events:
                 self.take(event)
-                if self.stage is not ARRIVING:
+                if self.is_over:
                     return
             self.size = content.unfinished_bytes
         else:
@@ -174,7 +161,7 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def on_end(self) -> None:
         """Hand over a body, if the server has accepted the request: it is the answer, or there is none."""
-        if self.stage is not ARRIVING:
+        if self.stage != "arriving":
             return
         failure = None
         if isinstance(self.content, list) and self.status < 300:
@@ -216,7 +203,7 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def hand_over(self, data: bytes) -> None:
         """Hand over a message; with the answer, the reply is done."""
-        if self.hearer.hear(data) and self.stage is ARRIVING:  # or closed meanwhile
+        if self.hearer.hear(data) and self.stage == "arriving":  # or closed meanwhile
             self.answered()
 
     def answered(self) -> None:
@@ -226,23 +213,23 @@ class ReplyReader(msgspec.Struct, eq=False):
 
     def _done(self) -> None:
         """Forget the reply, which refers to the request."""
-        if self.stage is ARRIVING:
+        if self.stage == "arriving":
             if isinstance(self.content, list):
                 self.content = None
-            _ = self._let_go(DONE)
+            _ = self._let_go("done")
 
     def _end(self, failure: Exception | None) -> None:
         """Have a coroutine decide what becomes of the request."""
-        if self.stage is not ARRIVING:
+        if self.stage != "arriving":
             return
         self.failure = failure
         is_awaited = self.waiter is not None and not self.waiter.done()  # before `_let_go`, which wakes it
-        hearer = self._let_go(ENDED)
+        hearer = self._let_go("ended")
         self.pending.abort()
         if not is_awaited:
             hearer.over(self, failure)
 
-    def _let_go(self, stage: ReplyStage) -> Hearer:
+    def _let_go(self, stage: Literal["done", "ended"]) -> Hearer:
         """Hear nothing more, and forget who did; who that was is returned."""
         self.stage, hearer = stage, self.hearer
         del self.hearer
