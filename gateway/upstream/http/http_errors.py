@@ -36,14 +36,6 @@ class WrongTransport(NoHandshake):
     """The upstream does not speak the transport that was tried; it may speak another."""
 
 
-class StreamCut(CallLost):
-    """The event stream of a request ended before the answer, so the request may be resumed."""
-
-    def __init__(self, message: str, retry_ms: int | None) -> None:
-        super().__init__(message)
-        self.retry_ms = retry_ms
-
-
 class SuspectedSessionLoss(SessionLost):
     """An HTTP error that reads as if the server had forgotten the session; a ping confirms it or not."""
 
@@ -103,22 +95,21 @@ def is_local(exc: BaseException) -> bool:
     return isinstance(cause, world.LookupFailed) or (isinstance(cause, OSError) and cause.errno in _LOCAL_CAUSES)
 
 
-def stream_cut(reply: ReplyReader, where: str) -> StreamCut:
+def stream_cut(reply: ReplyReader, where: str) -> CallLost:
     """Return why a stream broke; raises what cannot be resumed."""
     cause = reply.failure
     if cause is None:
-        said = f"{where} ended the call's stream without a result; the call may have had effects"
-        return StreamCut(said, reply.retry_ms)
+        return CallLost(f"{where} ended the call's stream without a result; the call may have had effects")
     if isinstance(cause, sse.EventTooLarge):
         raise CallLost(f"{where} sent an event larger than limits.event_bytes; the call may have had effects")
-    return StreamCut(mapped(cause, where).message, reply.retry_ms)
+    return CallLost(mapped(cause, where).message)
 
 
 def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = None) -> jsonrpc.Error | Raw:
     """Return the JSON-RPC error, or even the result, in a reply that is over and was not the answer.
 
     `sent` is the refused message, if it is a request. Raises SuspectedSessionLoss if the session may be gone, Refused
-    if the credentials are not accepted, StreamCut for a stream, and CallLost for any other body.
+    if the credentials are not accepted, and CallLost for a stream or any other body.
     """
     status, where, body = reply.status, endpoint.where, reply.body
     if reply.is_stream:

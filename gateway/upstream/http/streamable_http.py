@@ -22,7 +22,6 @@ from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
 from gateway.upstream.http.call_reply import CallReply, ResumedReply
 from gateway.upstream.http.http_errors import (
-    StreamCut,
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
@@ -197,15 +196,16 @@ class StreamableChannel(Channel):
         """Decide what becomes of a request whose reply is over; see `Channel.request`."""
         if reply.is_done:
             return None
+        retry_ms = reply.retry_ms
         try:
-            return read_refusal(reply, self._endpoint, reply.message)
+            if not reply.is_stream:
+                return read_refusal(reply, self._endpoint, reply.message)
+            cut = stream_cut(reply, self._endpoint.where)
         except SuspectedSessionLoss as exc:
             is_gone = await exc.is_confirmed(self.ping(reply.headers))
             if is_gone:
                 self._session.forgotten()
             return exc.conclude(is_gone=is_gone)
-        except StreamCut as exc:
-            cut = exc
         finally:
             reply.message, reply.content = b"", None  # the session keeps its newest request for as long as it is idle
         place = reply.place
@@ -213,7 +213,7 @@ class StreamableChannel(Channel):
             raise cut
         place.start(place.cursor)
         # A server of 2025-11-25 may cut a stream on purpose, and say when to come back.
-        await asyncio.sleep(asked_seconds(cut.retry_ms))
+        await asyncio.sleep(asked_seconds(retry_ms))
         try:
             await self._resume(reply, hearer)
         except Refused as exc:
