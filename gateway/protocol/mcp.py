@@ -47,18 +47,12 @@ RESOURCES_LIST: Final = "resources/list"
 TEMPLATES_LIST: Final = "resources/templates/list"
 COMPLETE: Final = "completion/complete"
 
-BRIDGED: Final = frozenset(
-    {
-        TOOLS_CALL,
-        TOOLS_LIST,
-        PROMPTS_GET,
-        PROMPTS_LIST,
-        RESOURCES_READ,
-        RESOURCES_LIST,
-        TEMPLATES_LIST,
-        COMPLETE,
-    }
-)
+TARGET_FIELD: Final = {TOOLS_CALL: "name", PROMPTS_GET: "name", RESOURCES_READ: "uri"}
+"""The parameter that `Mcp-Name` repeats. These three are also the methods that may ask (basic/patterns/mrtr)."""
+ASKING: Final = frozenset(TARGET_FIELD)
+_LISTS: Final = frozenset({TOOLS_LIST, PROMPTS_LIST, RESOURCES_LIST, TEMPLATES_LIST})
+CACHEABLE: Final = _LISTS | {DISCOVER, RESOURCES_READ}
+BRIDGED: Final = ASKING | _LISTS | {COMPLETE}
 """Methods that the gateway translates to one upstream call."""
 
 # the extension io.modelcontextprotocol/tasks (ext-tasks, specification/2026-07-28), and SEP-2322's first form of it
@@ -73,10 +67,6 @@ FIRST_FORM_METHODS: Final = frozenset({TASKS_GET, TASKS_CANCEL, TASKS_RESULT, TA
 """The methods for clients that declare the tasks of 2025-11-25, but not the extension."""
 
 METHODS: Final = BRIDGED | TASK_METHODS | {DISCOVER, LISTEN}
-TARGET_FIELD: Final = {TOOLS_CALL: "name", PROMPTS_GET: "name", RESOURCES_READ: "uri"}
-"""The parameter that `Mcp-Name` repeats. These three are also the methods that may ask (basic/patterns/mrtr)."""
-ASKING: Final = frozenset(TARGET_FIELD)
-CACHEABLE: Final = frozenset({DISCOVER, TOOLS_LIST, PROMPTS_LIST, RESOURCES_LIST, TEMPLATES_LIST, RESOURCES_READ})
 
 # methods of 2025-11-25 that only the upstream receives or sends
 INITIALIZE: Final = "initialize"
