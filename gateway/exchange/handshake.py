@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.request_meta import UNKNOWN_INFO
 
 MAX_RESULT_BYTES: Final = 262_144
 """The bound for an InitializeResult, which is kept with its sessions."""
@@ -17,7 +18,6 @@ _RESULTS_KEPT: Final = 64
 MAX_INFO_BYTES: Final = 16_384
 """The bound for `serverInfo`, which goes into each reply and each `requestState`."""
 _NAMED: Final = ("name", "version")
-_UNKNOWN: Final = b'{"name":"unknown","version":"0"}'
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
 # Without `tasks`: a server of 2026-07-28 must not declare that, only the extension (ext-tasks).
 _SERVER_KEYS: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools", "extensions")
@@ -81,7 +81,7 @@ def handshake(result: bytes) -> Handshake:
     # the version are passed on.
     instructions = opened.get("instructions")
     capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
-    info, server_info = opened.get("serverInfo"), _UNKNOWN
+    info, server_info = opened.get("serverInfo"), bytes(UNKNOWN_INFO)
     if info is not None and _is_object(info):
         members = jsonrpc.fields(info)
         named = {key: members[key] for key in _NAMED if jsonrpc.text(members.get(key)) is not None}

@@ -12,11 +12,11 @@ from gateway.exchange import events as on
 from gateway.exchange.results import internal_error
 from gateway.mirror.client_requests import Profile
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.request_meta import UNKNOWN_INFO
 
 _NOT_LEGACY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 _NOT_LEGACY_META: Final = frozenset({mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION})
 _SERVER_KEYS: Final = ("completions", "experimental", "extensions", "logging", "prompts", "resources", "tools")
-_UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _NOT_LEGACY_CODES: Final = (mcp.MISSING_CAPABILITY, mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
 """The errors on which a legacy client cannot act: two are about what the gateway added to the request."""
 
@@ -32,7 +32,7 @@ def initialize_result(discovered: Raw, profile: Profile) -> bytes:
     result = {
         "protocolVersion": jsonrpc.encode(profile.version),
         "capabilities": jsonrpc.merge(kept),
-        "serverInfo": meta.get(mcp.META_SERVER_INFO, _UNKNOWN),  # 2025-11-25 requires it
+        "serverInfo": meta.get(mcp.META_SERVER_INFO, UNKNOWN_INFO),  # 2025-11-25 requires it
     }
     if jsonrpc.text(opened.get("instructions")) is not None:
         result["instructions"] = opened["instructions"]
@@ -57,7 +57,7 @@ def _with_legacy_meta(members: jsonrpc.Fields) -> jsonrpc.Fields:
     """The members of an object, with what a legacy client can read of its `_meta`, if that is anything."""
     if "_meta" in members:
         members["_meta"] = Raw(_without(members["_meta"], _NOT_LEGACY_META))
-        if members["_meta"] == Raw(b"{}"):
+        if members["_meta"] == jsonrpc.EMPTY:
             del members["_meta"]
     return members
 

@@ -32,8 +32,8 @@ _REMEMBERED: Final = 1_024
 _REMEMBERED_BYTES: Final = 1_024  # so each cache has at most 1 MiB of text, whatever clients vary
 _MAX_DECLARATION_BYTES: Final = 16_384
 NO_META: Final[jsonrpc.Fields] = {}
-UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
-"""`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
+UNKNOWN_INFO: Final = Raw(b'{"name":"unknown","version":"0"}')
+"""`clientInfo` and `serverInfo` are optional in 2026-07-28 and required by `initialize`."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Declarations(msgspec.Struct, frozen=True):
             self,
             capabilities=jsonrpc.EMPTY,
             progress_token=token and token.copy(),
-            client_info=UNKNOWN_CLIENT,
+            client_info=UNKNOWN_INFO,
             user_meta={key: value.copy() for key, value in meta.items()} if meta else NO_META,
         )
 
@@ -191,7 +191,7 @@ def _declares(capability: jsonrpc.Fields | None, mode: str) -> bool:
 
 def _client_info(raw: Raw | None) -> Raw:
     if raw is None:
-        return UNKNOWN_CLIENT
+        return UNKNOWN_INFO
     try:
         info = _check_keys(raw)
     except jsonrpc.RepeatedKey as exc:

@@ -188,9 +188,7 @@ class Session(SideListener, Hearer):
         self.adopted = self._owes = True  # first: the call may run, so a session that fails to open is not ended
         self._is_shared, self._headers = is_shared, headers
         self.shared = SharedSession(self, has_stray=left_at.may_have_others)
-        self.shaken = handshake.Handshake(
-            left_at.version, {}, left_at.server_info, None
-        )  # its capabilities are unknown
+        self.shaken = Handshake(left_at.version, {}, left_at.server_info, None)  # its capabilities are unknown
         self.channel.adopt(left_at.session, left_at.version)
         await self.channel.listen(left_at.version, headers, self)
 
@@ -481,7 +479,7 @@ class Session(SideListener, Hearer):
     ) -> on.Nested | on.Stopped | None:
         """Return what a request of the server is for a call; one of no client's call is answered here (SEP-2260)."""
         if method == mcp.PING:
-            self.answer_later(id_, Raw(b"{}"))
+            self.answer_later(id_, jsonrpc.EMPTY)
         elif call is None or call.is_own:
             self._metrics.nested_requests[self._route, method, NestedOutcome.UNSOLICITED].inc()
             self.answer_later(id_, jsonrpc.Error(mcp.INVALID_PARAMS, _AMBIGUOUS if is_ambiguous else _NO_CALL))

@@ -25,7 +25,7 @@ from gateway.protocol.errors import (
     UnsupportedVersion,
 )
 from gateway.protocol.json_text.json_bounds import MAX_DEPTH, MAX_MEMBERS
-from gateway.protocol.request_meta import UNKNOWN_CLIENT
+from gateway.protocol.request_meta import UNKNOWN_INFO
 from tests.support.schema import assert_modern_message
 
 DEPTH = MAX_DEPTH
@@ -107,7 +107,7 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     assert [held.params.get(key) for key in ("name", "x")] == [whole.params.get("name"), None]
     assert held.params_size >= whole.params_size
     assert held.held() == held, "it is held again in each round"
-    assert (held.said.capabilities, held.said.client_info) == (jsonrpc.EMPTY, UNKNOWN_CLIENT)
+    assert (held.said.capabilities, held.said.client_info) == (jsonrpc.EMPTY, UNKNOWN_INFO)
     del whole
     assert sys.getrefcount(data) == references
 

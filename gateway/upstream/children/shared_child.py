@@ -26,7 +26,6 @@ from gateway.upstream.stdio import StdioChannel
 log = get_logger()
 
 _INITIALIZED: Final = jsonrpc.notification(mcp.INITIALIZED)
-_EMPTY_RESULT: Final = b"{}"
 _UNCLEAR: Final = jsonrpc.Error(
     mcp.INVALID_PARAMS, "A call that was cancelled is not answered yet, and the request may be that call's"
 )
@@ -176,7 +175,7 @@ class SharedChannel(StdioChannel):
         assert self._shared is not None, "the handshake came first"
         opened = jsonrpc.message(message)
         if not self._shared.counts(opened):
-            return Raw(_EMPTY_RESULT)
+            return jsonrpc.EMPTY
         self._id = bytes(opened.id) if isinstance(opened.id, Raw) else b""
         self.may_ask = opened.method in mcp.ASKING
         try:
