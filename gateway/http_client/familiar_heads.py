@@ -109,7 +109,6 @@ class FamiliarHeads:
                     found = form.pattern.match(data[:begin]) or found
                 head = FamiliarReply(
                     form.status,
-                    "1.1",
                     None,
                     form.reason,
                     content_type=kind,
@@ -125,7 +124,7 @@ class FamiliarHeads:
         if self._lessons >= _MAX_LESSONS or (found := _CANONICAL.match(data, 0, _MAX_HEAD_BYTES)) is None:
             return
         status, reason = int(found[1]), found[2]
-        head = ReplyHead(status, "1.1", _FIELD.findall(found[3]), reason)
+        head = ReplyHead(status, _FIELD.findall(found[3]), reason)
         lengths, codings = head.get_all(b"content-length"), head.get_all(b"transfer-encoding")
         if status in _WITHOUT_BODY or len(lengths) + len(codings) != 1:
             return

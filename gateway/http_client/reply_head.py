@@ -16,8 +16,6 @@ class ReplyHead(msgspec.Struct, eq=False):
     """The head of one reply."""
 
     status: int
-    version: str
-    """`1.0` or `1.1`."""
     _fields: list[tuple[bytes, bytes]] | None
     raw_reason: bytes = b""
     _first: dict[bytes, bytes] | None = None

@@ -143,8 +143,8 @@ class ReplyParser:
             self.is_continued = self.is_continued or status == _CONTINUE
             self._fields, self._reason = [], b""
             return
-        head = ReplyHead(status, self._llhttp.get_http_version(), fields, self._reason)
-        self._at = _body_of(head)
+        head = ReplyHead(status, fields, self._reason)
+        self._at = _body_of(head, self._llhttp.get_http_version())
         self._head, self._other_bytes = head, 0
         if self.is_head:
             # llhttp expects a body, because it does not know of the HEAD. So the connection is not used again.
@@ -200,13 +200,13 @@ Read = tuple[ReplyHead | None, Sequence[bytes], Rest]
 what reads on."""
 
 
-def _body_of(head: ReplyHead) -> _At:
+def _body_of(head: ReplyHead, version: str) -> _At:
     """Which body comes, if there is one. Raises MalformedReply."""
-    if head.version not in ("1.0", "1.1"):
-        raise MalformedReply(f"HTTP version {head.version}")
+    if version not in ("1.0", "1.1"):
+        raise MalformedReply(f"HTTP version {version}")
     codings = head.get_all(b"transfer-encoding")
     if not codings:
         return "unsized body" if head.get(b"content-length") is None else "sized body"
-    if codings[0].lower() != b"chunked" or len(codings) > 1 or head.version == "1.0":
+    if codings[0].lower() != b"chunked" or len(codings) > 1 or version == "1.0":
         raise MalformedReply("a transfer coding that was not asked for")
     return "between chunks"

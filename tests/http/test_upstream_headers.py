@@ -29,7 +29,7 @@ def route(**settings: Any) -> Route:
 
 
 def head(*pairs: tuple[str, str]) -> ReplyHead:
-    return ReplyHead(200, "1.1", [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in pairs])
+    return ReplyHead(200, [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in pairs])
 
 
 def headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:

@@ -9,7 +9,7 @@ from gateway.http_client.errors import NoReply, ReplyCut
 from gateway.http_client.reply_head import ReplyHead
 from tests.support.fake_carrier import FakeCarrier
 
-HEAD = ReplyHead(200, "1.1", [(b"Content-Type", b"Text/Event-Stream; x=y"), (b"A", b"1"), (b"a", b"2")])
+HEAD = ReplyHead(200, [(b"Content-Type", b"Text/Event-Stream; x=y"), (b"A", b"1"), (b"a", b"2")])
 LARGE = b"x" * 131_072
 
 
@@ -43,7 +43,7 @@ async def test_the_head_ends_the_first_wait(reply: AwaitedReply) -> None:
 
 
 async def test_a_reply_without_a_media_type_has_the_type_of_unknown_bytes(reply: AwaitedReply) -> None:
-    reply.on_head(ReplyHead(200, "1.1", []))
+    reply.on_head(ReplyHead(200, []))
     assert reply.content_type == "application/octet-stream"
 
 

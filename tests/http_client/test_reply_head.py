@@ -6,7 +6,7 @@ from gateway.http_client.reply_head import ReplyHead
 
 
 def head(*fields: tuple[bytes, bytes], reason: bytes = b"OK") -> ReplyHead:
-    return ReplyHead(200, "1.1", list(fields), reason)
+    return ReplyHead(200, list(fields), reason)
 
 
 def test_a_header_is_found_in_any_case_and_without_the_spaces_around_it() -> None:

@@ -8,7 +8,7 @@ from tests.support.fake_carrier import FakeCarrier
 async def test_nothing_is_read_while_the_client_takes_a_part() -> None:
     carrier = FakeCarrier()
     reply = carrier.awaited()
-    reply.on_head(ReplyHead(200, "1.1", []))
+    reply.on_head(ReplyHead(200, []))
     reply.on_body(b"a")
     assert await next_part(reply, None) == b"a"
     assert carrier.asked == ["pause"]

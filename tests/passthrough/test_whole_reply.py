@@ -103,4 +103,4 @@ def test_what_points_to_the_sign_in_is_left_to_those_who_know_the_gateways_addre
 
 
 def test_a_head_that_llhttp_has_read_is_looked_at() -> None:
-    assert start_of(ReplyHead(200, "1.1", [(b"Content-Type", b"application/json")], b"OK")) is None
+    assert start_of(ReplyHead(200, [(b"Content-Type", b"application/json")], b"OK")) is None

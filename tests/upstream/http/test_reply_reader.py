@@ -67,7 +67,7 @@ class Reading(Hearer):
         return "abort" in self.carrier.asked
 
     def head(self, content_type: bytes = b"application/json", status: int = 200) -> None:
-        self.reply.on_head(ReplyHead(status, "1.1", [(b"Content-Type", content_type)]))
+        self.reply.on_head(ReplyHead(status, [(b"Content-Type", content_type)]))
 
     def stream(self, *parts: bytes) -> None:
         self.head(b"text/event-stream")
@@ -76,7 +76,7 @@ class Reading(Hearer):
 
     def whole(self, body: bytes, content_type: bytes = b"application/json", status: int = 200) -> None:
         _ = self.pending.end()
-        self.reply.on_whole(ReplyHead(status, "1.1", [(b"Content-Type", content_type)]), body)
+        self.reply.on_whole(ReplyHead(status, [(b"Content-Type", content_type)]), body)
 
     def end(self) -> None:
         _ = self.pending.end()
