@@ -7,7 +7,9 @@ import pytest
 
 from gateway.bridge import upstream_call
 from gateway.exchange.commands import TTL
+from gateway.http.error_texts import texts
 from gateway.protocol import mcp
+from gateway.protocol.errors import Unreachable
 from gateway.sessions.session import Session
 from gateway.telemetry import Event
 from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn, ask, ask_action, lacks_session, text
@@ -44,6 +46,20 @@ async def test_answers_to_an_upstream_that_cannot_be_reached_may_be_given_again(
     assert len(upstream.of("answer")) == 1, "the answer reached the upstream once"
     assert len(upstream.of("tools/call")) == 1
     assert upstream.of(mcp.CANCELLED) == []
+
+
+@pytest.mark.usefixtures("without_keep_alive")
+async def test_a_brief_error_says_too_that_answers_may_be_given_again(
+    upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "are_brief", True)
+    upstream.tool(ask_action)
+    asked = await client.call()
+    async with upstream.refusing_connections():
+        said = (await client.answer(asked)).error["message"]
+    again = "The answers were not sent: call again with the same requestState and inputResponses"
+    assert said.startswith(f"{Unreachable.brief}. {again} (requestId ")
+    assert (await client.answer(asked)).text == "accept"
 
 
 @pytest.mark.usefixtures("without_keep_alive")
