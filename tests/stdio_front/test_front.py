@@ -138,6 +138,16 @@ async def test_a_host_whose_configuration_has_brief_errors_finds_the_rest_in_its
         assert "no-such-program" in line["cause"]
 
 
+async def test_a_brief_error_does_not_tell_the_limit_of_a_message() -> None:
+    limits = {"body_bytes": 2_000}
+    async with host(
+        config={"errors": "brief", "limits": limits, "routes": [{"upstream": {"command": OLD}}]}
+    ) as running:
+        running.write(legacy("tools/list", 1, filler="x" * 2_000))
+        said = (await running.read())["error"]["message"]
+        assert said.startswith("The message is too large (requestId ")
+
+
 # --- a modern server ---
 
 
