@@ -14,7 +14,7 @@ from gateway.plugins.sep_1442.vocabulary import InvalidSession, UnknownVersion
 from gateway.protocol import errors
 from gateway.tasks.follower import TaskGone
 from gateway.telemetry.tracing import TracesUnavailable
-from gateway.upstream.http.http_errors import StreamCut, SuspectedSessionLoss, WrongTransport
+from gateway.upstream.http.http_errors import SuspectedSessionLoss, WrongTransport
 from tests.support.logs import Lines
 
 INSIDE = "http://inside.example:9999/inside gw-inside /inside/program (Connection refused)"
@@ -30,7 +30,6 @@ SHORTENED = [
     errors.SessionLost(INSIDE),
     errors.CallLost(INSIDE),
     errors.bug(),
-    StreamCut(INSIDE, None),
     errors.CallGone(INSIDE),
     TaskGone(INSIDE),
     errors.CannotAsk(INSIDE),
