@@ -100,7 +100,7 @@ def test_the_arguments_and_variables_of_a_command_are_neither_printed_nor_in_the
     assert one.routes[0].upstream.name == "npx"
     assert digest(one) == digest(other)
     found = problems("routes: [{upstream: {command: [npx], env: {KEY: [sesame]}}}]", routes=False)
-    assert found == ("routes[0].upstream.env.KEY: is a list, but a text is expected; put it in quotes",)
+    assert found == ("routes[0].upstream.env.KEY: is a list, but a text is expected; write one text",)
 
 
 def test_a_missing_file_and_a_binary_file_are_problems(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ _BYTES: Final = {"": 1, "b": 1} | {
 }
 _UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
 
-_QUOTES: Final = "\"'\u201c\u201d\u2018\u2019 \t"
+_QUOTES: Final = "\"'\u201c\u201d\u2018\u2019 \t\n"
+_BROKEN_SCHEME: Final = re.compile(r"(https?)(?::/?|//?)([^:/].*)")
 _VARIABLE: Final = re.compile(r"\$\(?([A-Za-z_][A-Za-z0-9_]*)\)?", re.ASCII)
 _SECTIONS: Final = {
     "routes": 'routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]',
@@ -75,8 +76,13 @@ def _meant(form: str, text: str, default: object) -> Iterator[str]:
     authority = rest.partition("/")[0]
     yield text
     if form == "url":
-        rest = rest.replace(" ", "%20")
-        yield f"{nearest(scheme, ('http', 'https')) or 'http'}://{rest}{'' if '/' in rest else '/mcp'}"
+        if broken := _BROKEN_SCHEME.fullmatch(text):
+            scheme, rest = broken.groups()
+            authority = rest.partition("/")[0]
+        path = rest[len(authority) :].replace(" ", "%20") or "/mcp"
+        host = f"127.0.0.1:{authority}" if authority.isdecimal() else authority
+        if not host.endswith(":"):  # another scheme
+            yield f"{nearest(scheme, ('http', 'https')) or 'http'}://{host}{path}"
     elif form == "address":
         host, _, port = authority.rpartition(":")
         yield authority
@@ -136,8 +142,8 @@ def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
         if known:
             return f'write each entry as an item that begins with "- {known[0]}: ..."'
         return "write its entries as a list"
-    if not isinstance(value, str) or secret:
-        return "write its entries as a list, or remove it" if value is None else "write [ ] around it"
+    if not isinstance(value, str) or not value or secret:
+        return "write [ ] around it" if value else "write its entries as a list, or remove it"
     whole = shown(value)
     if "(hidden)" in whole or "..." in whole:
         return "write its words as a list, each in quotes"

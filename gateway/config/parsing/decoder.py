@@ -23,6 +23,10 @@ _FAMILIAR = {
     "mcpServers": 'each server is an item of routes: {path: "/name", upstream: {command: [program, argument]}}',
     "args": "write the arguments into command, after the program",
     "headers": "write them into set_headers of the route",
+    "type": "remove it: url or command says it, or transport",
+    "auth": "principal says how callers are identified",
+    "cors": "list the origins of pages in security.allowed_origins",
+    "metrics": "admin has the address of /metrics",
     **dict.fromkeys(("host", "port"), 'write both into listen: "127.0.0.1:8080"'),
 }
 """Keys that other programs have, each with what does the same here."""
@@ -191,7 +195,8 @@ class Walker:
             if form and not is_secret:
                 fix = advice.for_text(name, value, extra.get("default"))
                 return self._refuse(path, f"{shown(value)} is not {form.name}; {fix}")
-            return self._refuse(path, f"{_as_read(value, extra)}, but a text is expected; put it in quotes")
+            fix = "write one text" if value is None or isinstance(value, dict | list) else "put it in quotes"
+            return self._refuse(path, f"{_as_read(value, extra)}, but a text is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is empty; give a text, or remove it")
         if form is None:

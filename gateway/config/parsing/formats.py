@@ -84,6 +84,8 @@ def _url(text: str) -> str | None:
     parts = _split(text)
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         return None
+    if not _is_host(f"[{parts.hostname}]" if "[" in parts.netloc else parts.hostname):
+        return None
     if "@" in parts.netloc:
         raise ValueError("contains a user name; remove it: the client's Authorization goes upstream")
     if "#" in text:

@@ -106,7 +106,7 @@ def shown(value: object) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant: a similar one, or one that begins with `name`; else None."""
     names, name = {each.lower(): each for each in known}, name.lower()
-    longer = [each for each in names if each.startswith(f"{name}_")]
+    longer = [each for each in names if each.startswith(f"{name}_") or name.startswith(f"{each}_")]
     found = next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6) + longer), None)
     return None if found is None else names[found]
 
@@ -123,4 +123,5 @@ def unreadable(file: str | Path, exc: OSError) -> str:
     """Return why a file cannot be read, with the user of this process: in a container that is rarely its owner."""
     if "\n" in str(file):  # not quoted, because it may be a private key
         return "is the text of a file; write that into a file, and its path here"
-    return f"cannot be read ({exc.strerror}); check its path and permissions ({file}, read as uid {os.geteuid()})"
+    fix = "write the path in full, without ~" if "~" in Path(file).parts else "check its path and permissions"
+    return f"cannot be read ({exc.strerror}); {fix} ({file}, read as uid {os.geteuid()})"

@@ -35,7 +35,11 @@ _SPELT = {
 # What PyYAML says, and what that means to a person; True: where it says that the construct begins.
 _CAUSES: Final = (
     (r"character '\\t'", "has a tab; indent with spaces, which YAML requires", False),
-    (r"cannot start any token", "has a character that no value may begin with; put the value in quotes", False),
+    (
+        r"cannot start any token|chomping",
+        "has a character that no value may begin with; put the value in quotes",
+        False,
+    ),
     (r"scanning an (alias|anchor)", "has a value that begins with * or &; put it in quotes", False),
     (r"scanning a quoted scalar", "has a quotation that does not end; close it", True),
     (r"escape", "has a backslash in double quotes; write it twice, or use single quotes", False),
@@ -47,6 +51,7 @@ _CAUSES: Final = (
         False,
     ),
     (r"<block end>", "is not aligned with the lines around it; indent it as they are", False),
+    (r"<document start>", "has text after the end of what is written; write key: value", False),
     (r"another document", "has a second document; remove the line ---, or what follows", False),
 )
 

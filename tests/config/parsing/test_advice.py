@@ -1,5 +1,6 @@
 """The correction that an error suggests is accepted when it is taken literally."""
 
+import os
 import re
 
 import pytest
@@ -118,6 +119,11 @@ CASES = [
         'listen: "127.0.0.1:8080"' + ROUTES,
     ),
     (
+        "§cors: ['*']" + ROUTES,
+        "cors: unknown key; list the origins of pages in security.allowed_origins",
+        "security: {allowed_origins: ['https://a']}" + ROUTES,
+    ),
+    (
         "routes: [{upstream: {command: [npx], §args: [x]}}]",
         "routes[0].upstream.args: unknown key; write the arguments into command, after the program",
         "routes: [{upstream: {command: [npx, x]}}]",
@@ -184,6 +190,10 @@ CASES = [
         for wrong, why, right in (
             ("a:9000", 'is not an http(s) URL; write "http://a:9000/mcp"', "http://a:9000/mcp"),
             ("http://a/b c ", 'is not an http(s) URL; write "http://a/b%20c"', "http://a/b%20c"),
+            ("http:/a/x", 'is not an http(s) URL; write "http://a/x"', "http://a/x"),
+            ("9000", 'is not an http(s) URL; write "http://127.0.0.1:9000/mcp"', "http://127.0.0.1:9000/mcp"),
+            ("unix:/run/x", 'is not an http(s) URL; write "http://127.0.0.1:9000/mcp"', None),
+            ("http://a,http://b", 'is not an http(s) URL; write "http://b/mcp"', "http://b/mcp"),
             ("http://a:90000/mcp", "has a port over 65535; correct it", None),
             ("$(URL)", "is not an http(s) URL; write ${URL}", "${URL:-http://a}"),
         )
@@ -252,6 +262,24 @@ CASES = [
         "tls.cert_file: is the text of a file; write that into a file, and its path here",
         None,
     ),
+    (
+        "tls: {§cert_file: ~/a.pem}" + ROUTES,
+        (
+            "tls.cert_file: cannot be read (No such file or directory); write the path in full, without ~ "
+            f"(~/a.pem, read as uid {os.geteuid()})"
+        ),
+        None,
+    ),
+    (
+        "security: {§allowed_hosts: ''}" + ROUTES,
+        'security.allowed_hosts: "" is a text, but a list is expected; write its entries as a list, or remove it',
+        None,
+    ),
+    (
+        "replica:\n  §id: |\n    gw" + ROUTES,
+        'replica.id: "gw\\n" is not a replica id; write "gw"',
+        "replica: {id: gw}" + ROUTES,
+    ),
     # -- YAML
     *(
         (text, f"is not YAML: it {error}", None)
@@ -273,6 +301,11 @@ CASES = [
                     "has a colon where no key can be; end the key above with a colon and a space, "
                     "or put the value in quotes"
                 ),
+            ),
+            ("[server]\n§listen = 1", "has text after the end of what is written; write key: value"),
+            (
+                "replica: {id: '\n'}\nlisten: >§x",
+                "has a character that no value may begin with; put the value in quotes",
             ),
             ("a: 1\n§---\nb: 2", "has a second document; remove the line ---, or what follows"),
         )
@@ -321,6 +354,15 @@ def test_a_value_of_the_wrong_kind_gets_the_advice_for_its_key(text: str, advice
     with pytest.raises(ConfigError) as caught:
         parse(text, "gateway.yaml", {})
     assert caught.value.problems[0].endswith(advice)
+
+
+def test_a_key_that_begins_with_a_section_is_taken_for_a_key_of_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("log_level: debug" + ROUTES, "gateway.yaml", {})
+    assert caught.value.problems == (
+        'log_level: unknown key; did you mean "log"?',
+        'log: "debug" is a text, but a section is expected; write {level: "debug"}',
+    )
 
 
 def test_a_misspelt_key_and_its_wrong_value_are_reported_together() -> None:
