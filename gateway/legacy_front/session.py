@@ -37,8 +37,8 @@ _MAX_OPEN: Final = 256
 class _OpenRequest(NamedTuple):
     """A request that is not answered yet."""
 
-    stream: Stream | None
-    """The stream of its answer; None if the client has left."""
+    stream: Stream
+    """The stream of its answer, which is over if the client has left."""
     weight: Weight
     http_id: str
 
@@ -183,9 +183,6 @@ class FrontSession:
             if stream.final is not None and stream.name in self.streams:
                 self._linger(stream)
             return
-        for request, each in self._open.items():
-            if each.stream is stream:
-                self._open[request] = each._replace(stream=None)
         if stream.final is None:
             stream.move_to(self.standalone)
         self._drop(stream)
@@ -208,13 +205,11 @@ class FrontSession:
             return
         stream = self.standalone
         if self.is_initialized:  # the reply to `initialize` is one JSON body
-            asking = self._open.get(related_to or b"")
-            related = None if asking is None else asking.stream
+            waiting = {request: each.stream for request, each in self._open.items() if each.stream.final is None}
+            related = waiting.get(related_to or b"")
             if related is None and stream.reader is None:
                 # The client listens to nothing but the replies to its requests.
-                related = next(
-                    (each.stream for each in reversed(self._open.values()) if each.stream is not None), None
-                )
+                related = next(reversed(waiting.values()), None)
             stream = related or stream
         (stream.ask if isinstance(opened.id, Raw) else stream.send)(message)
 
@@ -253,7 +248,7 @@ class FrontSession:
         if stream is self.standalone:
             if final.body:
                 stream.ask(final.body)
-        elif stream is not None:
+        elif stream.final is None:
             stream.finish(final)
             if stream.is_resumable and stream.reader is None:
                 self._linger(stream)
