@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from gateway.http.outbox import FinalMessage, Outbox
+from gateway.http.outbox import Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
+from gateway.legacy_front.stream import ENDED
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.server_client import RouteServer
@@ -28,7 +29,6 @@ from gateway.upstream.channel import Headers
 _MAX_HOMES: Final = 10_000
 _MAX_LEVELS: Final = 100_000
 _MAX_ENDED: Final = 100_000
-_ENDED: Final = FinalMessage(b"")
 
 
 class Homes:
@@ -178,5 +178,5 @@ class Home:
     def _end_stream(self) -> None:
         queue, self._queue = self._queue, None
         if queue is not None:
-            queue.finish(_ENDED)
+            queue.finish(ENDED)
             _ = self.live.upstream.streams.pop(self, None)
