@@ -149,10 +149,9 @@ class SessionRelay(SideListener):
                 await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self)
         except BaseException as exc:
             self.live.process.tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
-            failure = pool_errors.handshake_failed(exc, self.live.route, seconds)
-            if not isinstance(failure, GatewayError):
+            error = pool_errors.handshake_failed(exc, self.live.route, seconds)
+            if not isinstance(error, GatewayError):
                 raise
-            error = failure
         else:
             self._server = channel
             self.live.upstream.health.ok()
