@@ -81,10 +81,13 @@ class Draining:
         finally:
             self.leave_out(-count)
 
-    @property
-    def refuses_calls(self) -> bool:
-        """Whether new calls are refused, because no other replica begins them either."""
-        return self.has_begun and self.ends_at is None
+    def check(self, what: str, *, is_stream: bool = False) -> None:
+        """Raise ShuttingDown for a new stream, and for a new call if no other replica begins it either.
+
+        `what` says what its client can do.
+        """
+        if self.has_begun and (is_stream or self.ends_at is None):
+            raise ShuttingDown(what)
 
     @asynccontextmanager
     async def preparing(self, seconds: float | None = None) -> AsyncIterator[None]:

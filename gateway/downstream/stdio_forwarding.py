@@ -13,7 +13,7 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.server_client import ModernRequest, RouteServer, is_modern
 from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
-from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
+from gateway.protocol.errors import GatewayError, InvalidParams, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
@@ -42,9 +42,7 @@ async def serve(at: Arrival) -> Response | None:
     parsed = incoming.parsed()
     if parsed.id is None:
         return WholeResponse(status=202)  # closing the response is what cancels
-    draining = live.process.draining
-    if draining.has_begun and (draining.refuses_calls or parsed.method == mcp.LISTEN):
-        raise ShuttingDown("call again")
+    live.process.draining.check("call again", is_stream=parsed.method == mcp.LISTEN)
     version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
     if version is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')

@@ -16,7 +16,7 @@ from gateway.legacy_front.session_ids import QUERY, Front, SessionId, digest, gi
 from gateway.legacy_front.session_table import SessionTable
 from gateway.legacy_front.stream import ENDED
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
+from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed
 from gateway.protocol.reply_messages import EVENT_STREAM
 
 _METHODS: Final = "GET, POST, DELETE"
@@ -42,8 +42,7 @@ def beginning(incoming: Incoming) -> Front | None:
 async def begin(sessions: SessionTable, front: Front, at: Arrival, connect: Connect) -> Response:
     """Serve a request that begins a session."""
     names, process = at.live.route.bound_headers, at.live.process
-    if process.draining.has_begun:
-        raise ShuttingDown("initialize again")
+    process.draining.check("initialize again", is_stream=True)
     caller = digest(at.bearer, names)
     id_ = SessionId(
         front=front, route=at.incoming.path, owner=process.owner, epoch=process.epoch, names=names, caller=caller

@@ -15,7 +15,7 @@ from gateway.passthrough.passage import REFUSAL_BYTES, HttpPassage
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras
 from gateway.protocol import mcp, reply_messages
-from gateway.protocol.errors import InvalidRequest, ShuttingDown, not_served
+from gateway.protocol.errors import InvalidRequest, not_served
 from gateway.telemetry import Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -35,8 +35,8 @@ async def pass_legacy(at: Arrival, *, withheld: Collection[int] = ()) -> Respons
             f"The request names no session of route {incoming.path}: begin with `initialize`, and send the "
             "Mcp-Session-Id that its reply brings with every further request"
         )
-    if at.live.process.draining.has_begun and incoming.method == "GET":
-        raise ShuttingDown("open the stream again")
+    if incoming.method == "GET":
+        at.live.process.draining.check("open the stream again", is_stream=True)
     if incoming.method not in _METHODS:
         raise not_served(incoming.method, ", ".join(sorted(_METHODS)))
     if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
@@ -52,13 +52,12 @@ async def pass_modern(at: Arrival, *, waits: bool = False) -> Response | None:
     `waits`: until a probe of the upstream may start, if none may now.
     """
     incoming, live = at.incoming, at.live
-    probe, draining = live.upstream.era, live.process.draining
+    probe = live.upstream.era
     assert probe is not None, "a child process is never modern"
     if not (probe.known or await probe.is_modern(on_behalf(incoming, live), waits=waits)):
         return None
     passage = HttpPassage(at, TrafficEra.MODERN)
-    if draining.has_begun and (draining.refuses_calls or passage.is_long_lived):
-        raise ShuttingDown("call again")
+    live.process.draining.check("call again", is_stream=passage.is_long_lived)
     with passage:
         said = await passage.open()
         size = said.head.content_length

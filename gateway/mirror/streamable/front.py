@@ -26,7 +26,7 @@ from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import MirroredSession
 from gateway.passthrough.header_rules import on_behalf
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown, not_served
+from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, not_served
 from gateway.seal import sep_1655_items
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -45,8 +45,8 @@ async def serve(shared: Shared, came: Arrival) -> Response:
             place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
             if place is not None and (subscribed := shared.tokens.subscribed(place, session)) is None:
                 return await call_continuation.resume(shared, at, session, place)
-            if draining.has_begun and at.incoming.peer_request is None:  # `_home` passes forwarded ones on
-                raise ShuttingDown("open the stream again")
+            if at.incoming.peer_request is None:  # `_home` passes forwarded ones on
+                draining.check("open the stream again", is_stream=True)
             with draining.leaving_out():
                 home = await _home(shared, at, session)
                 return await home.write(at.reply, at.headers, subscribed) if isinstance(home, Home) else home
@@ -71,8 +71,7 @@ async def _post(shared: Shared, at: Arrival) -> Response:
         raise
     id_ = message.rpc_id
     if message.method == mcp.INITIALIZE and id_ is not None:
-        if at.live.process.draining.refuses_calls:
-            raise ShuttingDown("try again")
+        at.live.process.draining.check("try again")
         keeps_state = sep_1655_items.DIALECT in at.live.route.dialects
         profile = of_initialize(params_of(message), keeps_state=keeps_state)
         result = await initialize(RouteServer(at.live, at.caller.principal), profile, at.headers)
@@ -132,8 +131,7 @@ async def _request(
             request = request_of(id_, message)
             del message
             at.incoming.drop_body(id_)
-            if at.live.process.draining.refuses_calls:
-                raise ShuttingDown("call again")
+            at.live.process.draining.check("call again")
             rounds = Rounds(at.live, world.token_urlsafe(9), request, session.profile)
             return await StreamedCall(shared, at, session, rounds, shared.homes.level(session)).write(at)
     return await at.reply.whole(FinalMessage(response))

@@ -27,7 +27,7 @@ from gateway.plugins.sep_1442.own_server import OwnServer, OwnSide, Serve
 from gateway.plugins.sep_1442.stateless_call import StatelessCall
 from gateway.plugins.sep_1442.vocabulary import Declared, InvalidSession
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
+from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import PREFIX
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -106,8 +106,7 @@ class Stateless:
                 found = await initialize(server, declared.profile, headers)
                 return await _result(at, id_, vocabulary.discover_result(found))
             case vocabulary.LISTEN:
-                if at.live.process.draining.has_begun:
-                    raise ShuttingDown("listen again")
+                at.live.process.draining.check("listen again", is_stream=True)
                 server, headers = await self._server(at)
                 listening = Listening(at.live, id_, at.incoming.request_id)
                 return await listening.serve(server, declared.profile, headers, at.reply)
@@ -122,8 +121,7 @@ class Stateless:
     async def _call(
         self, at: Arrival, request: LegacyRequest, declared: Declared, session: MirroredSession | None
     ) -> Response:
-        if at.live.process.draining.refuses_calls:
-            raise ShuttingDown("call again")
+        at.live.process.draining.check("call again")
         server, headers = await self._server(at)
         # After the last await before the call is entered there.
         if session is not None and (session.key, request.id) in self._shared.running:
