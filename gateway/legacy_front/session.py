@@ -109,8 +109,6 @@ class FrontSession:
         """Hand a message to the backend; return the stream of a request's reply. Raises GatewayError."""
         request = message.request_id
         is_initialize = message.opened.method == mcp.INITIALIZE
-        if self._is_over:
-            raise session_gone()
         if is_initialize is (self._initialize is not None) and request is not None:
             raise InvalidRequest(
                 "The session is initialized already; send `initialize` without Mcp-Session-Id for a new one"
