@@ -110,17 +110,13 @@ class Home:
         """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
         with self._in_use():
             await self._changes.change(method, uri, headers)
-            self._count()
+            self._share.hold(self._changes.uri_bytes)
             if self._queue is not None and self._session.profile.resumes:
                 self._queue.send(self._prime())
 
     def _prime(self) -> bytes:
         """An event whose id says to what the session is subscribed."""
         return b"id: %b\ndata: \n\n" % self._homes.tokens.standalone_id(self._session, self._changes.uris).encode()
-
-    def _count(self) -> None:
-        """Count the subscriptions."""
-        self._share.hold(self._changes.uri_bytes)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
@@ -142,14 +138,14 @@ class Home:
             # A resource that was given up after that event is announced needlessly; none that is wanted is missed.
             self._had_stream = True
             self._changes.add(subscribed)
-            self._count()
+            self._share.hold(self._changes.uri_bytes)
         with self._in_use():
             try:
                 honoured = await self._changes.listen(headers)
             except InvalidParams as exc:
                 said = f"There is no standalone stream: {exc.message}"
                 raise NotAllowed(said, allowed="POST, DELETE") from exc  # 405 is `no stream here` to clients
-            self._count()
+            self._share.hold(self._changes.uri_bytes)
             self._end_stream()  # only now: had the server refused, the stream before would go on
             live, queue = self.live, Outbox(self.live.deadlines.silence)
             queue.ask(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)  # it begins the stream
