@@ -19,6 +19,7 @@ from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse
 from gateway.http.server.traffic import Traffic
+from gateway.http_client.client import HttpClient
 from gateway.plugins.workers import workers_view
 from gateway.plugins.workers.workers_view import Overview
 from gateway.runtime.tasks import Tasks
@@ -83,8 +84,9 @@ class Host:
         self.directory = directory
         self.own = Metrics("1")
         in_force = InForce(CONFIG)
-        self.reload = Reload(None, in_force, Mock(), Tasks(self.own))
-        self.overview = Overview(self.own, in_force, self.reload)
+        tasks = Tasks(self.own)
+        self.reload = Reload(None, in_force, Mock(), tasks)
+        self.overview = Overview(self.own, in_force, self.reload, HttpClient(tasks))
         self.workers: list[FakeWorker] = []
 
     async def start(self, number: int) -> FakeWorker:
