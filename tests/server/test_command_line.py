@@ -178,11 +178,14 @@ def test_no_file_and_two_sources_are_bad_usage(
 
 def test_check_answers_programs_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gateway.yaml"
-    path.write_text(f"routes:\n- upstream: {{url: '{UPSTREAM}'}}\ndebug:\n  bodies: true\n")
+    path.write_text(
+        f"routes:\n- upstream: {{url: '{UPSTREAM}'}}\n  forward_headers: [traceparent]\ndebug:\n  bodies: true\n"
+    )
     assert command.main(["check", "--json", "--strict", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["valid"], found["notes"]) == (True, [])
-    assert found["cautions"][0].startswith(f"{path}:4:3: debug.bodies is true")
+    assert found["cautions"][0].startswith(f"{path}:5:3: debug.bodies is true")
+    assert found["cautions"][1].startswith(f"{path}:3:3: routes[/mcp].forward_headers has traceparent")
     path.write_text(f"listen: 8090\nroutes: [{{upstream: {{url: '{UPSTREAM}'}}}}]\n")
     assert command.main(["check", "--json", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)

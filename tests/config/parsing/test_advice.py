@@ -152,6 +152,11 @@ CASES = [
         "workers: ${WORKERS:-1}" + ROUTES,
     ),
     (
+        "hold: {§max_calls: '1,000'}" + ROUTES,
+        'hold.max_calls: "1,000" is a text, but a whole number is expected; write 1000',
+        "hold: {max_calls: 1000}" + ROUTES,
+    ),
+    (
         "§hold:\n  - ttl_seconds: 3" + ROUTES,
         'hold: is a list, but a section is expected; remove the "- " before its keys',
         "hold:\n  ttl_seconds: 3" + ROUTES,
@@ -240,6 +245,11 @@ CASES = [
         "security: {allowed_origins: ['https://app.example']}" + ROUTES,
     ),
     (
+        "security: {allowed_origins: [§'https://*.a']}" + ROUTES,
+        'security.allowed_origins[0]: "https://*.a" has a *, which stands for nothing here; list each one in full',
+        None,
+    ),
+    (
         "security: {allowed_hosts: [§'https://a.example/mcp']}" + ROUTES,
         'security.allowed_hosts[0]: "https://a.example/mcp" is not a host name; write "a.example"',
         "security: {allowed_hosts: [a.example]}" + ROUTES,
@@ -253,6 +263,16 @@ CASES = [
     (
         f"state: {{keys: [{KEY}]}}\nreplica: {{id: a, listen: 'a:1', peers: {{a: 'a:1', §b: 'a:1'}}}}" + ROUTES,
         "replica.peers.b: a:1 is the address of a too; change one",
+        None,
+    ),
+    (
+        "state: {keys: [abc], §keys_file: keys}" + ROUTES,
+        "state.keys_file: is set together with state.keys; keep only one of them",
+        None,
+    ),
+    (
+        f"routes: [{{upstream: {{url: {ROUTE}, §warm: 2}}}}]",
+        "routes[0].upstream.warm: is only used with upstream.command; remove it",
         None,
     ),
     ("state: {keys: [§'']}" + ROUTES, "state.keys[0]: is empty; make one with `mrtr-gateway keygen`", None),
@@ -315,6 +335,7 @@ CASES = [
         "has the {{ of a template that was not filled in; write ${NAME} for a variable",
         "routes: [{upstream: {url: '${URL:-http://a}'}}]",
     ),
+    ("a: &x 1\nb: [§*x, *x]", 'alias "x" is not allowed; write the value out', None),
     ("# caf§\udce9", "is not UTF-8 text; save it as UTF-8", None),
     ("a: b§\0", "the character 0x00 is not allowed; remove it", None),
 ]
@@ -416,3 +437,6 @@ def test_a_value_of_the_environment_names_its_variable_and_no_line() -> None:
     with pytest.raises(ConfigError) as caught:
         parse("listen: 127.0.0.1:80" + ROUTES, "gateway.yaml", {"GATEWAY_LISTEN": "80"})
     assert caught.value.located == ('listen: "80" (from GATEWAY_LISTEN) is not host:port; write "127.0.0.1:80"',)
+    with pytest.raises(ConfigError) as caught:
+        parse(ROUTES, "gateway.yaml", {"GATEWAY_LISTN": "80"})
+    assert caught.value.located == ('GATEWAY_LISTN: is not a setting; did you mean "GATEWAY_LISTEN"?',)
