@@ -9,6 +9,7 @@ from gateway.http.server.request import ReceivedHead, RequestBody
 from gateway.http.server.request_parser import ChunkedBody, HeadParser, Malformed, SizedBody
 from gateway.telemetry import Malformation
 from tests.support.fake_upstream import FakeUpstream, text
+from tests.support.garbage import cycles
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection, request_head
 from tests.support.turns import TINY_CHUNKS
@@ -172,6 +173,12 @@ def test_requests_are_found_wherever_their_bytes_are_split() -> None:
     for split in range(len(PIPELINED)):
         assert parsed([PIPELINED[:split], PIPELINED[split:]]) == whole, split
     assert parsed([bytes([byte]) for byte in PIPELINED]) == whole
+
+
+def test_what_has_parsed_a_request_is_freed_with_it() -> None:
+    with cycles() as found:
+        assert len(parsed([PIPELINED])) == 5
+    assert not [kind for kind in found if kind.startswith(("gateway.", "httptools."))]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8191, 20_000])

@@ -215,6 +215,7 @@ class ChunkedBody:
             self.body.feed(b"".join(parts))  # chunks of one byte would take forty each
         if self._is_whole:
             self.body.finish()
+            del self._llhttp  # as that of a head
             if (is_broken or self._has_extra) and not self._is_last:
                 raise Malformed(Malformation.PIPELINED)
             return b""
