@@ -7,7 +7,7 @@ from a legacy one. An answer that may come from a proxy (an error page, a refuse
 
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -15,8 +15,6 @@ from msgspec import Raw
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.request import ParsedBody
-
-T = TypeVar("T")
 
 _VERSION: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
@@ -28,16 +26,7 @@ REFUTING: Final = frozenset({400, 404, 405, 406})
 """HTTP statuses with which legacy servers refuse a modern request."""
 
 
-class _Discovered(msgspec.Struct):
-    supportedVersions: list[str]  # noqa: N815  (the wire's spelling)
-
-
-class _Unsupported(msgspec.Struct):
-    supported: list[str] = []
-
-
-_decode_discovered = msgspec.json.Decoder(_Discovered).decode
-_decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
+_decode_versions = msgspec.json.Decoder(list[str]).decode
 
 
 def is_modern(http_method: str, version_header: str | None, body: bytes, parse_body: Callable[[], ParsedBody]) -> bool:
@@ -90,8 +79,7 @@ def verdict(status: int, content_type: str, body: bytes, asked: bytes) -> bool |
         # Some legacy servers refuse in plain text; only JSON-RPC can be a success.
         return None if status < 300 else False
     if isinstance(opened.result, Raw):
-        discovered = _decoded(_decode_discovered, opened.result)
-        return discovered is not None and any(map(names_modern, discovered.supportedVersions))
+        return any(map(names_modern, _versions(opened.result, "supportedVersions")))
     return _is_modern_error(opened.failure)
 
 
@@ -99,7 +87,7 @@ def refutes(status: int, body: bytes) -> bool:
     """Whether an answer to a modern request suggests that the upstream is not modern any more."""
     if status not in REFUTING:
         return False
-    error = _error("application/json", body)
+    error = reply_messages.opened(body).failure
     return error is None or not (
         _is_modern_error(error)
         or (status == 400 and error.code in _ORDINARY)
@@ -109,13 +97,8 @@ def refutes(status: int, body: bytes) -> bool:
 
 def refuses_legacy(content_type: str, body: bytes) -> bool:
     """Whether the refusal of a legacy request comes from a server that serves modern clients only."""
-    return _is_modern_error(_error(content_type, body), is_only_modern=True)
-
-
-def _error(content_type: str, body: bytes) -> jsonrpc.Error | None:
-    """The error in a body, if its first response is one."""
     responses = filter(reply_messages.is_response, reply_messages.messages(content_type, body))
-    return next(responses, jsonrpc.Message()).failure
+    return _is_modern_error(next(responses, jsonrpc.Message()).failure, is_only_modern=True)
 
 
 def _is_modern_error(error: jsonrpc.Error | None, *, is_only_modern: bool = False) -> bool:
@@ -124,14 +107,13 @@ def _is_modern_error(error: jsonrpc.Error | None, *, is_only_modern: bool = Fals
         return False
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
-    refused = _decoded(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
-    if refused is None or not refused.supported:
-        return False
-    return (all if is_only_modern else any)(map(names_modern, refused.supported))
+    supported = _versions(error.data, "supported")
+    return bool(supported) and (all if is_only_modern else any)(map(names_modern, supported))
 
 
-def _decoded(decode: Callable[[Raw | bytes], T], raw: Raw) -> T | None:
+def _versions(raw: object, name: str) -> list[str]:
+    """The versions that a member of an object lists; none if it is malformed."""
     try:
-        return jsonrpc.inspect(decode, raw)
-    except (ValueError, RecursionError):
-        return None
+        return jsonrpc.inspect(_decode_versions, jsonrpc.members(raw)[name])
+    except (KeyError, ValueError):
+        return []
