@@ -106,22 +106,19 @@ def _is_object(raw: Raw) -> bool:
 
 def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     """The DiscoverResult for a client of this upstream."""
-    capabilities: dict[str, bytes] = {}
-    for key in [each for each in shaken.capabilities if each in _SERVER_KEYS]:
-        kept = {
-            name: raw for name, raw in jsonrpc.fields(shaken.capabilities[key]).items() if not jsonrpc.is_null(raw)
-        }
-        if key == "extensions":
-            _ = kept.pop(mcp.TASKS, None)  # a legacy session has the tasks of 2025-11-25 at most
-        capabilities[key] = jsonrpc.merge(kept)
+    capabilities = {
+        key: {name: member for name, member in jsonrpc.fields(raw).items() if not jsonrpc.is_null(member)}
+        for key, raw in shaken.capabilities.items()
+        if key in _SERVER_KEYS
+    }
+    _ = capabilities.get("extensions", {}).pop(mcp.TASKS, None)  # a legacy session has the tasks of 2025-11-25 at most
     if shaken.offers_tasks:
         # With an empty object: some clients ignore the extension if it has members.
-        extensions = jsonrpc.fields(capabilities.pop("extensions", b"{}"))
-        capabilities["extensions"] = jsonrpc.merge({**extensions, mcp.TASKS: b"{}"})
+        capabilities["extensions"] = {**capabilities.pop("extensions", {}), mcp.TASKS: jsonrpc.EMPTY}
     result: dict[str, bytes | Raw] = {
         "resultType": b'"complete"',
         "supportedVersions": jsonrpc.encode(mcp.SUPPORTED_VERSIONS),
-        "capabilities": jsonrpc.merge(capabilities),
+        "capabilities": jsonrpc.encode(capabilities),
         "ttlMs": b"%d" % ttl_ms,
         "cacheScope": jsonrpc.encode(scope),
         "_meta": jsonrpc.merge({mcp.META_SERVER_INFO: shaken.server_info}),
