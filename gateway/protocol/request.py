@@ -107,24 +107,18 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         answers that it brought.
         """
         params = self.params
-        return msgspec.structs.replace(
-            self,
-            id=_NO_ID,
-            params=params if isinstance(params, TextParams) else TextParams(jsonrpc.exact(jsonrpc.encode(params))),
-            said=self.said.held(),
-            input_responses=None if self.input_responses is None else _NO_ANSWERS,
-            task=None,
-        )
+        text = params if isinstance(params, TextParams) else TextParams(jsonrpc.exact(jsonrpc.encode(params)))
+        return self._shrunk(_NO_ID, text)
 
     def taken(self) -> "Request":
         """The same for a retry whose answers the call has taken: nothing of its body stays in memory but the id."""
+        return self._shrunk(self.id.copy(), {})
+
+    def _shrunk(self, id_: Raw, params: Params) -> "Request":
+        """The same with these, and without what only the first round needs."""
+        answers = None if self.input_responses is None else _NO_ANSWERS
         return msgspec.structs.replace(
-            self,
-            id=self.id.copy(),
-            params={},
-            said=self.said.held(),
-            input_responses=None if self.input_responses is None else _NO_ANSWERS,
-            task=None,
+            self, id=id_, params=params, said=self.said.held(), input_responses=answers, task=None
         )
 
 
