@@ -113,11 +113,9 @@ def verify(token: str, keys: Sequence[Key], issuer: str, audience: Sequence[str]
     if not (isinstance(client, str) and claims["sub"]):
         raise BadToken("The token has no valid subject or client id")
     try:
-        principal = of_claims(claims["iss"], claims["sub"], client)
+        return Verified(of_claims(claims["iss"], claims["sub"], client), float(claims["exp"]))
     except UnicodeEncodeError as exc:  # an unpaired surrogate
         raise BadToken("The token has no valid subject or client id") from exc
-    try:
-        return Verified(principal, float(claims["exp"]))
     except OverflowError as exc:
         raise BadToken("The token has an expiry that is out of range") from exc
 
