@@ -90,7 +90,7 @@ def _begin(round_: Round, continuation: Continuation) -> Awaitable[Response]:
             return _call_checked(round_, continuation)
         if tool.task_support:
             return _call(round_, continuation, _choice(round_, tool))
-        return _call(round_, continuation, Choice.PLAIN, group)
+        return _call(round_, continuation, "plain", group)
     return _call(round_, continuation)
 
 
@@ -109,25 +109,25 @@ async def _call_checked(round_: Round, continuation: Continuation) -> Response:
 def _call(
     round_: Round,
     continuation: Continuation,
-    choice: Choice = Choice.PLAIN,
+    choice: Choice = "plain",
     group: Group[Session] | None = None,
 ) -> Awaitable[Response]:
     """Send a call upstream; `group` is that of its key, if it was looked up already."""
     # A forwarded call may have to end its leg before the result comes, which takes an exchange.
-    if choice is Choice.PLAIN and round_.incoming.peer_request is None:
+    if choice == "plain" and round_.incoming.peer_request is None:
         plain = PlainCall(round_, continuation.lot)
         if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
             if group is not None:
                 learn(round_, group)
             return continuation.legs.write_plain(round_, plain)
-    if choice is Choice.GIVE:
+    if choice == "give":
         continuation.tasks.check(round_.key.principal)
     weight = round_.weigh()
     try:
-        if choice is Choice.GIVE:
+        if choice == "give":
             driver: Driver = LiveTask(round_, continuation.lot, continuation.tasks, weight)
         else:
-            driver = Driver(round_, continuation.lot, TaskCall if choice is Choice.DRIVE else None, weight)
+            driver = Driver(round_, continuation.lot, TaskCall if choice == "drive" else None, weight)
         queue = round_.queue()
         driver.begin(queue)
     except BaseException:

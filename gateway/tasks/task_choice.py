@@ -3,22 +3,14 @@
 The tool, its server, the client and the route each have a say.
 """
 
-from enum import Enum, auto
+from typing import Literal
 
 from gateway.config.model.route import RouteTasks
 from gateway.protocol.errors import TasksUndeclared
 from gateway.protocol.request_meta import Capabilities
 
-
-class Choice(Enum):
-    """How a tool is called."""
-
-    PLAIN = auto()
-    """Without a task."""
-    DRIVE = auto()
-    """As a task that the gateway drives."""
-    GIVE = auto()
-    """As a task of the client."""
+Choice = Literal["plain", "drive", "give"]
+"""How a tool is called: without a task, as a task that the gateway drives, or as a task of the client."""
 
 
 def choose(support: str, declared: Capabilities, tasks: RouteTasks, *, wants: bool) -> Choice:
@@ -27,11 +19,11 @@ def choose(support: str, declared: Capabilities, tasks: RouteTasks, *, wants: bo
     `support` is the tool's `execution.taskSupport`. Raises TasksUndeclared.
     """
     if support not in ("optional", "required"):
-        return Choice.PLAIN
+        return "plain"
     if declared.tasks or (declared.legacy_tasks and wants):
-        return Choice.GIVE
+        return "give"
     if support == "optional":
-        return Choice.DRIVE if tasks.optional == "drive" else Choice.PLAIN
+        return "drive" if tasks.optional == "drive" else "plain"
     if tasks.undeclared == "refuse":
         raise TasksUndeclared("This tool runs as a task only, and so its call")
-    return Choice.DRIVE
+    return "drive"
