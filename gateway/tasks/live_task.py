@@ -427,10 +427,6 @@ class TaskTable:
         self.sealer = sealer
         self._tasks: dict[str, LiveTask] = {}
 
-    def __len__(self) -> int:
-        """Return the number of tasks, finished ones included."""
-        return len(self._tasks)
-
     def __iter__(self) -> Iterator[LiveTask]:
         return iter(tuple(self._tasks.values()))
 

@@ -148,6 +148,6 @@ async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
     one.gateway.task_table.leave(is_resumable=True)
     task = task.on(two.client())
     assert (await task.get())["status"] == "working"
-    assert [len(stand.gateway.task_table) for stand in (one, two)] == [0, 1]
+    assert [len(tuple(stand.gateway.task_table)) for stand in (one, two)] == [0, 1]
     server.done.set()
     _ = await task.until("completed")
