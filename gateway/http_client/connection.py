@@ -20,10 +20,9 @@ from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
-from gateway.http_client.reply_body import Ending, SizedRest, UnsizedRest
 from gateway.http_client.reply_head import CONTINUE, ReplyHead
 from gateway.http_client.reply_listener import ReplyListener
-from gateway.http_client.reply_parser import Reader, ReplyParser, Rest
+from gateway.http_client.reply_parser import Ending, Reader, ReplyParser, Rest, SizedRest, UnsizedRest
 from gateway.http_client.tls_errors import handshake_cause, is_ended_properly, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
 

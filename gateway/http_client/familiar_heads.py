@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.http_client.reply_body import SizedRest, chunks
 from gateway.http_client.reply_head import ReplyHead
-from gateway.http_client.reply_parser import ChunkedRest, Rest
+from gateway.http_client.reply_parser import ChunkedRest, Rest, SizedRest, chunks
 
 _CANONICAL: Final = re.compile(
     rb"HTTP/1\.1 ([2-9][0-9]{2}) ([ -~]*)\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [ -~]*\r\n)*)\r\n"

@@ -3,8 +3,8 @@
 Rule: llhttp parses strictly. Allowed are spaces behind the size of a chunk, which servers send in the wild. Where the
 caller wants it, the values of headers may be folded or have control characters too; llhttp then allows spaces behind a
 name as well, which is checked here. A bare LF is never allowed: in a value that somebody else chose, it would begin a
-header. The bodies of replies that end with the connection are delimited by the connection, because httptools does not
-offer llhttp's `finish`.
+header. No parser is needed once the head says where the body ends: after a known length, with the connection
+(httptools does not offer llhttp's `finish`), or behind the last chunk.
 """
 
 import re
@@ -15,7 +15,6 @@ from typing import Final, Literal
 import httptools
 
 from gateway.http_client.errors import MalformedReply
-from gateway.http_client.reply_body import Ending, SizedRest, UnsizedRest, chunks
 from gateway.http_client.reply_head import ReplyHead
 
 MAX_HEAD_BYTES: Final = 65_536
@@ -25,12 +24,17 @@ MAX_INTERIM_REPLIES: Final = 16
 _CONTINUE: Final = 100
 _SWITCHING_PROTOCOLS: Final = 101
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
+_MAX_CHUNKS: Final = 4
+"""More of them in a packet are left to llhttp, which takes less time for each."""
 _BETWEEN_CHUNKS: Final = {
     "kept": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
     "closed": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n",
 }
 """What brings a new parser to the place behind a chunk of a reply, by what the head of that has said."""
 
+Ending = Literal["kept", "closed"]
+"""What becomes of the connection behind a complete reply."""
 _At = Literal["head", "sized body", "unsized body", "chunk", "between chunks", "end"]
 """Where in a reply its parser is. Interim replies belong to the head, the line that begins a chunk to the chunk."""
 
@@ -176,6 +180,30 @@ class ReplyParser:
 
 
 @dataclass(slots=True, eq=False)
+class SizedRest:
+    """The rest of a body of which so many bytes are missing."""
+
+    missing: int
+    content_type: str
+    ending: Ending
+
+    def feed(self, data: bytes) -> "Read":
+        """See `Read`."""
+        missing, self.missing = self.missing, self.missing - len(data)
+        if self.missing > 0:
+            return None, (data,), self
+        return None, (data[:missing],), "closed" if self.missing else self.ending
+
+
+class UnsizedRest:
+    """The rest of a body that ends with the connection."""
+
+    def feed(self, data: bytes) -> "Read":
+        """See `Read`."""
+        return None, (data,), self
+
+
+@dataclass(slots=True, eq=False)
 class ChunkedRest:
     """The rest of a body of chunks, of which the next one begins now; it takes a parser only while a chunk is cut."""
 
@@ -189,6 +217,24 @@ class ChunkedRest:
             return None, parts, rest
         parts, is_complete = found
         return None, parts, self.ending if is_complete else self
+
+
+def chunks(data: bytes, begin: int = 0) -> tuple[Sequence[bytes], bool] | None:
+    """What a few chunks hold, without extensions and trailers, and whether the last one is here; None for all else."""
+    parts: list[bytes] = []
+    while begin < len(data):
+        size = _CHUNK_SIZE.match(data, begin)
+        if size is None or len(parts) > _MAX_CHUNKS:
+            return None
+        begin = size.end()
+        end = begin + int(size[1], 16)
+        if data[end : end + 2] != b"\r\n":
+            return None
+        if end == begin:
+            return (parts, True) if len(data) == end + 2 else None
+        parts.append(data[begin:end])
+        begin = end + 2
+    return parts, False
 
 
 Reader = ReplyParser | ChunkedRest | SizedRest | UnsizedRest

@@ -13,8 +13,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ReplyCut
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
-from gateway.http_client.reply_body import SizedRest
-from gateway.http_client.reply_parser import ReplyParser
+from gateway.http_client.reply_parser import ReplyParser, SizedRest
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
 from tests.support.fake_transport import Begun
 from tests.support.reply_recorder import COMPLETE, Sender
