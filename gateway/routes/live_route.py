@@ -34,7 +34,7 @@ from gateway.telemetry import Metrics, Traces
 from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
-from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.http_upstream import StreamTimes
 
 
 class Endable(Protocol):
@@ -63,8 +63,10 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     calls: CallBytes
     """What the calls under way weigh."""
     draining: Draining
-    stream_times: StreamTimes = DEFAULT_TIMES
-    traces: Traces | None = None
+    serves_host: bool
+    """Whether the only client is the host that started this process (`wrap`): all sessions share one child."""
+    stream_times: StreamTimes
+    traces: Traces | None
     call_ids: Iterator[bytes] = msgspec.field(default_factory=numbered)
     """The ids of upstream calls."""
 

@@ -33,22 +33,13 @@ from gateway.upstream.stdio import StdioChannel
 class RouteTable:
     """The live routes by path."""
 
-    def __init__(  # noqa: PLR0913  (what a process has one of)
-        self,
-        config: Config,
-        tls: Contexts,
-        client: Client,
-        process: ProcessScope,
-        errors: RecentErrors,
-        *,
-        shares_children: bool = False,
+    def __init__(
+        self, config: Config, tls: Contexts, client: Client, process: ProcessScope, errors: RecentErrors
     ) -> None:
-        """`shares_children`: all sessions of a route share one child, because they belong to one host (`wrap`)."""
         self.live: dict[str, LiveRoute] = {}
         """The routes of new requests; a reload replaces the dict."""
         self.process = process
         self._client = client
-        self._shares_children = shares_children
         self._errors = errors
         self._children = dict[Child, None]()
         """The children of all upstreams, including upstreams that a reload removed."""
@@ -96,16 +87,17 @@ class RouteTable:
 
     def _new_upstream(self, first: RouteSettings, bound: Bounds) -> LiveUpstream:
         """Make an upstream; without a URL it is a child process."""
-        metrics, tasks, route = self.process.metrics, self.process.tasks, first.route
+        metrics, tasks, serves_host = self.process.metrics, self.process.tasks, self.process.serves_host
+        route = first.route
         settings, bounds = InForce(first), InForce(bound)
         client = self._client.sibling(bounds)
         url = route.upstream.url
         health = UpstreamHealth(route.path, metrics, self._errors, url=url and route.upstream.name)
         if url is None:
-            launcher = ChildLauncher(route, client, tasks, health, self._children, serves_host=self._shares_children)
-            modern = ModernStdio(launcher, metrics, route.path, has_one_client=self._shares_children)
+            launcher = ChildLauncher(route, client, tasks, health, self._children, serves_host=serves_host)
+            modern = ModernStdio(launcher, metrics, route.path, has_one_client=serves_host)
             stdio = StdioEra(launcher, modern, tasks, health)
-            connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
+            connect = ChildHolder(launcher).connect if serves_host else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, health, stdio=stdio)
         endpoint = Endpoint(route.path, url, as_client=asks_as_client(route))

@@ -221,14 +221,13 @@ class Gateway:
             traffic=self._traffic,
             calls=self.calls,
             draining=self.draining,
+            serves_host=serves_host,
         )
         self._tls = contexts(self.config)
         self._client = client = Client(
             in_force.part(lambda config: Bounds(config.limits, config.timeouts)), HttpClient(tasks)
         )
-        self.routes = RouteTable(
-            self.config, self._tls, client, process, self.recent_errors, shares_children=serves_host
-        )
+        self.routes = RouteTable(self.config, self._tls, client, process, self.recent_errors)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
         self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
