@@ -57,7 +57,7 @@ from gateway.server.key_purposes import state_keys
 from gateway.server.listen_errors import explained
 from gateway.server.peer_listener import PeerListener
 from gateway.tasks.live_task import TaskTable
-from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
+from gateway.telemetry import Event, Metrics, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
@@ -73,12 +73,11 @@ _FLUSH_SECONDS: Final = 3.0
 class Gateway:
     """One process."""
 
-    def __init__(  # noqa: PLR0913  (what a start may vary)
+    def __init__(
         self,
         config: Config,
         worker: Worker | None = None,
         file: ConfigFile | None = None,
-        traces: Traces | None = None,
         stream_times: StreamTimes = DEFAULT_TIMES,
         *,
         serves_host: bool = False,
@@ -86,8 +85,7 @@ class Gateway:
         """Give `worker` if this process is one of several that share `listen`; `file` is what a reload reads.
 
         `serves_host`: the only client is the host that started this process (`wrap`), so one child serves everything.
-        Raises ConfigError if a file that the configuration names cannot be used, and TracesUnavailable where `traces`
-        are not given and the configuration wants them.
+        Raises ConfigError if a file that the configuration names cannot be used, and TracesUnavailable.
         """
         self._in_force = in_force = InForce(config)
         self._worker = worker
@@ -109,9 +107,7 @@ class Gateway:
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer, self.tasks)
         replica = in_force.part(lambda config: config.replica)
         self.members = Membership(replica, worker, self._peer_connections, self.tasks)
-        if traces is None and config.traces:
-            traces = open_traces(__version__, self.members.own)
-        self._traces = traces
+        self._traces = open_traces(__version__, self.members.own) if config.traces else None
         self.draining = Draining(in_force.part(lambda config: worker is not None or bool(config.state.keys)))
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
         self._witness = Witness(self.members, self._peers, self.tasks)

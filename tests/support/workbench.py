@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import aiohttp
 
@@ -330,7 +331,8 @@ async def start(
     stream_times: StreamTimes = SHORT_TIMES,
     **sections: Any,
 ) -> Stand:
-    config = parse(configuration(upstream_url, **sections), "test", {})
-    gateway = Gateway(config, worker, file, traces, stream_times)
+    config = parse(configuration(upstream_url, traces=traces is not None, **sections), "test", {})
+    with patch("gateway.server.process.open_traces", return_value=traces):
+        gateway = Gateway(config, worker, file, stream_times)
     await gateway.start()
     return Stand(gateway, http)
