@@ -1,8 +1,11 @@
 """One name for one exchange: in each line of the log about it, over all rounds and all replicas."""
 
+from unittest.mock import AsyncMock
+
 import pytest
 
 from gateway.bridge.call_context import Context
+from gateway.cluster.peer_errors import ReplyBroken
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
@@ -84,6 +87,20 @@ async def test_each_round_has_one_line_at_the_replica_that_it_reached(
     _ = await two.client().answer(asked)
     names = [line["exchange_id"] for line in log_lines("request.finished")]
     assert names == [opened(asked.state).exchange] * 2
+
+
+async def test_both_replicas_name_a_call_that_one_does_not_serve_for_the_other(
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines, upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    Gate(upstream).go.set()
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
+    with monkeypatch.context() as patch:
+        patch.setattr(one.gateway.downstream, "handle_hop", AsyncMock(side_effect=ReplyBroken))
+        _ = await two.client().answer(asked)
+    _ = await two.client().answer(asked)
+    lines = log_lines("peer.failed")
+    assert [line["exchange_id"] for line in lines] == [opened(asked.state).exchange] * len(lines)
+    assert len(lines) == 3, "each try at the owner, and the end of them at the other replica"
 
 
 async def test_a_call_that_another_replica_begins_has_one_name_on_both(log_lines: Lines, cluster: Cluster) -> None:

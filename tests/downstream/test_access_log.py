@@ -10,7 +10,7 @@ from gateway.protocol import mcp
 from tests.support.fake_modern import FORM, Call, FakeModern
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.known_calls import known, request
+from tests.support.known_calls import arguments, known, request
 from tests.support.legacy_client import LegacyClient
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
@@ -61,15 +61,18 @@ async def test_each_round_of_a_call_has_a_line_with_the_exchange(
 
 
 async def test_a_plain_call_has_one_line_without_an_exchange(
-    log_lines: Lines, upstream: FakeUpstream, begin: Start
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines, upstream: FakeUpstream, begin: Start
 ) -> None:
+    monkeypatch.setitem(arguments, "arguments", {"a": 1})
     stand = await begin(**ON)
     upstream.tool(ready)
     async with raw_connection(stand) as raw:
-        await known(stand, raw, request(stand))  # the third of these could be served without a coroutine
+        sent = request(stand)
+        await known(stand, raw, sent)
+        await known(stand, raw, sent)  # but for the line, these could be served without a coroutine
     lines = log_lines("request.finished")
-    assert [(line["target"], line["outcome"]) for line in lines] == [("tool", "complete")] * 3
-    assert len({line["request_id"] for line in lines}) == 3
+    assert [(line["target"], line["outcome"]) for line in lines] == [("tool", "complete")] * 6
+    assert len({line["request_id"] for line in lines}) == 6
     assert not any("exchange_id" in line for line in lines)
 
 
@@ -220,12 +223,17 @@ async def test_a_mirrored_call_and_its_answer_have_lines_of_one_exchange(log_lin
         async with client.request(mcp.TOOLS_CALL, {"name": "ask", "arguments": {}}) as stream:
             assert await client.answer(await stream.message(), ACCEPT) == 202
             _ = await stream.message()
-        await eventually(lambda: len(log_lines("request.finished")) == 4)
-    (finished,) = log_lines("exchange.finished")
-    lines = [line for line in log_lines("request.finished") if line.get("exchange_id") == finished["exchange_id"]]
-    assert {(line["method"], line["target"], line["status"]) for line in lines} == {
-        (mcp.TOOLS_CALL, "ask", 200),
-        (None, None, 202),
+        async with client.request(mcp.TOOLS_CALL, {"name": "ask", "arguments": {}}, id_="given-up") as stream:
+            _ = await stream.message()
+            assert await client.notify(mcp.CANCELLED, {"requestId": "given-up"}) == 202
+        await eventually(lambda: len(log_lines("request.finished")) == 6)
+    answered, given_up = (line["exchange_id"] for line in log_lines("exchange.finished"))
+    named = {(line["exchange_id"], line["method"]) for line in log_lines("request.finished") if "exchange_id" in line}
+    assert named == {
+        (answered, mcp.TOOLS_CALL),
+        (answered, None),
+        (given_up, mcp.TOOLS_CALL),
+        (given_up, mcp.CANCELLED),
     }
 
 

@@ -8,7 +8,7 @@ from gateway.protocol import mcp
 from tests.support.fake_modern import FORM, Call, FakeModern
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, text
-from tests.support.known_calls import known, reply, request
+from tests.support.known_calls import arguments, known, reply, request
 from tests.support.legacy_client import LegacyClient
 from tests.support.raw_connection import raw_connection
 from tests.support.replicas import Gate
@@ -59,7 +59,10 @@ async def test_requests_with_different_ids_share_a_session(upstream: FakeUpstrea
     assert stand.metric("mcp_gateway_sessions_opened_total") == 1
 
 
-async def test_a_call_that_no_coroutine_serves_has_its_own_id(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_call_that_no_coroutine_serves_has_its_own_id(
+    monkeypatch: pytest.MonkeyPatch, upstream: FakeUpstream, begin: Start
+) -> None:
+    monkeypatch.setitem(arguments, "arguments", {"a": 1})
     stand = await named(begin, upstream)
     upstream.tool(lambda turn: turn.result(text("x")))
     sent = request(stand)

@@ -83,6 +83,17 @@ async def test_a_tool_that_has_changed_is_listed_again_for_the_next_call(lines: 
     assert called(server) == [None, None, "Bern"]
 
 
+async def test_a_server_that_wants_the_id_of_a_request_gets_it_for_a_host(begin: Begin, server: FakeModern) -> None:
+    server.tools["t"] = lambda call: call.text("done")
+    host = Lines(await begin(route={"era": "auto", "upstream": {"url": server.url, "request_id_header": "X-Id"}}))
+    for number in (1, 2):
+        assert "done" in str(await host.asks(call("t", number)))
+    host.modern.close()
+    ids = [headers.get("X-Id") for headers in server.headers]
+    assert None not in ids
+    assert len(set(ids)) == 2
+
+
 async def test_a_subscription_of_a_host_stays_open(lines: Lines, server: FakeModern) -> None:
     listen = modern(mcp.LISTEN, 1, notifications={"toolsListChanged": True, "resourceSubscriptions": []})
     lines.says(listen)

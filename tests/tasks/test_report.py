@@ -38,6 +38,16 @@ async def test_the_log_says_when_a_task_begins_and_how_it_ends(stage: Stage) -> 
     assert not any(task.id in gw.stderr for task in (done, cancelled))
 
 
+async def test_a_request_about_a_task_is_logged_with_its_exchange() -> None:
+    stdio = {"command": fake("fake_task_stdio.py"), "warm": 0}
+    async with gateway(stdio, log={"access": True}) as gw, wire(gw.url) as client:
+        task = await TaskClient(client).task("hasty")
+        _ = await task.cancel()
+        (begun,) = gw.log("tool_task.begun")
+        named = {line["method"] for line in gw.log("request.finished") if line.get("exchange_id") == begun["task"]}
+    assert named == {"tools/call", "tasks/cancel"}
+
+
 async def test_the_log_says_that_a_task_is_lost() -> None:
     async with gateway({"command": fake("fake_task_stdio.py"), "warm": 0}, tasks={"ttl_seconds": 0.5}) as gw:
         async with wire(gw.url) as client:

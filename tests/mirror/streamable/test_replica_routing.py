@@ -3,11 +3,13 @@
 import asyncio
 import json
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from gateway.cluster.peer_errors import ReplyBroken
 from gateway.mirror.streamable.tokens import EVENT, NESTED
 from gateway.protocol import mcp
 from gateway.server.drain import drain
@@ -180,6 +182,21 @@ async def test_a_cancellation_reaches_the_replica_that_holds_the_call(server: Fa
         assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}, url=two.url) == 202
         assert one.metric("mcp_gateway_mirrored_calls") == 0, "before it was accepted"
         await eventually(lambda: server.left == 1)
+
+
+async def test_a_client_that_comes_back_to_a_call_that_its_owner_does_not_serve_is_logged_with_the_call(
+    server: FakeModern, cluster: Cluster, log_lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, client = await pair(server, cluster)
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(one.gateway.downstream, "handle_hop", AsyncMock(side_effect=ReplyBroken))
+        async with client.listen(place, url=two.url) as stream:
+            assert stream.response.status == 503
+    await answered_at(two.url, client, question, place)
+    (finished,) = log_lines("exchange.finished")
+    assert {line["exchange_id"] for line in log_lines("peer.failed")} == {finished["exchange_id"]}
 
 
 async def test_a_call_of_a_dead_replica_does_not_take_the_place_of_one_with_its_id(
