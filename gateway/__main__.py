@@ -81,7 +81,8 @@ def _run(arguments: list[str]) -> int:
     if "file" in options:
         given = [each for each in (options.file, options.config, is_stdio, getattr(options, "upstream", None)) if each]
         if len(given) > 1:
-            parser.error("give one of FILE, --config FILE, --upstream URL and --stdio")
+            also = ", --upstream URL and --stdio" if "stdio" in options else ""
+            parser.error(f"give one of FILE, --config FILE{also}")
         if not given and FILE_VARIABLE not in os.environ:
             parser.error(f"no configuration; write {arguments[0]} FILE, or set {FILE_VARIABLE}")
         options.config = options.config or options.file or (None if given else Path(os.environ[FILE_VARIABLE]))
