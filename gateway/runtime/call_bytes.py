@@ -5,7 +5,6 @@ its caller. One that has begun is never refused, however much heavier it becomes
 """
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from gateway.config import InForce, Limits
@@ -39,9 +38,7 @@ class Weight:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -1,7 +1,6 @@
 """A deadline for one wait of a task, like asyncio.timeout, on a coarse timer: no timer of its own."""
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -24,9 +23,7 @@ class CoarseTimeout:
         self._timer.arm(self, self._expire)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, _traceback: object) -> None:
         self._timer.disarm(self)
         # The task may also be cancelled by another: then it stays cancelled.
         if self._is_expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
