@@ -1,7 +1,5 @@
 """Tells the principal of a request: from its token as it is, a trusted proxy's header, or a verified token."""
 
-from typing import Final
-
 from gateway.auth.jwks import JwksVerifier
 from gateway.config import Config, Contexts, InForce, contents
 from gateway.http.incoming import Caller, Incoming
@@ -9,8 +7,6 @@ from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once
 from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks
-
-_ANONYMOUS: Final = Caller(principals.ANONYMOUS, None)
 
 
 class Authenticator:
@@ -51,9 +47,6 @@ class Authenticator:
         if incoming.caller is not None:
             return incoming.caller
         headers, named = incoming.headers, self._config.header if self._config.source == "header" else None
-        if named is None and AUTHORIZATION not in headers and self._verifier is None:
-            incoming.caller = _ANONYMOUS
-            return _ANONYMOUS
         check_once((AUTHORIZATION, named), headers)
         if self._verifier is not None:
             caller = Caller(await self._verifier.principal(headers.get(AUTHORIZATION)), None)
