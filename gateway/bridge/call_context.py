@@ -22,7 +22,6 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
 from gateway.seal.request_state import Envelope, Whereabouts
 from gateway.sessions.call import PoolKey
-from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import HeldStatus
@@ -186,7 +185,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     @property
     def is_repeatable(self) -> bool:
         """Whether the server says of the tool of this call that it may run twice, as far as is known."""
-        return self.was_repeatable or tool_schemas.is_ephemeral(self.live.upstream.pool, self.key, self.request.target)
+        known = self.live.upstream.pool.group(self.key).tools
+        return self.was_repeatable or known.latest(self.request.target).ephemeral
 
     @property
     def may_run_twice(self) -> bool:

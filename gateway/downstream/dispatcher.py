@@ -139,5 +139,7 @@ def _call(
 def _choice(round_: Round, tool: Tool) -> Choice:
     """Whether a tool runs as a task."""
     live, request = round_.live, round_.request
-    support = tool_schemas.task_support(live.upstream.pool.group(round_.key), tool)
-    return choose(support, request.said.declared, live.route.tasks, wants=request.task is not None)
+    shaken = live.upstream.pool.group(round_.key).shaken
+    if not tool.task_support or shaken is None or not shaken.offers_tasks:
+        return "plain"
+    return choose(tool.task_support, request.said.declared, live.route.tasks, wants=request.task is not None)

@@ -20,11 +20,9 @@ from gateway.protocol.request import Params, Request
 from gateway.protocol.tool_list import OmittedTool, Tool, ToolList
 from gateway.runtime.newest import Newest
 from gateway.sessions.call import PoolKey
-from gateway.sessions.group import Group
 from gateway.sessions.known_tools import UNKNOWN_TOOL
 from gateway.sessions.pool.authorisation import authorise
 from gateway.sessions.pool.pool import Pool
-from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50
@@ -37,17 +35,6 @@ _read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = N
 def only_page(params: Params, listed: ToolList) -> dict[str, Tool] | None:
     """The tools of a tools/list that was complete in one page; None if it was not, or if it is malformed."""
     return listed.tools if listed.is_last and params.get("cursor") is None else None
-
-
-def task_support(group: Group[Session], tool: Tool) -> str:
-    """The `execution.taskSupport` of a tool, if its server offers tasks at all; else an empty string."""
-    support = tool.task_support
-    return support if support and group.shaken is not None and group.shaken.offers_tasks else ""
-
-
-def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
-    """Whether a tool declares that it may run twice, or did so before a change may have been missed."""
-    return pool.group(key).tools.latest(name).ephemeral
 
 
 async def check(pool: Pool, key: PoolKey, request: Request, http: HeaderValues | None, headers: Headers) -> Tool:
