@@ -25,10 +25,8 @@ Few = tuple[T, ...] | set[T]
 _FEW: Final = 8
 _METHODS: Final = {method: method for method in inputs.KINDS}
 """One string for all questions of a kind."""
-_NONE: Final[dict[str, Raw]] = {}
-"""No answers given in advance, as in nearly every call: it is replaced, never changed."""
-_NONE_OF_OTHERS: Final[dict[bytes, bytes | None]] = {}
-"""No questions of another replica, as in nearly every call: it is replaced, never changed."""
+_NONE: Final[dict[Any, Any]] = {}
+"""No answers given in advance, or no questions of another replica, as in nearly every call: it is never changed."""
 
 
 class Refusal(Exception):
@@ -58,7 +56,7 @@ class NestedRequests:
         self.keys: Few[str] = ()
         """Every key that was given in this run."""
         self._heard: Few[bytes] = ()
-        self._theirs = _NONE_OF_OTHERS
+        self._theirs: dict[bytes, bytes | None] = _NONE
         """Digests, if known, of questions that another replica heard, by id: its stream may bring them again."""
 
     def restore(self, questions: Mapping[str, Question], recorded: Iterable[str]) -> None:
@@ -162,7 +160,7 @@ class NestedRequests:
     def refer(self, urls: dict[str, Question]) -> None:
         """The call has ended with these urls; after them another call follows, perhaps in another session."""
         self._heard = self.shown = ()
-        self._theirs = _NONE_OF_OTHERS
+        self._theirs = _NONE
         self.keys = {*self.keys, *urls}
         self.open.clear()
         self.open.update(urls)
@@ -170,7 +168,7 @@ class NestedRequests:
     def start_run(self) -> None:
         """The call is sent again, and asks anew."""
         self.keys = self._heard = self.shown = ()
-        self._theirs = _NONE_OF_OTHERS
+        self._theirs = _NONE
         self.open.clear()
 
     # -- what the client has --------------------------------------------------------------------------------------
