@@ -392,18 +392,16 @@ class Session(SideListener, Hearer):
         if call is None:
             return True  # its call is over, and nothing more of the reply is wanted
         try:
-            answer = inbound.plain_answer(data, call)
-            message = jsonrpc.message(data) if answer is None else None
+            found = inbound.plain_answer(data, call) or jsonrpc.message(data)
         except ValueError as exc:
             self._metrics.upstream_failures[self._route, "malformed"].inc()
             raise CallLost(
                 f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
                 "had effects"
             ) from exc
-        if message is not None:
-            return self._take(message, data, call, aside=False)
-        assert answer is not None
-        return self._take_for_call(call, answer, aside=False)
+        if isinstance(found, jsonrpc.Message):
+            return self._take(found, data, call, aside=False)
+        return self._take_for_call(call, found, aside=False)
 
     def accepted(self) -> None:
         """The server has the call, so it is not sent again, and a held call should not keep it."""
