@@ -7,6 +7,7 @@ reaches another replica is forwarded to the one that holds the call, which its i
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -23,7 +24,7 @@ from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import MirroredSession, NoSession
 from gateway.plugins.sep_1442 import vocabulary
 from gateway.plugins.sep_1442.listening import Listening
-from gateway.plugins.sep_1442.own_server import OwnServer, OwnSide, Serve
+from gateway.plugins.sep_1442.own_server import OwnServer, Serve
 from gateway.plugins.sep_1442.stateless_call import StatelessCall
 from gateway.plugins.sep_1442.vocabulary import Declared, InvalidSession
 from gateway.protocol import jsonrpc, mcp
@@ -42,7 +43,7 @@ class Stateless:
 
     def __init__(self, shared: Shared, serve: Serve, give_up: Callable[[Incoming], None]) -> None:
         """`serve` serves a request of 2026-07-28; `give_up` ends the call whose next round a request would be."""
-        self._own_side = OwnSide(serve, give_up)
+        self._own_server = partial(OwnServer, serve, give_up)
         self._shared, self.lot = shared, shared.lot
 
     def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
@@ -145,10 +146,10 @@ class Stateless:
 
     async def _server(self, at: Arrival) -> tuple[ServerClient, Headers]:
         """Return the server for the rounds of a request, with the headers for it."""
-        live, incoming = at.live, at.incoming
+        live = at.live
         if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):
             return RouteServer(live, at.caller.principal), at.headers
-        return OwnServer(self._own_side, incoming, at.reply, live), incoming.headers
+        return self._own_server(at), at.incoming.headers
 
 
 def _stateless(at: Arrival, profile: Profile = _NOBODY) -> MirroredSession:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -13,10 +13,10 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import MessageReply, ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.server_client import ModernRequest
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
 from gateway.upstream.channel import Hearer
 
@@ -28,27 +28,19 @@ Serve = Callable[[Incoming, ReplyWriter], Awaitable[Response]]
 """Serves a request of 2026-07-28."""
 
 
-class OwnSide(NamedTuple):
-    """The modern side of this gateway."""
-
-    serve: Serve
-    give_up: Callable[[Incoming], None]
-    """Ends the call whose next round a request would be."""
-
-
 class OwnServer(msgspec.Struct, frozen=True, eq=False):
     """A `ServerClient` for the rounds of one request."""
 
-    side: OwnSide
-    incoming: Incoming
-    reply: ReplyWriter
-    live: LiveRoute
+    serve: Serve
+    end: Callable[[Incoming], None]
+    """Ends the call whose next round a request would be."""
+    at: Arrival
 
     async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`."""
-        reply = _Messages(hearer, self.reply, self.live.config.limits.event_bytes)
+        reply = _Messages(hearer, self.at.reply, self.at.live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):  # then there is no response
-            _ = await self.side.serve(self._modern(request), reply)
+            _ = await self.serve(self._modern(request), reply)
         if reply.error is not None:
             raise reply.error
         if not reply.is_over:
@@ -56,11 +48,11 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
 
     def give_up(self, request: ModernRequest) -> None:
         """End the call that waits for this request, which will not be sent."""
-        self.side.give_up(self._modern(request))
+        self.end(self._modern(request))
 
     def _modern(self, request: ModernRequest) -> Incoming:
         """A round, with the headers of 2026-07-28 in place of those of the client."""
-        came = self.incoming
+        came = self.at.incoming
         kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
         return Incoming(
             came.path,
