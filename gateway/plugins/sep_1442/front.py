@@ -109,8 +109,7 @@ class Stateless:
             case vocabulary.LISTEN:
                 at.live.process.draining.check("listen again", is_stream=True)
                 server, headers = await self._server(at)
-                listening = Listening(at.live, id_, at.incoming.request_id)
-                return await listening.serve(server, declared.profile, headers, at.reply)
+                return await Listening(at, id_).serve(server, declared.profile, headers)
             case method if method in mcp.BRIDGED:
                 outgoing = request_of(id_, replace(message, params=params))
                 del message, params

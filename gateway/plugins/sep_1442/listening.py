@@ -2,15 +2,14 @@
 
 from gateway.bridge.response_queue import ChangeQueue
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.translation import legacy_notification
 from gateway.plugins.sep_1442.vocabulary import LISTENING
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.upstream.channel import Headers, Hearer
 
@@ -18,16 +17,14 @@ from gateway.upstream.channel import Headers, Hearer
 class Listening(Hearer):
     """One background stream (`Endable`)."""
 
-    def __init__(self, live: LiveRoute, id_: bytes, request_id: str) -> None:
-        self._live = live
-        self._id = id_
-        self._request_id = request_id
-        self._queue = ChangeQueue(live.deadlines.silence)
+    def __init__(self, at: Arrival, id_: bytes) -> None:
+        self._at, self._id = at, id_
+        self._queue = ChangeQueue(at.live.deadlines.silence)
 
-    async def serve(self, server: ServerClient, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:
+    async def serve(self, server: ServerClient, profile: Profile, headers: Headers) -> Response:
         """Write the changes of a server until its client leaves, or the stream is ended."""
-        streams = self._live.upstream.streams
-        hearing = self._live.process.tasks.start(self._listen(server, listening(profile, headers)), "listen")
+        reply, streams = self._at.reply, self._at.live.upstream.streams
+        hearing = self._at.live.process.tasks.start(self._listen(server, listening(profile, headers)), "listen")
         streams[self] = None
         try:
             return await reply.finish(await reply.deliver(self._queue))
@@ -36,7 +33,7 @@ class Listening(Hearer):
             _ = streams.pop(self, None)
 
     async def _listen(self, server: ServerClient, request: ModernRequest) -> None:
-        with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._request_id))):
+        with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._at.incoming.request_id))):
             await server.send(request, self)
 
     def hear(self, data: bytes, /) -> bool:
