@@ -35,7 +35,7 @@ async def wrap(config: Config) -> bool:
     host = Host(live.config.limits.body_bytes, live.process.traffic.sending)
     await host.open(*take_standard_streams())
     gateway.routes.begin_children()
-    front = StdioFront(host, gateway.downstream, live, gateway.lot)
+    front = StdioFront(host, gateway.downstream, live)
     give_memory_back(gateway)
     log.info(Event.HOST_JOINED, upstream=live.route.upstream.name)
     serving = gateway.tasks.start(front.run(), "host")

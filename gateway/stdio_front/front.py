@@ -7,12 +7,10 @@ relay to a legacy server, or the mirror of a modern one, if that refuses `initia
 import asyncio
 from typing import Final
 
-from gateway.bridge.driver import Driver
 from gateway.downstream.handler import RequestHandler
 from gateway.http.outbox import error_response
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front.backend import ClientMessage
-from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError, Stopping
 from gateway.protocol.json_text.json_bounds import check_bounds
@@ -29,12 +27,10 @@ _POLL_SECONDS: Final = 0.05
 class StdioFront:
     """Serves one host until it closes its end."""
 
-    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, lot: Lot[Driver]) -> None:
-        """`lot` has the calls of a modern host that wait for its answers."""
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
         self._host = host
         self._handler = handler
         self._live = live
-        self._lot = lot
         self._modern: ModernHost | None = None
         self._legacy: LegacyHost | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,5 +95,5 @@ class StdioFront:
 
     def _cancel_questions(self) -> None:
         """End the calls that wait for answers, which will not come."""
-        for driver in tuple(self._lot):
+        for driver in tuple(self._handler.continuation.lot):
             driver.stop(Stopping("The host has left; the call was cancelled and may have had effects"))

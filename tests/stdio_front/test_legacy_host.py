@@ -131,7 +131,7 @@ async def test_a_server_behind_a_url_gets_the_credential_and_the_headers_of_the_
     credentials = {"mode": "replace", "token": "t"}
     stand = await begin(route={"era": era, "credentials": credentials, "set_headers": {"X-Key": "k"}})
     pipes = Pipes()
-    front = StdioFront(pipes, Mock(), stand.gateway.routes.live["/mcp"], stand.gateway.lot)  # type: ignore[arg-type]
+    front = StdioFront(pipes, stand.gateway.downstream, stand.gateway.routes.live["/mcp"])  # type: ignore[arg-type]
     running = later(front.run())
     for number, message in enumerate((host.initialize(0), host.legacy("tools/list", 1))):
         pipes.said.put_nowait(message)
@@ -181,7 +181,7 @@ class Child:
         self.live.process.calls = CallBytes(InForce(Limits(calls_bytes_per_principal=1 << 20)))
         self.live.upstream.stdio = Mock(launcher=self.launcher)
         host: Any = Mock(lines=self._lines, send=self.heard.append)
-        self.front = StdioFront(host, Mock(), self.live, [])  # type: ignore[arg-type]
+        self.front = StdioFront(host, Mock(**{"continuation.lot": []}), self.live)
 
     async def _lines(self) -> AsyncIterator[bytes]:
         while self.lines:
