@@ -50,7 +50,7 @@ _TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """The place of a call: the number of its round, with the upstream's state (JSON) that the round began with.
 
-    `task` is the upstream's id of the task that the call has become.
+    `task` is the upstream's id of the task that the call has become, until the server says that it is over.
     """
 
     round: int = 0
@@ -81,8 +81,6 @@ class Rounds:
         self.request, self.profile, self.progress = request, profile, progress
         self.answers: dict[str, bytes] = {}
         """What the client has answered in this round."""
-        self.live_task = progress.task
-        """The upstream's id of the task, until the server says that it is over."""
         self.began = world.monotonic()
         """When this process heard of the task."""
         self._is_relisted = self._needs_tasks = False
@@ -144,7 +142,7 @@ class Rounds:
 
     def cancellation(self, headers: Headers) -> ModernRequest | None:
         """The request that ends the task, for which nobody waits any more; None if it is over, or was cancelled."""
-        task, self.live_task = self.live_task, None
+        task, self.progress = self.progress.task, replace(self.progress, task=None)
         if task is None:
             return None
         return ModernRequest.new(mcp.TASKS_CANCEL, _task_params(task), self.profile.with_tasks, headers, target=task)
@@ -190,7 +188,7 @@ class Rounds:
                     raise ValueError("a CreateTaskResult needs `taskId`")
                 self.progress = Progress(self.progress.round, task=task_id)
                 # The keys of a task's questions begin anew, so the answers of the rounds before must not go to it.
-                self.live_task, self.answers, self.began = task_id, {}, world.monotonic()
+                self.answers, self.began = {}, world.monotonic()
                 return _pause(opened)
             case _:
                 return on.Resulted(legacy_result(self.request.method, result))
@@ -201,7 +199,7 @@ class Rounds:
             if error.code == mcp.INTERNAL_ERROR:  # another try may succeed
                 raise CallLost(f"The server answered with an error when asked about the task of this call: {said}")
             if error.code == mcp.INVALID_PARAMS and not self.answers:  # else an answer may be what is invalid
-                self.live_task = None
+                self.progress = replace(self.progress, task=None)
                 raise _Unserved(
                     f"The server does not know the task of this call any more ({said}): its time was over, or the "
                     "server was restarted. The task may have had effects"
@@ -244,14 +242,14 @@ class Rounds:
                 progress = replace(self.progress, round=self.progress.round + 1)
                 return self._asked(asked, progress) if asked else _pause(found)
             case "completed" if "result" in found:
-                self.live_task = None
+                self.progress = replace(self.progress, task=None)
                 return on.Resulted(legacy_result(self.request.method, found["result"]))
             case "failed" if "error" in found:
                 ended = legacy_error(self.request.method, jsonrpc.error(found["error"]))
-                self.live_task = None
+                self.progress = replace(self.progress, task=None)
                 return ended
             case "cancelled":
-                self.live_task = None
+                self.progress = replace(self.progress, task=None)
                 raise _Unserved("The server cancelled the task of this call, which may have had effects")
             case "completed" | "failed" as status:
                 raise ValueError(f"a task with the status {status} needs its result or error")

@@ -147,7 +147,7 @@ class MirroredCall(Engine, Hearer):
                 if pause:
                     await asyncio.sleep(pause)
                 limit = self.live.config.tasks.ttl_seconds
-                if rounds.live_task is not None and world.monotonic() > rounds.began + limit:
+                if rounds.progress.task is not None and world.monotonic() > rounds.began + limit:
                     raise CallLost(
                         "The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects"
                     )
@@ -167,7 +167,7 @@ class MirroredCall(Engine, Hearer):
         """Take a message of the server; raises ValueError for a malformed one."""
         if not self._exchange.calling:
             return False
-        rounds, before = self._rounds, self._rounds.live_task
+        rounds, before = self._rounds, self._rounds.progress.task
         try:
             said = rounds.received(data)
         except CallLost as exc:
@@ -176,7 +176,7 @@ class MirroredCall(Engine, Hearer):
         if said is None:
             return False
         self._failures = 0
-        if before is None and rounds.live_task is not None:
+        if before is None and rounds.progress.task is not None:
             _ = self._sending()  # the call has become a task
         match said:
             case float():
@@ -195,7 +195,7 @@ class MirroredCall(Engine, Hearer):
         if isinstance(error, Unreachable) and self._rounds.progress.round:  # it says that nothing has run
             error = CallLost(f"{error.message}; the rounds before may have had effects")
         is_hopeless = isinstance(error, Refused | InvalidParams) or self._failures >= len(TASK_AGAIN_SECONDS)
-        if self._rounds.live_task is None or is_hopeless:
+        if self._rounds.progress.task is None or is_hopeless:
             self._broke(error)
             return
         # The server works on the task all the same, and takes answers that it has taken already.

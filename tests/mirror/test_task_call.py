@@ -111,10 +111,10 @@ def test_an_error_of_the_task_ends_the_call_or_is_tried_again() -> None:
 
     gone, step = refused(mcp.INVALID_PARAMS)
     assert "does not know the task" in ended(step)["result"]["content"][0]["text"]
-    assert gone.live_task is None
+    assert gone.progress.task is None
     for it, step in (refused(mcp.METHOD_NOT_FOUND), refused(mcp.INVALID_PARAMS, answering=True)):
         assert ended(step)["result"]["isError"] is True
-        assert it.live_task == "t1", "it must be cancelled"
+        assert it.progress.task == "t1", "it must be cancelled"
     with pytest.raises(CallLost):
         refused(mcp.INTERNAL_ERROR)
 
@@ -156,7 +156,7 @@ def test_a_task_is_read_as_its_status_says(status: str) -> None:
     everything = {"result": {"a": 1}, "error": {"code": -1, "message": "m"}, "inputRequests": {"k": FORM}}
     it = task()
     said = it.received(state(status, **everything))
-    assert (it.live_task is None) is (status != "working")
+    assert (it.progress.task is None) is (status != "working")
     match status:
         case "working":
             assert said == 1

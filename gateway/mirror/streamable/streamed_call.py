@@ -212,7 +212,7 @@ class StreamedCall(MirroredCall):
     def _place_running(self) -> CallPlace:
         """The place of a call that runs upstream. A plain one can only begin again, but a task goes on."""
         rounds = self._rounds
-        progress = rounds.progress if rounds.live_task is not None else Progress()
+        progress = rounds.progress if rounds.progress.task is not None else Progress()
         return self._place(rpc_id=rounds.request.id, request=rounds.request, progress=progress)
 
     def _place_asking(self) -> CallPlace:
