@@ -298,8 +298,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         if reply.is_stream:
             raise _lost(self.endpoint, "ended its reply without a response")
         if status in (401, 403):
-            assert reply.head is not None, "it has a status"
-            raise refused(self.endpoint, status, reply.head.texts())
+            raise refused(reply, self.endpoint)
         if not body.lstrip().startswith(b"{"):
             raise _lost(self.endpoint, f"answered HTTP {status} without a JSON-RPC response")
         if status < 300 or not hearer.hear(body):  # a 2xx body was heard when it was complete

@@ -6,7 +6,7 @@ as lost only if a `ping` in it is refused too. Otherwise a call that is sent aga
 
 import errno
 import re
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import Final
 
 from msgspec import Raw
@@ -121,8 +121,7 @@ def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = No
     if status < 300:
         raise CallLost(f"{where} answered HTTP {status} without a result; the call may have had effects")
     if status in (401, 403):
-        assert reply.head is not None, "it has a status"
-        raise refused(endpoint, status, reply.head.texts())
+        raise refused(reply, endpoint)
     opened, asked = reply_messages.opened(body), reply_messages.asked(sent)
     is_own = reply_messages.is_own(opened, asked)
     if is_own and isinstance(opened.result, Raw):
@@ -143,14 +142,12 @@ def _said(error: jsonrpc.Error | None, endpoint: Endpoint) -> str:
     return "no JSON-RPC error" if error is None else endpoint.quoted(error.message)
 
 
-def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]]) -> Refused:
-    """The error for credentials that are not accepted; `headers` are those of the refusal.
-
-    What the client could not receive of them is left out.
-    """
+def refused(reply: ReplyReader, endpoint: Endpoint) -> Refused:
+    """The error for credentials that are not accepted, without what the client could not receive of its headers."""
+    assert reply.head is not None, "it has a status"
     whose = "the credentials" if endpoint.as_client else "the credentials of routes[].credentials"
     said: dict[str, str] = {}
-    for name, value in headers:
+    for name, value in reply.head.texts():
         key = name.lower()
         if key in _ABOUT_CREDENTIALS and is_valid_value(value):
             # Each challenge may have a header of its own (RFC 9110, 11.6.1).
@@ -158,8 +155,8 @@ def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]])
     challenge, nonce = (
         value if value and len(value) <= _CHALLENGE_CHARACTERS else None for value in map(said.get, _ABOUT_CREDENTIALS)
     )
-    words = f"{endpoint.where} refused {whose} (HTTP {status})"
-    return Refused(words, status=status, challenge=challenge, nonce=nonce, is_clients=endpoint.as_client)
+    words = f"{endpoint.where} refused {whose} (HTTP {reply.status})"
+    return Refused(words, status=reply.status, challenge=challenge, nonce=nonce, is_clients=endpoint.as_client)
 
 
 def new_ping() -> bytes:
