@@ -38,11 +38,10 @@ class HeaderLines(NamedTuple):
         # The expression alone would take one value with a line end in it for two headers.
         if text.count("\r\n") != len(pairs) or _LINES.fullmatch(text) is None:
             raise ValueError("a header has a control character in its value, or a name that is not a token")
-        names = [name.lower() for name, _ in pairs]
-        for name in names:
-            if name in _OWN:
-                raise ValueError(f"the header {name} is written by the HTTP client itself")
-        return cls(frozenset(names), text.encode("utf-8", "surrogateescape"))
+        names = frozenset(name.lower() for name, _ in pairs)
+        for name in names & _OWN:
+            raise ValueError(f"the header {name} is written by the HTTP client itself")
+        return cls(names, text.encode("utf-8", "surrogateescape"))
 
 
 class RequestHead:
