@@ -14,7 +14,6 @@ from gateway.protocol.request_meta import UNKNOWN_INFO
 
 MAX_RESULT_BYTES: Final = 262_144
 """The bound for an InitializeResult, which is kept with its sessions."""
-_RESULTS_KEPT: Final = 64
 MAX_INFO_BYTES: Final = 16_384
 """The bound for `serverInfo`, which goes into each reply and each `requestState`."""
 _NAMED: Final = ("name", "version")
@@ -63,7 +62,7 @@ def initialize_params(client_info: Raw, capabilities: Raw, *, keeps_state: bool 
     return {"protocolVersion": mcp.LEGACY, "capabilities": legacy, "clientInfo": client_info}
 
 
-@lru_cache(maxsize=_RESULTS_KEPT)
+@lru_cache(maxsize=64)
 def handshake(result: bytes) -> Handshake:
     """Read an InitializeResult; raises ValueError if it is malformed or too large, or its version is unknown.
 

@@ -133,9 +133,6 @@ def value(raw: Raw | bytes) -> Any:
     return inspect(_decode_any, raw)
 
 
-_MALFORMED: Final = "the upstream answered with a malformed JSON-RPC error"
-
-
 def error(raw: Raw) -> Error:
     """Read an `error` member; a malformed one becomes an internal error that keeps its `data`, and raises nothing."""
     data: Raw | UnsetType = UNSET
@@ -144,7 +141,7 @@ def error(raw: Raw) -> Error:
         data = opened.get("data", UNSET)
         if (said := text(opened.get("message", Raw(b'""')))) is not None:
             return Error(_decode_code(opened["code"]), said, data)
-    return Error(-32603, _MALFORMED, data)
+    return Error(mcp.INTERNAL_ERROR, "the upstream answered with a malformed JSON-RPC error", data)
 
 
 def text(raw: Raw | None) -> str | None:
