@@ -108,11 +108,11 @@ class Rounds:
         (method, target), is_task = self.aim, self.progress.task is not None
         # Declared always, each optional tool would become a task, and lose its progress (decision 40).
         profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
-        added: dict[str, bytes | Raw] = {}
+        added: dict[str, bytes | Raw] = {"taskId": jsonrpc.encode(target)} if is_task else {}
         if self.answers:
             added["inputResponses"] = jsonrpc.merge(self.answers)
         if is_task:
-            return ModernRequest.new(method, _task_params(target) | added, profile, headers, target=target)
+            return ModernRequest.new(method, added, profile, headers, target=target)
         if self.progress.state is not None:
             added["requestState"] = self.progress.state
         try:
@@ -145,7 +145,8 @@ class Rounds:
         task, self.progress = self.progress.task, replace(self.progress, task=None)
         if task is None:
             return None
-        return ModernRequest.new(mcp.TASKS_CANCEL, _task_params(task), self.profile.with_tasks, headers, target=task)
+        params = {"taskId": jsonrpc.encode(task)}
+        return ModernRequest.new(mcp.TASKS_CANCEL, params, self.profile.with_tasks, headers, target=task)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
@@ -277,10 +278,6 @@ class Rounds:
         elif mode == "form" and not self.profile.resumes:  # `mode` came with 2025-11-25, as coming back did
             del params["mode"]
         return Question(key, method, None, params=jsonrpc.merge(params))
-
-
-def _task_params(task: str) -> jsonrpc.Fields:
-    return {"taskId": Raw(jsonrpc.encode(task))}
 
 
 def _pause(task: jsonrpc.Fields) -> float:

@@ -34,7 +34,7 @@ _MAX_URI_BYTES: Final = 65_536
 def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> ModernRequest:
     """The request for the changes of all lists, and of these resources."""
     wanted = {**dict.fromkeys(LISTS, True), "resourceSubscriptions": sorted(uris)}
-    params = {"notifications": Raw(jsonrpc.encode(wanted))}
+    params = {"notifications": jsonrpc.encode(wanted)}
     return ModernRequest.new(mcp.LISTEN, params, profile, headers)
 
 
