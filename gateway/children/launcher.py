@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway import world
 from gateway.children.child import Child
-from gateway.config import Route, Upstream
+from gateway.config import Route
 from gateway.http.upstream_client import Client
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks
@@ -53,7 +53,6 @@ class ChildLauncher:
         """The one that was started last, even if it has ended."""
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self._route = route
-        self._upstream: Upstream = route.upstream
         self._tasks = tasks
         self._slots = asyncio.Semaphore(route.upstream.max_children)
         self._prestarted: deque[Child] = deque()
@@ -104,7 +103,7 @@ class ChildLauncher:
     def keep(self, child: Child) -> None:
         """Let a child that has received nothing of a client wait for a session, unless enough do."""
         child.hear_with(None)
-        if len(self._prestarted) < max(self._upstream.warm, 1):  # one even without `warm`, since it runs already
+        if len(self._prestarted) < max(self._route.upstream.warm, 1):  # one even without `warm`, since it runs already
             self._prestarted.append(child)
             self._changed.set()
         else:
@@ -202,13 +201,13 @@ class ChildLauncher:
         while self._may_prestart:
             self._changed.clear()
             ahead = len(self._prestarted) + self._lent
-            if ahead < self._upstream.warm and not self._slots.locked() and self._trial is None:
+            if ahead < self._route.upstream.warm and not self._slots.locked() and self._trial is None:
                 pause = self._not_before - world.monotonic()
                 if self._failures and pause > 0:
                     await asyncio.sleep(pause)
                     continue
                 with suppress(Unreachable):
-                    if (child := await self._start_unless(self._upstream.warm)) is not None:
+                    if (child := await self._start_unless(self._route.upstream.warm)) is not None:
                         self.keep(child)
             else:
                 _ = await self._changed.wait()

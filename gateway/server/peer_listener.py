@@ -68,10 +68,9 @@ class PeerListener:
         self._membership = witness.membership
         self._sealer = sealer
         self._handler = handler
-        self._receiving = traffic.receiving
         self._witness = witness
         self._pages = pages
-        self._metrics = traffic.metrics
+        self._traffic = traffic
         self._started = world.monotonic()
         self._logged = float("-inf")
 
@@ -86,10 +85,10 @@ class PeerListener:
         limits, timeouts = config.limits, config.timeouts
         try:
             limit = limits.body_bytes + _OVERHEAD_BYTES
-            sealed = await read_body(http, limit, limits.receive_seconds, self._receiving)
+            sealed = await read_body(http, limit, limits.receive_seconds, self._traffic.receiving)
             peer_request = self._open(sealed)
         except InvalidState as exc:
-            self._metrics.peer_rejections[exc.reason,].inc()
+            self._traffic.metrics.peer_rejections[exc.reason,].inc()
             if world.monotonic() - self._logged > _LOG_SECONDS:
                 self._logged = world.monotonic()
                 remote = http.wire.remote
