@@ -20,10 +20,10 @@ PIECE_BYTES: Final = 4096
 _SECONDS: Final = 0.001
 
 
-def cut(data: bytes) -> Iterator[bytes]:
+def cut(data: bytes, size: int = PIECE_BYTES) -> Iterator[bytes]:
     """Yield the pieces of `data`."""
-    for start in range(0, len(data), PIECE_BYTES):
-        yield data[start : start + PIECE_BYTES]
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
 
 
 class Pieces:

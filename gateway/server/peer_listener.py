@@ -21,6 +21,7 @@ from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.server.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState, OutOfTime, clock_fix
 from gateway.runtime.budget import Share
+from gateway.runtime.pieces import cut
 from gateway.seal import peer_messages as messages
 from gateway.seal.claims import SKEW_SECONDS
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -208,7 +209,7 @@ class PeerReply(ReplyWriter):
         """Send a whole reply."""
         body, headers = final.body, tuple(final.headers.items())
         if self._is_accepted or len(body) > _PIECE_BYTES:
-            pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
+            pieces = map(messages.Data, cut(body, _PIECE_BYTES))
             head = messages.Head(final.status, headers, streamed=False)
             await self.frame(head, *pieces, messages.End(*final.ending))
             return self._stream
@@ -224,8 +225,8 @@ class PeerReply(ReplyWriter):
 
     async def write(self, data: bytes) -> None:
         """Send a part of a stream; one message may be larger than a frame."""
-        for start in range(0, len(data), _PIECE_BYTES):
-            await self.frame(messages.Data(data[start : start + _PIECE_BYTES]))
+        for piece in cut(data, _PIECE_BYTES):
+            await self.frame(messages.Data(piece))
 
     async def end(self, ending: Ending) -> Response:
         """Send the end of a stream."""
