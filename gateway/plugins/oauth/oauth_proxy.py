@@ -45,8 +45,7 @@ _PASSED_DOWN: Final = (
     *("Cache-Control", "Content-Language", "Content-Security-Policy", "Content-Type", "Pragma", "Referrer-Policy"),
     *("Retry-After", "WWW-Authenticate", "X-Content-Type-Options", "X-Frame-Options"),
 )
-_METHODS: Final = {"/authorize": ("GET", "POST")}
-_POST: Final = ("POST",)
+_METHODS: Final = {**dict.fromkeys(oauth_metadata.ENDPOINTS, ("POST",)), "/authorize": ("GET", "POST")}
 _BODY_BYTES: Final = 262_144
 _AT_ONCE: Final = 64
 """Concurrent OAuth requests; a sign-in takes half a dozen, one after the other."""
@@ -97,7 +96,7 @@ class OAuthProxy:
             return None
         kind, suffix = asked
         check_once((AUTHORIZATION, self._config.principal.header), http.head.headers)
-        methods = _METHODS.get(kind, _POST) if kind in oauth_metadata.ENDPOINTS else ("GET",)
+        methods = _METHODS.get(kind, ("GET",))
         allowed = ", ".join((*methods, "OPTIONS"))
         if http.head.method == "OPTIONS":
             return WholeResponse(status=204, headers={"Allow": allowed})
