@@ -70,7 +70,7 @@ LIBRARIES: dict[str, set[str]] = {
     "plugins/otel": {"opentelemetry"},
     "plugins/sep_1442": {"msgspec", "multidict"},
     "plugins/status_page": {"jinja2", "markdown_it", "msgspec"},
-    "plugins/workers": set(),
+    "plugins/workers": {"aiohttp"},
     "mirror/streamable": {"msgspec"},
     "tasks": {"msgspec"},
     "bridge": {"msgspec"},
@@ -309,7 +309,7 @@ def is_asynchronous(file: Path) -> Iterator[str]:
     if folder(file) in SYNCHRONOUS:
         kinds = ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await
         yield from (f"line {node.lineno} waits" for node in ast.walk(parsed(file)) if isinstance(node, kinds))
-        yield from {"asyncio", "uvloop"} & {name.split(".")[0] for _, name in imports_of(file)}
+        yield from {"asyncio", "aiohttp", "uvloop"} & {name.split(".")[0] for _, name in imports_of(file)}
 
 
 def test_only_the_edge_is_asynchronous() -> None:

@@ -94,7 +94,7 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    # The records of libraries (asyncio, warnings) get the same form.
+    # The records of libraries (aiohttp, asyncio, warnings) get the same form.
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

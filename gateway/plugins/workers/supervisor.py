@@ -28,7 +28,6 @@ from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigFile, InForce, split_address
 from gateway.http.server.listener import UNIX, Listener
 from gateway.http.server.traffic import Traffic
-from gateway.http_client.client import HttpClient
 from gateway.plugins.workers.workers_view import Overview
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
@@ -77,7 +76,7 @@ class Supervisor:
         self._tasks = Tasks(self._metrics)
         self._lives: dict[int, _Life] = {}
         self._reload = Reload(file, self._in_force, self, self._tasks, process="supervisor")
-        self._overview = Overview(self._metrics, self._in_force, self._reload, HttpClient(self._tasks))
+        self._overview = Overview(self._metrics, self._in_force, self._reload)
         self._listener: Listener | None = None
         self._stopping = asyncio.Event()
         self._failed = False

@@ -6,10 +6,10 @@ in time counts with its previous values. Gauges include only the workers that an
 """
 
 import asyncio
-import sys
-from contextlib import closing
 from http import HTTPStatus
 from typing import Final
+
+import aiohttp
 
 from gateway.admin.probes import Probes
 from gateway.admin.reload import Reload
@@ -17,11 +17,6 @@ from gateway.config import Config, InForce
 from gateway.http.server.listener import UNIX
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse
-from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import PendingRequest
-from gateway.http_client.errors import RequestFailed
-from gateway.http_client.origin import Origin
 from gateway.plugins.status_page.pages import is_status, other_page, status_response, wants_json
 from gateway.plugins.workers import merge_metrics
 from gateway.telemetry import Metrics
@@ -34,32 +29,30 @@ _STATUS_SECONDS: Final = 1.5
 class WorkerProcess:
     """One process of a worker, as its admin listener tells it; a restarted worker is a new process."""
 
-    def __init__(self, address: str, http: HttpClient) -> None:
-        self._origin = Origin(address.removeprefix(UNIX), 0)
-        self._http = http
+    def __init__(self, address: str) -> None:
+        self._address = address
         self.counted: merge_metrics.Families = {}
         """Its counters and histograms at the last scrape."""
 
-    async def get(self, path: str, seconds: float | None = None) -> bytes | None:
+    async def get(self, path: str, seconds: float = _ANSWER_SECONDS) -> str | None:
         """Ask its admin listener; None unless it answers 200 in time."""
-        # `worker` passes the check of the Host as a name without a dot.
-        head, reply = f"GET {path} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n".encode(), AwaitedReply()
-        seconds = seconds or _ANSWER_SECONDS
+        connector = aiohttp.UnixConnector(self._address.removeprefix(UNIX))
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with asyncio.timeout(seconds):
-                pending = PendingRequest(self._origin, reply, head, connect_seconds=seconds, method="GET")
-                self._http.begin(pending)
-                with closing(await reply.begun(pending)):
-                    body = await reply.read_at_most(sys.maxsize)
-        except (RequestFailed, TimeoutError):
+            # The host name is only for the Host header, where it passes as a name without a dot.
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+                http.get(f"http://worker{path}") as response,
+            ):
+                return await response.text() if response.status == HTTPStatus.OK else None
+        except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-        return body if reply.status == HTTPStatus.OK else None
 
-    def scraped(self, text: bytes | None) -> merge_metrics.Families:
+    def scraped(self, text: str | None) -> merge_metrics.Families:
         """Return what counts of it in a scrape: its answer, or its previous counters if it did not answer."""
         if text is None:
             return self.counted
-        families = merge_metrics.parse(text.decode())
+        families = merge_metrics.parse(text)
         self.counted = merge_metrics.lasting(families)
         return families
 
@@ -71,9 +64,8 @@ class WorkerProcess:
 class Overview(Probes):
     """Answers for all workers."""
 
-    def __init__(self, metrics: Metrics, in_force: InForce[Config], reload: Reload, http: HttpClient) -> None:
+    def __init__(self, metrics: Metrics, in_force: InForce[Config], reload: Reload) -> None:
         super().__init__(in_force)
-        self._http = http
         self.proven: set[int] = set()
         """Workers that have been ready once."""
         self._metrics = metrics
@@ -85,7 +77,7 @@ class Overview(Probes):
 
     def began(self, number: int, address: str) -> None:
         """A process of a worker was started, whose admin listener will be at this address."""
-        self._processes[number] = WorkerProcess(address, self._http)
+        self._processes[number] = WorkerProcess(address)
 
     def ended(self, number: int) -> None:
         """The process of a worker has ended; its counters stay."""
@@ -116,7 +108,7 @@ class Overview(Probes):
         # Not the status of each: every worker that is asked for it asks all its siblings and all replicas.
         for answer in asyncio.as_completed([process.alive() for process in self._processes.values()]):
             if (first := await answer) is not None and (status := await first.get(path, _STATUS_SECONDS)) is not None:
-                return status_response(http, status)
+                return status_response(http, status.encode())
         return TextResponse("no worker answers: the log says why (`worker.ended`)\n", 503)
 
     async def exposition(self) -> bytes:

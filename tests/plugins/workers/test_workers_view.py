@@ -19,7 +19,6 @@ from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, TextResponse
 from gateway.http.server.traffic import Traffic
-from gateway.http_client.client import HttpClient
 from gateway.plugins.workers import workers_view
 from gateway.plugins.workers.workers_view import Overview
 from gateway.runtime.tasks import Tasks
@@ -84,9 +83,8 @@ class Host:
         self.directory = directory
         self.own = Metrics("1")
         in_force = InForce(CONFIG)
-        tasks = Tasks(self.own)
-        self.reload = Reload(None, in_force, Mock(), tasks)
-        self.overview = Overview(self.own, in_force, self.reload, HttpClient(tasks))
+        self.reload = Reload(None, in_force, Mock(), Tasks(self.own))
+        self.overview = Overview(self.own, in_force, self.reload)
         self.workers: list[FakeWorker] = []
 
     async def start(self, number: int) -> FakeWorker:
