@@ -242,7 +242,7 @@ class Router:
         if ends_at is not None and world.monotonic() >= ends_at:
             # This process has stood still: the reply would come too late, and the call may not be sent again.
             return None
-        incoming.exchange_id = incoming.exchange_id or world.token_hex(16)  # else only the other replica would know it
+        _ = incoming.identify()  # else only the other replica would know it
         try:
             return await self._peers.forward("new", member, incoming, reply)
         except PeerStuck as exc:

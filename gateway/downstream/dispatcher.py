@@ -7,6 +7,7 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.downstream import task_requests
+from gateway.downstream.access_log import access
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.direct_calls import learn
 from gateway.downstream.round import Round
@@ -28,12 +29,14 @@ from gateway.telemetry import COMPLETE
 def serve(round_: Round, continuation: Continuation) -> Awaitable[Response]:
     """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
     request = round_.request
-    if request.method == mcp.DISCOVER:
-        return _discover(round_)
     if request.request_state is not None:
         return continuation.serve(round_)
     if request.method in task_requests.METHODS:
         return task_requests.serve(round_, continuation.lot, continuation.tasks)
+    if access.on:  # a plain call has no other line that needs it
+        round_.exchange_id = round_.incoming.identify()
+    if request.method == mcp.DISCOVER:
+        return _discover(round_)
     # Behind the rounds of held calls and the requests about tasks, which are served here during a drain, too.
     if round_.live.process.draining.has_begun:
         return _send_on(round_)

@@ -91,6 +91,11 @@ class Incoming(msgspec.Struct, eq=False):
         ids: dict[str, str | None] = {"request_id": self.request_id}
         return {**ids, "exchange_id": self.exchange_id} if self.exchange_id else ids
 
+    def identify(self) -> str:
+        """Return the id of the exchange that it begins, which the exchange takes over."""
+        self.exchange_id = self.exchange_id or world.token_hex(16)
+        return self.exchange_id
+
     def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""
         if self.opened is None:

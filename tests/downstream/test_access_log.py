@@ -20,6 +20,7 @@ from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
 
 ON = {"log": {"access": True}}
 VERIFIED = {"source": "jwt", "issuer": "https://issuer.example", "jwks_url": "http://127.0.0.1:1/keys"}
+TOLD = ("exchange.finished", "upstream.failed", "request.finished")
 Told = dict[str, Any]
 
 
@@ -60,7 +61,7 @@ async def test_each_round_of_a_call_has_a_line_with_the_exchange(
     assert all(each["ms"] >= 0 for each in (first, second))
 
 
-async def test_a_plain_call_has_one_line_without_an_exchange(
+async def test_a_plain_call_has_one_line_with_an_exchange_of_its_own(
     monkeypatch: pytest.MonkeyPatch, log_lines: Lines, upstream: FakeUpstream, begin: Start
 ) -> None:
     monkeypatch.setitem(arguments, "arguments", {"a": 1})
@@ -73,7 +74,7 @@ async def test_a_plain_call_has_one_line_without_an_exchange(
     lines = log_lines("request.finished")
     assert [(line["target"], line["outcome"]) for line in lines] == [("tool", "complete")] * 6
     assert len({line["request_id"] for line in lines}) == 6
-    assert not any("exchange_id" in line for line in lines)
+    assert len({line["exchange_id"] for line in lines}) == 6
 
 
 async def test_a_reload_switches_it_on_and_off(
@@ -127,6 +128,18 @@ async def test_a_failure_of_the_server_is_an_error(log_lines: Lines, upstream: F
     _ = await client.call()
     (line,) = log_lines("request.finished")
     assert (line["status"], line["outcome"]) == (200, "error")
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("refused", [mcp.INITIALIZE, mcp.TOOLS_LIST, mcp.TOOLS_CALL])
+async def test_a_failure_before_or_in_a_call_is_told_with_its_exchange(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start, refused: str, *, is_on: bool
+) -> None:
+    upstream.on(refused, lambda turn: turn.reply(500))
+    _ = await (await begin(log={"access": is_on})).client().call()
+    names = [line["exchange_id"] for event in TOLD for line in log_lines(event)]
+    assert len(names) == 1 + is_on
+    assert ([len(name) for name in names], len(set(names))) == ([32] * len(names), 1)
 
 
 async def test_a_client_that_leaves_has_a_line(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
