@@ -11,7 +11,7 @@ from gateway.exchange.machine import REFERRED
 from gateway.parking import orphans
 from gateway.parking.cold_calls import ColdCall, Remains, packed
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import OwnerLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, Whereabouts
@@ -53,7 +53,7 @@ class Takeover:
             self.cold = replace(self.cold, due=math.ceil(world.monotonic() + wait_seconds(config)))
 
     def upstream(self, *, is_recorded: bool) -> Whereabouts:
-        """Where to resume the call; raises CallLost. `is_recorded` if its state had room for the answers so far."""
+        """Where to resume the call; raises OwnerLost. `is_recorded` if its state had room for the answers so far."""
         upstream = self.envelope.upstream
         if upstream is not None and upstream.is_resumable:
             return upstream
@@ -79,10 +79,10 @@ class Takeover:
             if is_recorded
             else "its answers did not fit into its requestState"
         )
-        raise CallLost(
+        raise OwnerLost(
+            self.envelope.owner,
             f"The replica {self.envelope.owner} that held this call is gone, and the call cannot be picked up or run "
             f"again: {gone}, and {once}. {fate}; check before you call again without requestState",
-            data={"reason": "owner_lost"},
         )
 
     def end(self, context: Context, reason: str, *, asks: bool = False) -> None:

@@ -327,6 +327,18 @@ class CallLost(UpstreamError):
     )
 
 
+class OwnerLost(CallLost):
+    """The replica that held the call has ended."""
+
+    def __init__(self, owner: str, message: str) -> None:
+        fix = (
+            f"see why {owner} ended, in its own log or that of what runs it (`journalctl -u mrtr-gateway`, `kubectl "
+            "logs --previous`), and check the call's effects before repeating it. A call survives if the server "
+            "keeps event ids, or if its tool may run twice: docs/continuity.md"
+        )
+        super().__init__(message, data={"reason": "owner_lost"}, fix=fix)
+
+
 def bug() -> CallLost:
     """Return the error for a call that a bug has ended; whoever catches the bug logs and counts it."""
     return CallLost("Internal error of the gateway; its log says more. The call may have had effects")

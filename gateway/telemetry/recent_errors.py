@@ -26,8 +26,6 @@ _QUOTES: Final = (
 _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
 """Reasons of rejected states that point to the deployment; the other reasons are the client's problem."""
 _FIXES: Final = {
-    "owner_lost": "find out why that replica ended. A call survives if the server keeps event ids, or if its tool may "
-    "run twice: docs/continuity.md",
     "unknown_key": "give all replicas the same state.keys; remove an old key only state.ttl_seconds after it stopped "
     "sealing. This is expected right after a start without state.keys",
     "internal": "this is a bug in the gateway: please report it with the traceback in the log (`task.failed`)",

@@ -18,6 +18,7 @@ from tests.support.fake_http import FakeHttp
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import READ_ONLY, FakeUpstream, Turn, event, text
+from tests.support.logs import Lines
 from tests.support.replicas import (
     TWICE,
     Cluster,
@@ -31,6 +32,7 @@ from tests.support.replicas import (
     progress,
     steps,
 )
+from tests.support.status import told
 from tests.support.workbench import ACCEPT, SHORT_TIMES, eventually, later, leave
 
 
@@ -52,12 +54,18 @@ async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
     assert (await other.client(headers={"X-Api-Key": "mine"}).answer(again)).text
 
 
-async def test_a_dead_owners_call_is_lost_if_it_may_not_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_dead_owners_call_is_lost_if_it_may_not_run_twice(
+    log_lines: Lines, upstream: FakeUpstream, cluster: Cluster
+) -> None:
     asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     await cluster.crash(one)
     reply = await two.client().answer(asked)
     assert reply.outcome == (200, -32603, "owner_lost")
     assert "gw-1" in reply.error["message"]
+    (line,) = log_lines("exchange.finished")
+    assert str(line["fix"]).startswith("see why gw-1 ended, in its own log or that of what runs it")
+    assert "check the call's effects" in str(line["fix"])
+    assert [error.fix for error in (await told(two)).errors] == ["S" + str(line["fix"])[1:]]
     (cancelled,) = await upstream.saw(mcp.CANCELLED)
     assert cancelled.body["params"]["requestId"] == upstream.of("tools/call")[0].body["id"]
     assert len(upstream.of("tools/call")) == 1

@@ -29,6 +29,7 @@ SHORTENED = [
     WrongTransport(INSIDE),
     errors.SessionLost(INSIDE),
     errors.CallLost(INSIDE),
+    errors.OwnerLost("gw-inside", INSIDE),
     errors.bug(),
     errors.CallGone(INSIDE),
     TaskGone(INSIDE),

@@ -12,7 +12,7 @@ from yarl import URL
 from gateway.bridge import upstream_call
 from gateway.config import ConfigFile
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, OwnerLost
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
@@ -219,7 +219,7 @@ async def test_an_old_clients_traffic_counts(upstream: FakeUpstream, begin: Star
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
     known = UpstreamHealth("/mcp", Metrics(), RecentErrors(), url="http://h/mcp")
-    known.note(CallLost("gone", data={"reason": "owner_lost"}))
+    known.note(OwnerLost("gw-1", "gone"))
     assert known.failure is None
     known.note(CallLost("gone"))
     assert known.failure is not None

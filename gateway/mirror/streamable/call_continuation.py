@@ -19,7 +19,7 @@ from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, MirroredSession
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerStalled, not_served
+from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerLost, OwnerStalled, not_served
 from gateway.telemetry import Step
 
 
@@ -126,7 +126,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             error = CallLost(f"The call is over, because its client was away for too long or cancelled it; {whatever}")
         else:
             said = f"The replica {left.owner} ended while it ran this call; {whatever}"
-            error = CallLost(said, data={"reason": "owner_lost"})
+            error = OwnerLost(left.owner, said)
         await at.reply.start()  # the reply to a GET is an event stream
         return await at.reply.whole(FinalMessage(error_response(left.rpc_id, error, at.incoming.request_id)))
     if not is_own:
