@@ -20,17 +20,28 @@ _FEWEST_DIFFERENT_BYTES = 12
 """Random keys of 32 bytes have more."""
 SOON = timedelta(days=14)
 """When the alert about a certificate fires, too."""
-_OF_ONE_REQUEST = frozenset({"baggage", "traceparent", "tracestate", "x-request-id"})
+_UNITS = ((86_400, "days"), (3600, "h"), (60, "min"))
+_OF_TRACERS = {"b3", "baggage", "sentry-trace", "traceparent", "tracestate", "uber-trace-id", "x-amzn-trace-id"}
+_OF_TRACERS |= {"x-cloud-trace-context", "x-datadog-parent-id", "x-datadog-trace-id"}
+_OF_TRACERS |= {"x-b3-parentspanid", "x-b3-spanid", "x-b3-traceid"}
+_OF_ONE_REQUEST = _OF_TRACERS | {"correlation-id", "x-correlation-id", "x-request-id"}
 
 
-def cautions(config: Config, certificates: Validity) -> Iterator[str]:
-    """Yield a warning for each risky setting, with the path of its key, and for each certificate that is not right."""
+def cautions(config: Config, certificates: Validity, *, is_served: bool = False) -> Iterator[str]:
+    """Yield a warning for each risky setting, with the path of its key, and for each certificate that is not right.
+
+    The last clause of each is its fix, behind the only semicolon. `is_served` if it is the configuration of this
+    process, which reloads it at a signal.
+    """
     if config.debug.bodies:
         yield (
             "debug.bodies is true: the log contains what users typed and tools answered, and masks only what looks "
             "like a secret; set it to false when the fault is found"
         )
-    yield from _of_certificates(certificates)
+    pid = "<pid>"
+    if is_served:
+        pid = str(os.getppid() if config.workers > 1 else os.getpid())  # workers are reloaded by their supervisor
+    yield from _of_certificates(certificates, f"renew it, then run `kill -HUP {pid}`")
     yield from _of_trust(config)
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
@@ -45,13 +56,14 @@ def cautions(config: Config, certificates: Validity) -> Iterator[str]:
         unbound = [name for name in forwarded if name not in _OF_CONNECTIONS]
         if unbound and route.bind_headers is None:
             yield (
-                f"{path}.forward_headers has {', '.join(unbound)}, which requestStates are not bound to by default: "
-                "set bind_headers, and list the header there if it is a credential"
+                f"{path}.forward_headers has {', '.join(unbound)}, which requestStates are not bound to by default; "
+                "set bind_headers, and list there each one that is a credential"
             )
         if own := [name for name in route.forward_headers if name in _OF_ONE_REQUEST]:
+            them = "it" if len(own) == 1 else "them"
             yield (
                 f"{path}.forward_headers has {', '.join(own)}, and each new value opens a session of its own at the "
-                "upstream; remove it: upstream.request_id_header sends the id of each request without that, and "
+                f"upstream; remove {them}: upstream.request_id_header sends the id of each request without that, and "
                 "traces: true sends the trace context"
             )
         if route.credentials.mode == "replace" and config.principal.source == "authorization" and not local:
@@ -75,15 +87,28 @@ def _of_trust(config: Config) -> Iterator[str]:
         )
 
 
-def _of_certificates(certificates: Validity) -> Iterator[str]:
+def _of_certificates(certificates: Validity, renew: str) -> Iterator[str]:
     now = datetime.fromtimestamp(world.wall(), UTC)
     for key, (begins, ends) in certificates.items():
+        if key.endswith("ca_file"):
+            refused = "the gateway refuses every certificate that it signed"
+        elif key == "tls.cert_file":
+            refused = "clients refuse it"
+        else:
+            refused = "the upstream refuses it"
         if now < begins:
-            yield f"{key} is not valid before {begins:{_MOMENT}}, so it is refused; check the clock, or replace it"
+            yield f"{key} is not valid before {begins:{_MOMENT}}, so {refused}; check the clock, or replace it"
         elif ends <= now:
-            yield f"{key} has expired ({ends:{_MOMENT}}), so it is refused; renew the certificate and send SIGHUP"
+            yield f"{key} has expired ({ends:{_MOMENT}}), so {refused}; {renew}"
         elif ends - now < SOON:
-            yield f"{key} expires on {ends:{_MOMENT}}, in less than 14 days: renew the certificate and send SIGHUP"
+            yield f"{key} expires on {ends:{_MOMENT}}, in {_rounded((ends - now).total_seconds())}; {renew}"
+
+
+def _rounded(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def notes(config: Config) -> Iterator[str]:

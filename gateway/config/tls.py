@@ -89,19 +89,20 @@ def upstream_context(tls: UpstreamTls, section: str, problems: list[Problem]) ->
 
 
 Validity = dict[str, tuple[datetime, datetime]]
-"""Since when and until when each certificate that the gateway shows is valid, by the path of its key."""
+"""Since when and until when the certificates of each file can be used, by the path of its key."""
 
 
 def validity(config: Config) -> Validity:
     """Return the validity of what the files have now; one that cannot be read is left out: `contexts` reports it."""
     found = {}
     for key, path in named_files(config):
-        if key.endswith(".cert_file"):
+        if key.endswith(("cert_file", "ca_file")):
+            # An intermediate certificate may expire first. Of many authorities, some have always expired.
+            begin, end = (min, max) if key.endswith("ca_file") else (max, min)
             with suppress(OSError, ValueError):
                 chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
-                # An intermediate certificate may expire first.
-                ends = min(each.not_valid_after_utc for each in chain)
-                found[key] = max(each.not_valid_before_utc for each in chain), ends
+                ends = end(each.not_valid_after_utc for each in chain)
+                found[key] = begin(each.not_valid_before_utc for each in chain), ends
     return found
 
 

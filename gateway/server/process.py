@@ -278,7 +278,7 @@ class Gateway:
         texts.are_brief = config.errors == "brief"
 
     def _log_cautions(self) -> None:
-        for sentence in cautions(self.config, self._certificates.value):
+        for sentence in cautions(self.config, self._certificates.value, is_served=True):
             log.warning(Event.CONFIG_CAUTION, note=sentence)
 
     async def close(self) -> None:

@@ -19,7 +19,9 @@ SECRET = "s3cret-of-the-gateway"
 
 
 def given(config: Config) -> list[str]:
-    return list(cautions(config, validity(config)))
+    said = list(cautions(config, validity(config)))
+    assert all(sentence.count("; ") == 1 for sentence in said), "doctor tells the fix apart"
+    return said
 
 
 def test_a_credential_of_the_gateway_for_unverified_callers_is_a_warning() -> None:
@@ -73,29 +75,63 @@ def test_a_key_that_repeats_and_processes_that_do_not_fit_are_noted() -> None:
 def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:
     (said,) = given(with_route(forward_headers=["x-team", "traceparent", "x-request-id"]))
     assert said.startswith("routes[/a].forward_headers has traceparent, x-request-id, and each new value opens a ses")
-    assert "upstream.request_id_header sends the id" in said
+    assert "; remove them: upstream.request_id_header sends the id" in said
     assert "traces: true sends" in said
 
 
 @pytest.mark.parametrize(
-    ("days", "since", "said"),
+    "name", ["b3", "x-b3-traceid", "X-Amzn-Trace-Id", "x-datadog-trace-id", "sentry-trace", "Correlation-Id"]
+)
+def test_so_is_each_tracers_own_header(name: str) -> None:
+    (said,) = given(with_route(forward_headers=[name]))
+    assert f"{name.lower()}, and each new value opens a session of its own at the upstream; remove it: " in said
+
+
+@pytest.mark.parametrize(
+    ("days", "since", "said", "more"),
     [
-        (20, -20, None),
-        (20, 1, "is not valid before 20"),
-        (-1, -20, "has expired (20"),
-        (13, -20, "expires on 20"),
-        (0.5, -20, "expires on 20"),
+        (20, -20, None, ""),
+        (20, 1, "is not valid before 20", "; check the clock, or replace it"),
+        (-1, -20, "has expired (20", "; renew it, then run `kill -HUP <pid>`"),
+        (13.1, -20, "expires on 20", ", in 13 days; renew it"),
+        (1 / 12, -20, "expires on 20", ", in 2 h; renew it"),
+        (0.05, -20, "expires on 20", ", in 72 min; renew it"),
+        (60 / 86_400, -20, "expires on 20", " s; renew it"),
     ],
 )
 def test_a_certificate_outside_of_its_time_or_near_its_end_is_a_warning(
-    tmp_path: Path, days: float, since: int, said: str | None
+    tmp_path: Path, days: float, since: int, said: str | None, more: str
 ) -> None:
     shown = str(Authority(tmp_path).sign("shown", days=days, since=since))
-    listener, upstream = {"tls": {"cert_file": shown}}, {"url": "https://a/mcp", "tls": {"cert_file": shown}}
-    found = given(with_route(listener, upstream=upstream))
-    keys = ("tls.cert_file", "routes[/a].upstream.tls.cert_file") if said else ()
-    assert len(found) == len(keys)
-    assert all(sentence.startswith(f"{key} {said}") for sentence, key in zip(found, keys, strict=True))
+    listener = {"tls": {"cert_file": shown, "client_ca_file": shown}}
+    found = given(
+        with_route(listener, upstream={"url": "https://a/mcp", "tls": {"cert_file": shown, "ca_file": shown}})
+    )
+    upstream = "routes[/a].upstream.tls."
+    keys = ("tls.cert_file", "tls.client_ca_file", f"{upstream}ca_file", f"{upstream}cert_file") if said else ()
+    assert sorted(sentence.split()[0] for sentence in found) == sorted(keys)
+    assert all(f" {said}" in sentence and more in sentence for sentence in found)
+
+
+def test_who_refuses_an_expired_certificate_is_told(tmp_path: Path) -> None:
+    shown = str(Authority(tmp_path).sign("shown", days=-1))
+    tls = {"cert_file": shown, "ca_file": shown}
+    config = with_route({"tls": {"cert_file": shown}}, upstream={"url": "https://a/mcp", "tls": tls})
+    told = {sentence.partition(" ")[0]: sentence for sentence in given(config)}
+    assert "so clients refuse it;" in told["tls.cert_file"]
+    assert "so the upstream refuses it;" in told["routes[/a].upstream.tls.cert_file"]
+    assert "so the gateway refuses every certificate that it signed;" in told["routes[/a].upstream.tls.ca_file"]
+
+
+def test_authorities_are_no_warning_as_long_as_one_of_them_is_valid(tmp_path: Path) -> None:
+    authority, bundle = Authority(tmp_path), tmp_path / "bundle.pem"
+    old, new = authority.sign("old", days=-1), authority.sign("new")
+    bundle.write_bytes(old.read_bytes() + new.read_bytes())
+    assert not given(with_route(upstream={"url": "https://a/mcp", "tls": {"ca_file": str(bundle)}}))
+    shown = {"tls": {"cert_file": str(bundle)}, "workers": 2}
+    config = with_route(shown, upstream={"url": "https://a/mcp"})
+    (said,) = cautions(config, validity(config), is_served=True)
+    assert said.endswith(f"run `kill -HUP {os.getppid()}`"), "the supervisor"
 
 
 def test_messages_in_the_log_and_an_unverified_upstream_are_warnings() -> None:

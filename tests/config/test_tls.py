@@ -108,9 +108,14 @@ def test_the_validity_of_each_certificate_is_known_by_its_key(tmp_path: Path, ca
         {},
     )
     found = validity(config)
-    assert list(found) == ["tls.cert_file", "routes[/mcp].upstream.tls.cert_file"]
+    keys = ["routes[/mcp].upstream.tls.ca_file", "routes[/mcp].upstream.tls.cert_file"]
+    assert list(found) == ["tls.cert_file", *keys]
     now = datetime.now(UTC)
-    assert [[round((moment - now) / DAY) for moment in moments] for moments in found.values()] == [[-20, 5], [-20, 7]]
+    assert [[round((moment - now) / DAY) for moment in moments] for moments in found.values()] == [
+        [-20, 5],
+        [-20, 7],
+        [-20, 7],
+    ]
     assert validity(parse(configuration("http://127.0.0.1:1/mcp"), "test", {})) == {}
     listener.unlink()
-    assert list(validity(config)) == ["routes[/mcp].upstream.tls.cert_file"]
+    assert list(validity(config)) == keys

@@ -179,5 +179,5 @@ def _notices(source: ProcessParts) -> Iterator[StatusNotice]:
             f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
             f"Correct the file (`mrtr-gateway check --config {source.recent_errors.config_file}`) and send SIGHUP",
         )
-    for sentence in cautions(source.config, source.certificates.value):
+    for sentence in cautions(source.config, source.certificates.value, is_served=True):
         yield StatusNotice(sentence, is_bad=False)

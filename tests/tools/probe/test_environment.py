@@ -157,9 +157,9 @@ async def test_cautions_are_told() -> None:
     route = {"path": "/a", "upstream": {"url": "https://127.0.0.1:9/mcp", "tls": {"verify": False}}}
     notes = await around(routes=[route | {"forward_headers": ["x-forwarded-key"]}])
     told = [check for check in notes.checks if check.name == "caution"]
-    assert [(check.found, check.state, check.why[:10]) for check in told] == [
-        ("routes[/a].upstream.tls.verify", "warning", "It is fals"),
-        ("routes[/a].forward_headers", "warning", "It has x-f"),
+    assert [(check.found, check.state, check.why[:10], check.fix[:12]) for check in told] == [
+        ("routes[/a].upstream.tls.verify", "warning", "It is fals", "Give the ups"),
+        ("routes[/a].forward_headers", "warning", "It has x-f", "Set bind_hea"),
     ]
 
 

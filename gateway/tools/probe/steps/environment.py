@@ -35,7 +35,8 @@ async def look_around(config: Config, hide: Redactor, text: TextReport) -> Notes
     notes.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config, validity(config)):
         key, _, says = caution.partition(" ")
-        notes.warn("caution", key, f"It {says}.", "See docs/configuration.md.")
+        why, _, fix = says.partition("; ")
+        notes.warn("caution", key, f"It {why}.", f"{fix[:1].upper()}{fix[1:]}.")
     if keys := config.state.raw_keys():
         notes.ok("state keys", f"{len(keys)}: {', '.join(map(key_id, keys))}; the first one seals")
     else:
