@@ -44,7 +44,7 @@ _NAMELESS_SECONDS: Final = 10.0
 MAX_REMEMBERED: Final = 1000
 """Replicas that are remembered; in a long-lived process the ids of former replicas pile up."""
 
-State = Literal["answered", "dead", "silent", "stalled"]
+State = Literal["answered", "dead", "silent", "refused", "stalled"]
 
 
 class Seen(msgspec.Struct, frozen=True):

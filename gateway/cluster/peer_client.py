@@ -7,7 +7,7 @@ from gateway import world
 from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership, State
 from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
-from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
+from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerRefused, PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.worker import Address
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
@@ -191,6 +191,8 @@ def _outcome(exc: BaseException) -> tuple[PeerOutcome, State]:
             return PeerOutcome.GONE, "answered"
         case OwnerSilent(is_connected=False):
             return PeerOutcome.SILENT, "silent"
+        case PeerRefused():
+            return PeerOutcome.REFUSED, "refused"
         case OwnerStalled():
             return PeerOutcome.STALLED, "stalled"
         case _:

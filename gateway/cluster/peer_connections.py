@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway import world
-from gateway.cluster.peer_errors import ClockDiffers, PeerDead, PeerStuck, ReplyBroken
+from gateway.cluster.peer_errors import ClockDiffers, PeerDead, PeerRefused, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
@@ -26,7 +26,7 @@ from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
 from gateway.identity.principal import parsed_address
-from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
+from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled, ahead_or_behind
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
 from gateway.seal.claims import SKEW_SECONDS
@@ -169,14 +169,14 @@ class PeerConnections:
         where = f"a connection from {self._own} within timeouts.peer_connect_seconds"
         return OwnerSilent(member, f"does not accept {where}")
 
-    def _refused(self, member: str, reply: AwaitedReply) -> OwnerStalled:
+    def _refused(self, member: str, reply: AwaitedReply) -> PeerRefused:
         """The error for a member that refuses a request."""
-        advice = f"refuses requests from {self._own} (HTTP {reply.status}): compare the clocks"
+        refuses = f"refuses requests from {self._own} (HTTP {reply.status})"
         ahead = clock_ahead(reply.headers)
         # `Date` has whole seconds, so it may differ by one less than the member found.
         if reply.status == HTTPStatus.FORBIDDEN and ahead is not None and abs(ahead) >= SKEW_SECONDS - 1:
-            return ClockDiffers(member, f"{advice} of both", ahead)
-        return OwnerStalled(member, f"{advice} and state.keys of both")
+            return ClockDiffers(member, f"{refuses}: its clock is {ahead_or_behind(ahead)} that of {self._own}", ahead)
+        return PeerRefused(member, f"{refuses}: compare the clocks and state.keys of both")
 
     def _unresolved(self, member: str, what: str) -> OwnerSilent:
         why = f"cannot be reached from {self._own} (its name in replica.peers {what})"

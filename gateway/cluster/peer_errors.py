@@ -19,11 +19,20 @@ class ReplyBroken(PeerFailed):
     """The peer took the request, and the connection broke before the reply was complete."""
 
 
-class ClockDiffers(OwnerStalled):
-    """The peer refuses requests, and by its reply its clock is so far off that it refuses them for that."""
+class PeerRefused(OwnerStalled):
+    """The peer answers, and refuses the message: it is alive, and a restart of it would lose calls."""
+
+    fix = (
+        "compare the clocks, state.keys and versions of both replicas; do not restart it, since it serves its clients"
+    )
+
+
+class ClockDiffers(PeerRefused):
+    """By its reply, the peer's clock is so far off that it refuses messages for that."""
 
     def __init__(self, member: str, why: str, ahead_seconds: float) -> None:
         super().__init__(member, why)
+        self.ahead_seconds = ahead_seconds
         self.fix = clock_fix(member, ahead_seconds)
 
 

@@ -449,10 +449,14 @@ class StateFromFuture(OwnerStalled):
             )
 
 
+def ahead_or_behind(ahead_seconds: float) -> str:
+    """How far a clock differs, in words."""
+    return f"{abs(ahead_seconds):.0f} s {'ahead of' if ahead_seconds > 0 else 'behind'}"
+
+
 def clock_fix(whose: str, ahead_seconds: float) -> str:
     """The operator's next step if the clock of another replica is so much ahead of this one's, or behind it."""
-    way = "ahead of" if ahead_seconds > 0 else "behind"
-    return f"{whose}'s clock is {abs(ahead_seconds):.0f} s {way} this replica's; {StateFromFuture.fix}"
+    return f"{whose}'s clock is {ahead_or_behind(ahead_seconds)} this replica's; {StateFromFuture.fix}"
 
 
 class OwnerSilent(OwnerStalled):

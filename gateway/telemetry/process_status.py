@@ -26,8 +26,8 @@ BOUNDS: Final = {
 """The length of each list of a status."""
 
 UpstreamHealth = Literal["ok", "failing", "unknown"]
-ProcessState = Literal["ready", "draining", "silent"]
-PeerState = Literal["answered", "dead", "silent", "stalled", "not asked"]
+ProcessState = Literal["ready", "draining", "silent", "refused"]
+PeerState = Literal["answered", "dead", "silent", "refused", "stalled", "not asked"]
 
 
 class Failure(Struct, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ async def test_a_new_call_goes_past_a_replica_that_does_not_react_or_refuses_it(
     async with draining(one):
         for _ in range(2):
             assert (await one.client().call("plain")).text == "plain"
-        assert asked_peers(one) == {"stalled": 1, "served": 2}
+        assert asked_peers(one) == {"refused": 1, "served": 2}
 
 
 async def test_a_new_call_that_was_taken_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:

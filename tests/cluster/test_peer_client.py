@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.protocol.errors import OwnerStalled
+from gateway.cluster.peer_errors import PeerRefused
 from gateway.seal.peer_messages import Whole
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
@@ -28,6 +28,8 @@ from tests.support.replicas import (
     steps,
 )
 from tests.support.workbench import ACCEPT, Reply
+
+_BOTH = "compare the clocks and state.keys of both"
 
 
 async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -148,23 +150,30 @@ async def test_an_owner_that_refuses_the_request_counts_as_alive(
         reply = await one.client().answer(asked)
         assert reply.outcome == (503, -32603, "owner_stalled")
         assert f"HTTP {status}" in reply.error["message"]
-    assert asked_peers(one) == {"stalled": 2}
+    assert asked_peers(one) == {"refused": 2}
+    assert one.gateway.members.seen["gw-2"].state == "refused"
     assert len(upstream.of("tools/call")) == 1
 
 
 @pytest.mark.parametrize(
-    ("status", "date", "says"),
+    ("status", "date", "cause", "says"),
     [
-        (403, 120, "gw-2's clock is 120 s ahead of this replica's; compare the clocks"),
-        (403, -120, "gw-2's clock is 120 s behind this replica's; compare the clocks"),
-        (403, 30, OwnerStalled.fix),  # other keys
-        (503, 120, OwnerStalled.fix),  # not for its clock
-        (403, "yesterday", OwnerStalled.fix),
-        (403, "", OwnerStalled.fix),
+        (403, 120, "its clock is 120 s ahead of that of gw-1", "gw-2's clock is 120 s ahead of this replica's"),
+        (403, -120, "its clock is 120 s behind that of gw-1", "gw-2's clock is 120 s behind this replica's"),
+        (403, 30, _BOTH, PeerRefused.fix),  # other keys
+        (503, 120, _BOTH, PeerRefused.fix),  # not for its clock
+        (403, "yesterday", _BOTH, PeerRefused.fix),
+        (403, "", _BOTH, PeerRefused.fix),
     ],
 )
-async def test_the_fix_names_a_clock_that_is_off(
-    cluster: Cluster, log_lines: Lines, monkeypatch: pytest.MonkeyPatch, status: int, date: int | str, says: str
+async def test_the_cause_and_the_fix_name_a_clock_that_is_off(
+    cluster: Cluster,
+    log_lines: Lines,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    date: int | str,
+    cause: str,
+    says: str,
 ) -> None:
     now = float(int(time.time()))
     monkeypatch.setattr(world, "wall", lambda: now)
@@ -175,6 +184,7 @@ async def test_the_fix_names_a_clock_that_is_off(
     (line,) = log_lines("peer.failed")
     assert line["fix"].startswith(says)
     assert line["exchange_id"] == "orphan of gw-2"
-    assert f"(HTTP {status}): compare the clocks" in line["cause"]
+    for text in (line["cause"], reply.error["message"]):
+        assert f"refuses requests from gw-1 (HTTP {status}): {cause}; the call may still wait" in text
     (error,) = one.gateway.recent_errors.told()
     assert error.fix.lower().startswith(says.lower())

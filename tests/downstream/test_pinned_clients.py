@@ -344,7 +344,7 @@ async def test_a_replica_that_does_not_react_costs_the_pin(cluster: Cluster) -> 
     bad = client.state.kept[SESSION][NAME] = resealed(one, client.item, place="gw-2")
     assert (await client.call()).text == "done"
     assert client.item != bad
-    assert asked_peers(one) == {"stalled": 1}
+    assert asked_peers(one) == {"refused": 1}
 
 
 async def test_a_call_that_the_owner_took_is_never_sent_again(upstream: FakeUpstream, cluster: Cluster) -> None:

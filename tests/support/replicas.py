@@ -81,7 +81,7 @@ def frames_for(peer_request: PeerRequest) -> Frames:
 
 def asked_peers(stand: Stand) -> dict[str, int]:
     """The outcomes of requests to other replicas."""
-    outcomes = ("served", "gone", "dead", "silent", "stalled", "broke")
+    outcomes = ("served", "gone", "dead", "silent", "refused", "stalled", "broke")
     found = {each: int(stand.metric("mcp_gateway_peer_requests_total", outcome=each)) for each in outcomes}
     return {outcome: count for outcome, count in found.items() if count}
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.admin.process_parts import ProcessParts
 from gateway.cluster.peer_client import PeerClient
-from gateway.cluster.peer_errors import ClockDiffers, PeerDead, PeerFailed
+from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerRefused
 from gateway.cluster.worker import host_of
 from gateway.plugins.status_page.merge_statuses import Heard, cut, of_cluster, of_host
 from gateway.plugins.status_page.snapshot import take_snapshot
@@ -80,11 +80,12 @@ class ClusterView:
             return Heard(state="dead", why="Its address refuses connections")
         except (OwnerSilent, TimeoutError):
             return Heard(state="silent", why=f"It did not answer within {seconds:g} s")
-        except ClockDiffers as exc:
-            return Heard(state="stalled", why="It refuses this replica's requests", fix=exc.fix)
-        except (PeerFailed, OwnerStalled):
-            why = "It refuses to tell, as an older version does: compare the versions, the clocks and state.keys"
-            return Heard(state="stalled", why=why)
+        except PeerRefused as exc:
+            return Heard(state="refused", why=f"It {exc.why}", fix=exc.fix)
+        except OwnerStalled as exc:
+            return Heard(state="stalled", why=f"It {exc.why}")
+        except PeerFailed:
+            return Heard(state="stalled", why="It broke off its answer")
         status = read(text, member)
         return Heard(state="answered", why="" if status else "Its answer was not a status", status=status)
 

@@ -71,11 +71,15 @@ def of_cluster(own: Status, heard: Mapping[str, Heard]) -> Status:
 
 
 def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
-    """Return `own` with what all have that answered, and with silent processes for the others."""
+    """Return `own` with what all have that answered, and with a row of its state for each of the others."""
     answered = {name: each.status for name, each in heard.items() if each.status is not None}
     parts = {own.replica: own, **answered}
     processes = [process for part in parts.values() for process in part.processes]
-    processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
+    processes += [
+        ProcessStatus(id=name, state="refused" if each.state == "refused" else "silent")
+        for name, each in heard.items()
+        if name not in parts
+    ]
     missing = [
         StatusNotice(f"No status from {name}: the calls that it holds are not counted here", each.fix, each.why)
         for name, each in heard.items()

@@ -57,7 +57,14 @@ ENVIRONMENT.globals |= {
     "healths": status_view.HEALTH,
     "full": 0.95,
     "usual_seconds": 10,
-    "peer_levels": {"answered": "good", "dead": "bad", "silent": "warn", "stalled": "warn", "not asked": "idle"},
-    "process_levels": {"ready": "good", "draining": "warn", "silent": "bad"},
+    "peer_levels": {
+        "answered": "good",
+        "dead": "bad",
+        "silent": "warn",
+        "refused": "warn",
+        "stalled": "warn",
+        "not asked": "idle",
+    },
+    "process_levels": {"ready": "good", "draining": "warn", "silent": "bad", "refused": "bad"},
     "colours": {"good": "#1f8a4c", "warn": "#b86e00", "bad": "#c4261d"},
 }

@@ -59,6 +59,7 @@ class PeerOutcome(StrEnum):
     GONE = "gone"
     DEAD = "dead"
     SILENT = "silent"
+    REFUSED = "refused"
     STALLED = "stalled"
     BROKE = "broke"
 

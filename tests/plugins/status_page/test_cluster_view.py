@@ -110,12 +110,13 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     fakes = {"gw-2": f"127.0.0.1:{free_port()}", "gw-3": old.address}
     one, _ = await cluster.begin("gw-1", "gw-4", fakes=fakes)
     status = await seen(one)
-    assert states(status) == {"gw-1": "ready", "gw-2": "silent", "gw-3": "silent", "gw-4": "ready"}
+    assert states(status) == {"gw-1": "ready", "gw-2": "silent", "gw-3": "refused", "gw-4": "ready"}
     assert missing(status) == [
         ("gw-2", "Its address refuses connections"),
-        ("gw-3", "It refuses to tell, as an older version does: compare the versions, the clocks and state.keys"),
+        ("gw-3", "It refuses requests from gw-1 (HTTP 403): compare the clocks and state.keys of both"),
     ]
-    assert {each.id: each.state for each in status.peers} == {"gw-2": "dead", "gw-3": "stalled", "gw-4": "answered"}
+    assert {each.id: each.state for each in status.peers} == {"gw-2": "dead", "gw-3": "refused", "gw-4": "answered"}
+    assert "do not restart it" in next(each.fix for each in status.notices if "gw-3" in each.text)
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: the calls that it holds are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
@@ -130,7 +131,8 @@ async def test_a_replica_whose_clock_is_off_is_shown_with_the_seconds(
     date = formatdate(now + ahead, usegmt=True)
     one, _ = await facing(cluster, lambda asked: asked.refuse(403, date))
     (notice,) = (await seen(one)).notices
-    assert (notice.detail, peer(await seen(one), "gw-2").state) == ("It refuses this replica's requests", "stalled")
+    refuses = f"It refuses requests from gw-1 (HTTP 403): its clock is {way} that of gw-1"
+    assert (notice.detail, peer(await seen(one), "gw-2").state) == (refuses, "refused")
     assert notice.fix.startswith(f"gw-2's clock is {way} this replica's; compare the clocks")
     assert notice.fix in unescape((await fetch(one, "/status"))[1])
 

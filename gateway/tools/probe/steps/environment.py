@@ -14,7 +14,7 @@ from gateway.cluster.peer_errors import ClockDiffers, PeerFailed
 from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.errors import RequestFailed
-from gateway.protocol.errors import OwnerStalled, clean
+from gateway.protocol.errors import OwnerStalled, clean, clock_fix
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import MIN_KEY_BYTES, Keys, key_id
 from gateway.seal.peer_messages import PeerSealer
@@ -123,7 +123,7 @@ async def _ask_peer(notes: Notes, connections: PeerConnections, name: str, addre
     except OwnerStalled as exc:
         found = exc.why
         if isinstance(exc, ClockDiffers):
-            fix = f"{exc.fix}."
+            fix = f"{clock_fix(name, exc.ahead_seconds)}."
     except PeerFailed:
         found = "does not answer as a replica"
     else:
