@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ OURS = "mrtr-gateway"
 COLOURS = {OURS: "#c2410c", "nginx": "#15803d", "Envoy": "#7c3aed", FORWARDER: "#475569"}
 OTHER = "#475569"
 GRID = "#e2e8f0"
+BESIDE = (OURS, "aiohttp", "nginx", "Envoy")
+"""What each operation is measured with, by the names in the run's versions."""
 FORMS = {"rivals": ("modern call", "o", True), "rivals-legacy": ("legacy call, in a session", "s", False)}
 """By scenario: what is called, the marker, and whether it is filled."""
 LOSSES = {
@@ -42,23 +44,24 @@ Run = dict[str, Any]
 Slices = list[dict[str, float]]
 
 
-def footer(run: Run) -> str:
-    """When and on what the run was made."""
+def footer(run: Run, shown: Collection[str], *, once: bool) -> str:
+    """When, on what and how the figures were taken, and the versions of what a picture shows."""
     about = run["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if name in shown)
     machine = f"{about['cpus']} x {about['processor']}, Linux {about['kernel']}, Python {about['python']}"
-    return f"{about['date']}; {machine}; medians of {about['rounds']} rounds, with the least and the most\n{versions}"
+    taken = "one run" if once else f"medians of {about['rounds']} rounds, with the least and the most"
+    return f"{about['date']}; {machine}; {taken}\n{versions}"
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return min(values), statistics.median(values), max(values)
 
 
-def new_figure(run: Run, title: str, height: float) -> Figure:
+def new_figure(run: Run, title: str, height: float, shown: Collection[str] = (OURS,), *, once: bool) -> Figure:
     figure = Figure(figsize=(9, height), layout="constrained")
     figure.get_layout_engine().set(rect=(0, 0.42 / height, 1, 1 - 0.42 / height))
     figure.suptitle(title, fontsize=12, fontweight="bold")
-    figure.text(0.01, 0.06 / height, footer(run), fontsize=7, color="#475569", va="bottom")
+    figure.text(0.01, 0.06 / height, footer(run, shown, once=once), fontsize=6.5, color="#475569", va="bottom")
     return figure
 
 
@@ -80,9 +83,12 @@ def dot(axes: Axes, row: float, values: Sequence[float], colour: str, marker: st
     axes.plot([middle], [row], marker, color=colour, markerfacecolor=colour if filled else "white", markersize=6)
 
 
-def beside(axes: Axes, most: float, row: float, text: str, **style: Any) -> None:
-    """Write numbers to the right of what is drawn."""
-    axes.annotate(text, (most, row), (7, 0), textcoords="offset points", va="center", fontsize=8, **style)
+def beside(axes: Axes, edge: float, row: float, text: str, *, left: bool = False, **style: Any) -> None:
+    """Write numbers to the right of what is drawn, or to the left."""
+    offset, side = (-7, "right") if left else (7, "left")
+    axes.annotate(
+        text, (edge, row), (offset, 0), textcoords="offset points", ha=side, va="center", fontsize=8, **style
+    )
 
 
 def draw_echo(run: Run) -> Figure:
@@ -91,7 +97,8 @@ def draw_echo(run: Run) -> Figure:
     names = list(dict.fromkeys(name for slices in forms.values() for name in slices if name != "upstream, no proxy"))
     middle = {name: statistics.median(each["cpu_us"] for each in rows_of(forms, name)) for name in names}
     names.sort(key=middle.__getitem__, reverse=True)
-    figure = new_figure(run, "One echo through each proxy, the same call at all of them", 1.8 + 0.42 * len(names))
+    title, versions = "One echo through each proxy, the same call at all of them", run["environment"]["versions"]
+    figure = new_figure(run, title, 1.8 + 0.42 * len(names), versions, once=False)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, key, label in zip(
         panels, ("cpu_us", "p99_ms"), ("CPU of a call, µs", "p99 of 8 clients, ms"), strict=True
@@ -127,9 +134,8 @@ def rows_of(forms: dict[str, dict[str, Slices]], name: str) -> Slices:
 def draw_losses(run: Run) -> Figure:
     """The CPU of other operations, as a ratio to the byte forwarder's."""
     scenarios = list(LOSSES)[::-1]
-    figure = new_figure(
-        run, "What an operation costs, beside proxies that only copy bytes", 1.6 + 0.6 * len(scenarios)
-    )
+    title = "What an operation costs, beside proxies that only copy bytes"
+    figure = new_figure(run, title, 1.6 + 0.6 * len(scenarios), BESIDE, once=False)
     axes = figure.subplots()
     plain_log(axes)
     axes.axvline(1, color=COLOURS[FORWARDER], linestyle="--", linewidth=1)
@@ -137,10 +143,13 @@ def draw_losses(run: Run) -> Figure:
         ratios = run[scenario]["ratios"]
         for place, (name, shown) in enumerate({"nginx": "nginx", "Envoy": "Envoy", LOSSES[scenario][1]: OURS}.items()):
             if name in ratios:
+                least, middle, most = spread(ratios[name])
                 dot(axes, row + 0.24 - 0.24 * place, ratios[name], COLOURS[shown], "o", filled=True)
-                beside(axes, max(ratios[name]), row + 0.24 - 0.24 * place, f"{statistics.median(ratios[name]):.2f}")
+                left = 0.75 < most < 1  # to the right, the dashed line would cross the number
+                beside(axes, least if left else most, row + 0.24 - 0.24 * place, f"{middle:.2f}", left=left)
     axes.set_yticks(range(len(scenarios)), [LOSSES[name][0] for name in scenarios])
     axes.set_xlabel("CPU, as a ratio to the aiohttp forwarder in the same round (dashed: the forwarder itself)")
+    axes.set_xlim(axes.get_xlim()[0], 1.2 * axes.get_xlim()[1])  # the numbers beside the dots
     axes.set_xticks([0.1, 0.2, 0.5, 1, 2])
     axes.minorticks_off()
     handles = [
@@ -155,14 +164,14 @@ def draw_held(run: Run) -> Figure:
     held = {int(calls): kib / 1024 for calls, kib in run["parked"]["rss_kib_holding"].items()}
     cold, kib = run["cold"], run["cold"]["rss_kib"]
     each_cold = (kib["records"] - kib["bare"]) * 1024 / cold["records"]
-    figure = new_figure(run, "Memory of one gateway that holds calls for people who think", 4.2)
+    figure = new_figure(run, "Memory of one gateway that holds calls for people who think", 4.2, once=True)
     axes = figure.subplots()
     axes.plot(list(held), list(held.values()), "o-", color=COLOURS[OURS])
     most = max(held)
     axes.annotate(
         f"held: {run['parked']['kib_per_call']:.1f} KiB a call, and two connections",
         (most, held[most]),
-        (-8, 0),
+        (-8, 8),
         textcoords="offset points",
         ha="right",
         va="center",
@@ -192,7 +201,7 @@ def draw_held(run: Run) -> Figure:
 
 def draw_kill(run: Run) -> Figure:
     """Calls, questions and errors per second while one of three replicas is killed, for two servers."""
-    figure = new_figure(run, "One of three replicas is killed under load, and started again", 5.6)
+    figure = new_figure(run, "One of three replicas is killed under load, and started again", 5.6, once=True)
     panels = figure.subplots(3, 2, sharex=True, sharey="row")
     for column, (scenario, server) in enumerate(TIMELINES.items()):
         outcome = run[scenario]

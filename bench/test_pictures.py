@@ -36,7 +36,7 @@ def a_run() -> dict[str, Any]:
             "kernel": "6.1",
             "python": "3.11.7",
             "rounds": 3,
-            "versions": {"mrtr-gateway": "0.1.0 1234abcd", "nginx": "1.22.1"},
+            "versions": {"mrtr-gateway": "0.1.0 1234abcd", "nginx": "1.22.1", "ContextForge": "1.0"},
         },
         "rivals": {"slices": modern},
         "rivals-legacy": {"slices": legacy},
@@ -60,10 +60,12 @@ def texts(picture: Path) -> str:
 
 
 def test_each_picture_says_when_on_what_and_of_which_versions_it_was_made(drawn: dict[str, Path]) -> None:
-    for picture in drawn.values():
+    for name, picture in drawn.items():
         shown = texts(picture)
-        assert "2026-11-30; 2 x A Processor, Linux 6.1, Python 3.11.7" in shown
-        assert "mrtr-gateway 0.1.0 1234abcd, nginx 1.22.1" in shown
+        versions = {"echo": ", nginx 1.22.1, ContextForge 1.0", "losses": ", nginx 1.22.1"}.get(name, "")
+        taken = "medians of 3 rounds, with the least and the most" if versions else "one run"
+        assert f"2026-11-30; 2 x A Processor, Linux 6.1, Python 3.11.7; {taken}\n" in shown
+        assert f"mrtr-gateway 0.1.0 1234abcd{versions}\n" in f"{shown}\n"
         assert picture.stat().st_size < LARGEST_BYTES
 
 
