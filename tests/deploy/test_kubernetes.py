@@ -249,6 +249,12 @@ def test_what_a_cluster_asks_of_a_pod_can_be_set() -> None:
     assert rule["host"] in gateway_of(objects).security.allowed_hosts
 
 
+@pytest.mark.parametrize("label", ["name", "instance"])
+def test_a_label_of_the_selectors_cannot_be_given_again(label: str) -> None:
+    with pytest.raises(ProgramError, match=rf"/podLabels/app\.kubernetes\.io~1{label}': false schema"):
+        helm(values=f"{{podLabels: {{app.kubernetes.io/{label}: other}}}}")
+
+
 def test_an_ingress_without_names_is_refused() -> None:
     with pytest.raises(ProgramError, match=r"ingress\.enabled needs the names of the clients in hosts"):
         helm(values="{ingress: {enabled: true}}")
