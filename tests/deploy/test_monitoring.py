@@ -160,6 +160,17 @@ def test_counters_in_alerts_start_at_zero() -> None:
     assert seen > 7
 
 
+def test_the_command_of_the_readme_makes_links_of_the_runbooks_paths(tmp_path: Path) -> None:
+    file = tmp_path / "alerts.yml"
+    shutil.copy(DIRECTORY / "alerts.yml", file)
+    (command,) = re.findall(r"^sed .+$", (DIRECTORY / "README.md").read_text(), re.MULTILINE)
+    for _ in range(2):  # the second time it changes nothing
+        assert verdict("sh", "-c", command.replace("/etc/prometheus/alerts.yml", str(file)))[0] == 0
+    for old, new in zip(RULES, yaml.safe_load(file.read_text())["groups"][0]["rules"], strict=True):
+        path = old["annotations"]["runbook_url"]
+        assert new["annotations"]["runbook_url"] == f"http://gw-1.example.com:9464/{path}"
+
+
 def test_alerts_and_sections_of_the_runbook_match() -> None:
     sections = re.findall(r"^### (Mrtr\w+)$", RUNBOOK, re.MULTILINE)
     assert sections == [rule["alert"] for rule in RULES]

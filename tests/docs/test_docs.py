@@ -16,6 +16,7 @@ from gateway.config.parsing.retired_keys import RETIRED
 from gateway.protocol import mcp
 from gateway.telemetry.metrics.labels import STATE_REASONS
 from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
+from tests.e2e.test_table import ALL_CLIENTS, ALL_SERVERS, CELLS
 from tests.parts.launch import REPOSITORY
 from tests.support.authority import Authority
 from tests.support.configurations import drain_seconds
@@ -224,6 +225,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{named(page)}: {target}; there are {sorted(anchors(found))}"
 
 
+def test_the_tests_play_every_pair_of_eras_and_transports_in_the_table() -> None:
+    page = (REPOSITORY / "docs" / "clients-and-servers.md").read_text().replace("legacy", "old")
+    lines = re.findall(r"^\| (.+) \|$", page.partition("\n\n| client ")[2].partition("\n\n")[0], re.MULTILINE)
+    columns = re.search(r"server \| (.+) \|", page)
+    assert columns is not None
+    told = {(line.split(" | ")[0].strip("*"), column) for line in lines for column in columns[1].split(" | ")}
+    assert told == {(ALL_CLIENTS[client].row, ALL_SERVERS[server].column) for client, server in CELLS}
+
+
 def test_every_page_is_in_the_index() -> None:
     index = REPOSITORY / "docs" / "README.md"
     listed = {(index.parent / target.partition("#")[0]).resolve() for target in links(index)}
@@ -254,7 +264,9 @@ def test_the_memory_of_a_held_call_is_the_same_on_every_page() -> None:
     """The calculator of docs/monitoring.md is the source of what to plan with, the benchmarks of what was measured."""
     deploy = REPOSITORY / "deploy"
     text = {path: path.read_text() for path in (*PAGES, *deploy.rglob("*.yaml"), *deploy.rglob("*.json"))}
-    (planned,) = re.findall(r"H x (\d+) KiB", text[REPOSITORY / "docs" / "monitoring.md"])
+    ((idle, planned, large),) = re.findall(
+        r"2 x \((\d+) MiB \+ H x (\d+) KiB \+ (\d+) MiB\)", text[REPOSITORY / "docs" / "monitoring.md"]
+    )
     (measured,) = re.findall(r"([\d.]+) KiB a call", (REPOSITORY / "bench" / "README.md").read_text())
     said = {
         (path.relative_to(REPOSITORY), number)
@@ -264,10 +276,23 @@ def test_the_memory_of_a_held_call_is_the_same_on_every_page() -> None:
         )
         + re.findall(r"two file descriptors and about ([\d.]+) KiB", page)
     }
-    assert len(said) == 3, "a page says it in other words now"
+    assert len(said) == 2, "a page says it in other words now"
     assert {number for _, number in said} == {planned}, said
     costs = re.compile(r"(?:memory per held call \||held call costs) ([\d.]+) KiB")
     found = {path.name: number for path, page in text.items() for number in costs.findall(page)}
     assert found == dict.fromkeys(("0001-stateless-while-a-call-is-held.md", "monitoring.md"), measured)
-    whole = {found for page in text.values() for found in re.findall(r"10,000 held calls \S+ are (\d+) MiB", page)}
-    assert whole == {str(10 * int(planned))}
+    assert int(large) * UNITS["MiB"] == parse(WHOLE, "defaults", {}).limits.calls_bytes
+    limits = [
+        (path.name, int(calls.replace(",", "")), int(limit))
+        for path, page in text.items()
+        for calls, limit in re.findall(r"([\d,]+) (?:held )?calls [\w(.) ]*needs?(?:\?\*\*)? (\d+) MiB", page)
+    ]
+    assert {name for name, _, _ in limits} == {
+        "monitoring.md",
+        "operations.md",
+        "faq.md",
+        "values.yaml",
+        "deployment.yaml",
+    }
+    for name, calls, limit in limits:
+        assert limit == 2 * (int(idle) + calls * int(planned) // 1024 + int(large)), name
