@@ -1,6 +1,7 @@
 """The command line: arguments in, a running gateway or an exit code out.
 
-Exit codes: 0 (success), 1 (invalid configuration), 2 (usage error); `probe` also has 3 (it works with limits).
+Exit codes: 0 (success), 1 (invalid configuration, or `wrap` had no server), 2 (usage error); `probe` also has 3 (it
+works with limits).
 """
 
 import argparse
@@ -275,8 +276,7 @@ def _check(options: argparse.Namespace) -> int:
     warned, noted = list(cautions(config, validity(config))), list(notes(config))
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
-            where = f" ({missing.searched})" if missing.searched else ""
-            what = f"routes[{route.path}].upstream.{missing.key}: {missing.why}{where} on this machine"
+            what = f"routes[{route.path}].upstream.{missing.key}: {missing.in_full} on this machine"
             warned.append(f"{what}; correct it, or ignore this if the gateway runs on another one")
     if config.traces:
         try:

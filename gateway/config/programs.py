@@ -25,6 +25,11 @@ class NotHere(NamedTuple):
     searched: str = ""
     """The PATH in which its name was looked up, if it is a name."""
 
+    @property
+    def in_full(self) -> str:
+        """Why, with the PATH; for an operator, not for clients."""
+        return f"{self.why} ({self.searched})" if self.searched else self.why
+
 
 def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
     """Return the complete environment of a child."""

@@ -115,6 +115,12 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
         last = max(self.health.answered, self.pool.served)
         return world.monotonic() - last if last > float("-inf") else None
 
+    @property
+    def has_served(self) -> bool:
+        """Whether a session was ever opened, or the upstream is modern and needs none."""
+        greeted = self.stdio is not None and self.stdio.launcher.has_initialized
+        return greeted or bool(self.is_modern) or self.health.has_served or self.pool.served > float("-inf")
+
     def retire(self) -> None:
         """Serve no further request: keep no session, and no process that waits for one."""
         self.pool.retire()

@@ -36,6 +36,11 @@ class StdioFront:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the server has ended the session."""
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether the host has sent a message for its server."""
+        return self._legacy is not None or self._modern is not None
+
     async def run(self) -> None:
         """Serve the host until it sends nothing more."""
         async for line in self._host.lines():

@@ -30,6 +30,8 @@ class UpstreamHealth:
         """`url` is what may be shown of it; None if the upstream is a command."""
         self.answered = float("-inf")
         """Monotonic time of the last answer outside a session: to a probe, or to a request that was passed through."""
+        self.has_served = False
+        """Whether it has answered more than probes outside a session."""
         self._route = route
         self._is_command = url is None
         self._probe = f"probe {quote(url or '')}"
@@ -39,9 +41,10 @@ class UpstreamHealth:
         self._errors = errors
         self._failure: RecentError | None = None
 
-    def ok(self) -> None:
+    def ok(self, *, is_probe: bool = False) -> None:
         """The upstream has answered."""
         self.answered = world.monotonic()
+        self.has_served |= not is_probe
 
     def note(self, error: GatewayError) -> None:
         """Record an error of a request of this route; the same error may be given several times."""

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.protocol.errors import clean
 from tests.parts.launch import is_alive
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.host import JSON, META, Host, call, fake, host, initialize, legacy, modern
 from tests.support.workbench import eventually
 
@@ -126,6 +127,42 @@ async def test_a_command_that_cannot_start_is_the_same_news_to_every_host(first:
         _ = await running.ended()
         (ended,) = running.events("child.ended")
         assert ended["fix"].endswith(f"PATH is {os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(("command", "code"), [(["no-such-program"], 1), (OLD, 0)], ids=["missing", "there"])
+async def test_a_missing_program_is_told_before_the_host_has_asked(command: list[str], code: int) -> None:
+    async with host(command, expects=code) as running:
+        running.stdin.close()
+        _ = await running.ended()
+        causes = [each["cause"] for each in running.events("upstream.failed")]
+        assert [os.environ["PATH"] in each for each in causes] == [True] * code
+
+
+@pytest.mark.parametrize("first", [initialize(), modern("tools/list")], ids=["legacy host", "modern host"])
+@pytest.mark.parametrize(
+    ("command", "options", "why"),
+    [(["sh", "-c", "exit 3"], (), "ended (exit code 3)"), ((), ("--upstream", "http://127.0.0.1:1/"), "be reached")],
+    ids=["command", "URL"],
+)
+async def test_a_server_that_never_opened_a_session_is_a_failure_and_told(
+    command: list[str], options: tuple[str, ...], why: str, first: JSON
+) -> None:
+    async with host(command, *options, expects=1) as running:
+        assert why in (await running.ask(first))["error"]["message"]
+        running.stdin.close()
+        _ = await running.ended()
+        (failed,) = running.events("upstream.failed")
+        assert why in failed["cause"]
+        assert failed["fix"]
+
+
+@pytest.mark.parametrize("first", [initialize(), modern("tools/list")], ids=["legacy host", "modern host"])
+async def test_a_server_that_answers_the_probe_alone_has_opened_no_session(first: JSON) -> None:
+    async with FakeUpstream() as upstream:
+        for method in ("server/discover", "initialize"):
+            upstream.on(method, lambda turn: turn.error(-32601, "no"))
+        async with host((), "--upstream", upstream.url, expects=1) as running:
+            assert "refused `initialize`" in (await running.ask(first))["error"]["message"]
 
 
 @pytest.mark.parametrize("first", [initialize(), modern("server/discover")], ids=["legacy host", "modern host"])

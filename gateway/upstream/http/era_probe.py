@@ -151,7 +151,7 @@ class EraProbe:
         self._health.era_probed(is_modern=found)
         if found is not None:
             self.known, self._found = found, world.monotonic()
-            self._health.ok()
+            self._health.ok(is_probe=True)
 
 
 def discover_headers(headers: Headers) -> dict[str, str]:
