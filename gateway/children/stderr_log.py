@@ -1,11 +1,13 @@
 """Copies the stderr of a child to the log, within bounds."""
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 from gateway import world
+from gateway.protocol import mcp
 from gateway.runtime.pieces import PieceReader
 from gateway.telemetry import Event, get_logger
 
@@ -14,6 +16,11 @@ log = get_logger()
 _LINE_BYTES: Final = 1000
 _LINES_PER_SECOND: Final = 50
 _KEPT: Final = 5
+_COMPLAINT_LINES: Final = 500
+_COMPLAINT: Final = re.compile(f"Failed to validate request|{mcp.DISCOVER}")
+"""What begins a complaint. Python SDK 1.30 writes 95 lines about an unknown method, the errors of each field."""
+_ITS_REST: Final = re.compile(r"\s|\w+(\.\w+)+$")
+"""The lines under it are indented, or name a field."""
 _SHORTEST_SECRET: Final = 6  # to hide a value like `1` or `true` would hide it in ordinary words
 _HIDDEN: Final = "[hidden]"
 
@@ -34,21 +41,13 @@ class StderrLog(PieceReader):
         self._second = 0
         self._logged = 0
         self._dropped = 0
-        self._held: list[str] | None = None
-        """What is held back, while it is."""
+        self._may_complain = 0
+        """How many more lines may complain of the gateway's own question."""
+        self._complains = False
 
-    def hold_back(self) -> None:
-        """Log nothing until `go_on`: the child is asked what it may not understand, and may complain at length."""
-        self._held = []
-
-    def go_on(self, *, forgets: bool = False) -> None:
-        """Log again; what was held back too, unless it is forgotten."""
-        held, self._held = self._held or [], None
-        if forgets:
-            self._dropped = 0
-            return
-        for text in held:
-            self._write(text)
+    def expect_complaint(self, *, expects: bool = True) -> None:
+        """Whether the child is asked what it may not understand: a complaint about that is logged at debug."""
+        self._may_complain = _COMPLAINT_LINES if expects else 0
 
     def take(self, data: bytes) -> None:
         """Log complete lines, and the beginning of long ones."""
@@ -62,7 +61,6 @@ class StderrLog(PieceReader):
         """Log the last, incomplete line."""
         self._log(self._incomplete)
         self._incomplete = b""
-        self.go_on()
         self._report_dropped()
         if not self.ended.done():
             self.ended.set_result(None)
@@ -76,14 +74,12 @@ class StderrLog(PieceReader):
         if len(line) > _LINE_BYTES:
             text += "…"
         self.last.append(text)
-        if self._held is None:
-            self._write(text)
-        elif len(self._held) < _LINES_PER_SECOND:
-            self._held.append(text)
-        else:
-            self._dropped += 1
-
-    def _write(self, text: str) -> None:
+        goes_on = self._complains and _ITS_REST.match(text) is not None
+        self._complains = self._may_complain > 0 and (goes_on or _COMPLAINT.search(text) is not None)
+        if self._complains:
+            self._may_complain -= 1
+            log.debug(Event.CHILD_STDERR, route=self._route, pid=self.pid, text=text)
+            return
         second = int(world.monotonic())
         if second != self._second:
             self._report_dropped()
