@@ -124,7 +124,8 @@ def config_shape() -> inspect.StructType:
 
 def _finish(document: Document, source: str, env: Mapping[str, str], *, needs_programs: bool = False) -> Config:
     """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
-    walker, shape = Walker(env), config_shape()
+    shape = config_shape()
+    walker = Walker(shape, env)
     problems = document.problems + override(document.tree, shape, env)
     config = walker.read(shape, document.tree, "", {})
     problems += walker.problems

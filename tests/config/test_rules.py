@@ -144,7 +144,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"hold": {"max_calls": 5}},
-        "hold.max_calls: unknown key; remove it, or use one of: ttl_seconds",
+        "hold.max_calls: unknown key; it is a key of hold; move it there, out of routes[].hold",
     ),
     (
         {"forward_headers": ["x-api-key"], "bind_headers": ["x-apikey"]},

@@ -26,8 +26,9 @@ _VARIABLE: Final = re.compile(r"\$\(?([A-Za-z_][A-Za-z0-9_]*)\)?", re.ASCII)
 _SECTIONS: Final = {
     "routes": 'routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]',
     "upstream": 'upstream: {url: "http://127.0.0.1:9000/mcp"}',
+    "command": 'command: ["npx", "some-server"]',
 }
-"""Those that must be there."""
+"""What must not be missing or empty."""
 
 Number = inspect.IntType | inspect.FloatType
 

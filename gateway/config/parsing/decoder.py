@@ -4,6 +4,7 @@
 (`msgspec.inspect`), puts the default in place of a refused value, and goes on.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
 
 _Extra = Mapping[str, Any]
+_INDEX = re.compile(r"\[\d+\]")
 _BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 """What YAML 1.1 reads these words as."""
 _FAMILIAR = {
@@ -39,11 +41,12 @@ class Walker:
     paths of misspelt keys, by what was probably meant.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, shape: inspect.StructType, env: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
         self.spoilt: list[str] = []
         self.written: dict[str, str] = {}
         self._env = env
+        self._shape = shape
 
     def _refuse(self, path: str, text: str) -> Unreadable:
         self.problems.append(Problem(path, text))
@@ -116,14 +119,19 @@ class Walker:
         if (instead := retired(joined(path, key))) is not None:
             self._refuse(joined(path, key), f"was removed: {instead}")
             return None
-        meant = None if key in _FAMILIAR else nearest(key, known)
-        home = _home(key, known) if meant is None else None
+        homes = _homes(self._shape, key)
+        # Of two sections that have similar keys, the one that has this key is likelier than a misspelling.
+        meant = None if key in _FAMILIAR else nearest(key, known, 0.9 if homes else 0.7)
         if meant:
             hint = f'did you mean "{meant}"?'
         elif key in _FAMILIAR:
             hint = _FAMILIAR[key]
-        elif home:
-            hint = f"it is a key of {home}; move it there"
+        elif homes:
+            here = _INDEX.sub("[]", path)
+            below = [home for home in homes if home.startswith(here)]
+            hint = f"it is a key of {' or of '.join(below or homes)}; move it there"
+            if not below:
+                hint += f", out of {here}"
         else:
             hint = f"remove it, or use one of: {', '.join(known)}"
         self._refuse(joined(path, key), f"unknown key; {hint}")
@@ -145,8 +153,11 @@ class Walker:
                 fix = advice.for_missing(path)
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
-            return self._refuse(path, "is an empty list; give at least one entry")
-        items = (self.read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value))
+            return self._refuse(path, f"is an empty list; {advice.for_missing(path.rpartition('.')[2])}")
+        items = [self.read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value)]
+        if isinstance(advice.plain(kind.item_type)[0], inspect.StrType):
+            # So that the rules name the other texts by their own places.
+            return tuple("" if item is UNREAD else item for item in items)
         return tuple(item for item in items if item is not UNREAD)
 
     def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
@@ -213,15 +224,18 @@ class Walker:
         return self._refuse(path, f"{'a secret' if is_secret else shown(value)} {problem}")
 
 
-def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
-    """Return the section, or the list of sections, among these fields that has a key."""
-    for name, field in fields.items():
-        kind, place = advice.plain(field.type)[0], name
+def _homes(section: inspect.StructType, key: str, path: str = "") -> list[str]:
+    """Return the sections, from this one downwards, that have a key."""
+    found = []
+    for field in section.fields:
+        kind, place = advice.plain(field.type)[0], joined(path, field.name)
+        if field.name == key:
+            found.append(path or "the top level")
         if isinstance(kind, inspect.VarTupleType):
-            kind, place = kind.item_type, f"{name}[]"
-        if isinstance(kind, inspect.StructType) and any(key == inner.name for inner in kind.fields):
-            return place
-    return None
+            kind, place = kind.item_type, f"{place}[]"
+        if isinstance(kind, inspect.StructType):
+            found += _homes(kind, key, place)
+    return found
 
 
 def _empty(kind: inspect.Type) -> object:

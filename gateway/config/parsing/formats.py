@@ -13,7 +13,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _PATH = re.compile(r"/|(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", re.ASCII)
 _URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
 _HEADER_VALUE = re.compile(r"(?=.{1,8192}\Z)[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
-_PORT = re.compile(r"https?://[^/?#@]*:([0-9]{1,9})(?:[/?#]|$)", re.ASCII)
+_PORT = re.compile(r"(?:https?://)?[^/?#@]*:([0-9]{1,9})(?:[/?#]|$)", re.ASCII)
 _MAX_PORT = 65_535
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -69,7 +69,14 @@ def _is_host(host: str) -> bool:
     return isinstance(found, IPv6Address) == host.startswith("[")
 
 
+def _check_port(text: str) -> None:
+    port = _PORT.match(text)
+    if port is not None and int(port[1]) > _MAX_PORT:
+        raise ValueError(f"has a port over {_MAX_PORT}; correct it")
+
+
 def _address(text: str) -> str | None:
+    _check_port(text)
     try:
         split_address(text)
     except ValueError:
@@ -78,9 +85,7 @@ def _address(text: str) -> str | None:
 
 
 def _url(text: str) -> str | None:
-    port = _PORT.match(text)
-    if port is not None and int(port[1]) > _MAX_PORT:
-        raise ValueError(f"has a port over {_MAX_PORT}; correct it")
+    _check_port(text)
     parts = _split(text)
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         return None

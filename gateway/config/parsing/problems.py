@@ -103,12 +103,16 @@ def shown(value: object) -> str:
     return f"{cut} (from {value.origin})" if isinstance(value, Given) else cut
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant: a similar one, or one that begins with `name`; else None."""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
+    """Return the known name that was probably meant, if any: a similar one, or one that `name` is a part of.
+
+    With a cutoff of 0.6, "version" would be a misspelt "sessions".
+    """
     names, name = {each.lower(): each for each in known}, name.lower()
-    longer = [each for each in names if each.startswith(f"{name}_") or name.startswith(f"{each}_")]
-    found = next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.6) + longer), None)
-    return None if found is None else names[found]
+    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    found += [each for each in names if each.startswith(f"{name}_") or name.startswith(f"{each}_")]
+    found += [each for each in names if sorted(each) == sorted(name) or each.endswith(f"-{name}")]
+    return names[found[0]] if found else None
 
 
 def joined(path: str, key: str | int) -> str:

@@ -24,6 +24,23 @@ REFUSED = [
     ),
     ("cache: {}\n", "cache: unknown key; it is a key of routes[]; move it there"),
     ("body_bytes: 64\n", "body_bytes: unknown key; it is a key of limits; move it there"),
+    ("verify: false\n", "verify: unknown key; it is a key of routes[].upstream.tls; move it there"),
+    (
+        "timeouts: {session_ttl_seconds: 5}\n",
+        "timeouts.session_ttl_seconds: unknown key; it is a key of state; move it there, out of timeouts",
+    ),
+    (
+        f"routes: [{{upstream: {{url: '{ROUTE}', forward_headers: [x-a]}}}}]",
+        (
+            "routes[0].upstream.forward_headers: unknown key; it is a key of routes[]; move it there, out of "
+            "routes[].upstream"
+        ),
+    ),
+    (
+        f"routes: [{{upstream: {{url: '{ROUTE}'}}, listen: 'a:1'}}]",
+        "routes[0].listen: unknown key; it is a key of the top level or of replica; move it there, out of routes[]",
+    ),
+    ("state: {key_file: k}\n", 'state.key_file: unknown key; did you mean "keys_file"?'),
     ("hold: 5\n", "hold: 5 is a number, but a section is expected; write its keys below it, such as ttl_seconds"),
     (
         "hold:\n",
@@ -42,11 +59,18 @@ REFUSED = [
     ("state: {keys_file: ''}\n", "state.keys_file: is empty; give a text, or remove it"),
     ("state: {keys_file: 5}\n", "state.keys_file: 5 is a number, but a text is expected; put it in quotes"),
     ("# no routes\n", 'routes: is missing; add routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]'),
-    ("routes: []", "routes: is an empty list; give at least one entry"),
+    ("routes: []", 'routes: is an empty list; add routes: [{upstream: {url: "http://127.0.0.1:9000/mcp"}}]'),
     ("routes: [{path: /mcp}]", 'routes[0].upstream: is missing; add upstream: {url: "http://127.0.0.1:9000/mcp"}'),
     (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, continuation: resume}}]", None),
-    ("routes: [{upstream: {command: []}}]", None),
+    (
+        "routes: [{upstream: {command: []}}]",
+        'routes[0].upstream.command: is an empty list; add command: ["npx", "some-server"]',
+    ),
+    (
+        "principal: {source: bearer}\n",
+        'principal.source: "bearer" is not one of the choices; write authorization or header or jwt',
+    ),
     (f"routes: [{{upstream: {{url: '{ROUTE}', transport: streamable}}}}]", None),
     (
         "replica: {peers: [a]}\n",
@@ -108,4 +132,11 @@ def test_a_model_with_a_type_that_cannot_be_read_is_a_bug() -> None:
     shape = inspect.type_info(Odd)
     assert isinstance(shape, inspect.StructType)
     with pytest.raises(TypeError, match="value: the model uses"):
-        Walker({}).read(shape, {"value": "x"}, "", {})
+        Walker(shape, {}).read(shape, {"value": "x"}, "", {})
+
+
+def test_the_texts_beside_an_unset_variable_are_checked_at_their_own_places() -> None:
+    assert problems("state: {keys: ['${UNSET}', short]}\n") == (
+        "state.keys[0]: ${UNSET} is not set; export UNSET, or give a default: ${UNSET:-value}",
+        "state.keys[1]: is not base64 or hex; make one with `mrtr-gateway keygen`",
+    )

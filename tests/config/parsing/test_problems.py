@@ -90,7 +90,9 @@ def test_paths_touch_if_one_is_inside_the_other() -> None:
 def test_the_nearest_name_is_similar_or_begins_alike() -> None:
     assert nearest("ttl", ["max_calls", "ttl_seconds"]) == "ttl_seconds"
     assert nearest("lisen", ["listen", "admin"]) == "listen"
-    assert nearest("cache", ["listen"]) is None
+    assert nearest("ulr", ["env", "url"]) == "url"
+    for name, other in (("cache", "listen"), ("version", "sessions"), ("bearer", "header")):
+        assert nearest(name, [other]) is None
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason_and_the_user() -> None:
