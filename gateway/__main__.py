@@ -6,6 +6,7 @@ works with limits).
 
 import argparse
 import base64
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from gateway.config import (
     ConfigFile,
     Era,
     Level,
+    Problem,
     cautions,
     for_command,
     for_upstream,
@@ -30,8 +32,9 @@ from gateway.config import (
     validity,
     with_log_level,
 )
-from gateway.config.load import located
+from gateway.config.load import examine, lines, placed
 from gateway.config.parsing.environment import FILE_VARIABLE
+from gateway.config.parsing.problems import nearest
 from gateway.config.programs import not_here
 from gateway.config.schema import json_schema
 from gateway.plugins.loader import PluginMissing, plugin
@@ -61,10 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
+    except OSError as exc:
+        if exc.errno not in {errno.EPIPE, errno.ENOSPC}:
+            raise
+        # The reader has closed the pipe (`| head`), or the disk is full; without this Python would report it again at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        if exc.errno == errno.EPIPE:
+            return 128 + signal.SIGPIPE
+        print(f"mrtr-gateway: the output cannot be written ({exc.strerror}); make room for it", file=sys.stderr)
+        return 1
     return code
 
 
@@ -76,6 +85,8 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return _USAGE
+    if (hint := _meant(arguments[0], parser.get_default("commands"))) is not None:
+        parser.error(f'"{arguments[0]}" is not a command; did you mean `{parser.prog} {hint}`?')
     options = parser.parse_args(arguments)
     options.command = command
     is_stdio = getattr(options, "stdio", False)
@@ -85,7 +96,7 @@ def _run(arguments: list[str]) -> int:
             also = ", --upstream URL and --stdio" if "stdio" in options else ""
             parser.error(f"give one of FILE, --config FILE{also}")
         if not given and FILE_VARIABLE not in os.environ:
-            parser.error(f"no configuration; write {arguments[0]} FILE, or set {FILE_VARIABLE}")
+            parser.error(f"no configuration; write {parser.prog} {arguments[0]} FILE, or set {FILE_VARIABLE}")
         options.config = options.config or options.file or (None if given else Path(os.environ[FILE_VARIABLE]))
     if options.run is not _wrap and command and not is_stdio:
         parser.error("a command after `--` needs --stdio; add it, or remove the command")
@@ -94,13 +105,17 @@ def _run(arguments: list[str]) -> int:
     return _carried_out(options)
 
 
+def _meant(word: str, names: Sequence[str]) -> str | None:
+    """Return the command that a word was probably meant for, if it is none itself; argparse does not say it."""
+    if word in names or word.startswith("-"):
+        return None
+    return f"serve {word}" if word.endswith((".yaml", ".yml")) else nearest(word, names)
+
+
 def _carried_out(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
     except ConfigError as exc:
-        if options.run is _check and options.json:
-            print(json.dumps({"valid": False, "problems": exc.located}, indent=2))
-            return 1
         # What a host prints of the programs that it starts says neither which program this is nor what it read.
         for problem in exc.found:
             source = "" if problem.place else f"{exc.source}, "
@@ -166,8 +181,8 @@ def _parser() -> argparse.ArgumentParser:
     shell = commands.add_parser(
         "completion",
         help="print a script that completes commands and options in a shell",
-        description="bash and zsh read it with: source <(mrtr-gateway completion bash). fish: mrtr-gateway completion "
-        "fish | source",
+        description="bash and zsh read it with: source <(mrtr-gateway completion bash). zsh needs `autoload -Uz "
+        "compinit && compinit` before it. fish: mrtr-gateway completion fish | source",
     )
     shell.add_argument("shell", choices=SHELLS)
     shell.set_defaults(run=_completion, parser=parser)
@@ -178,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("version", help="print the version")
     help_ = commands.add_parser("help", help="print this help, or that of a command")
     help_.add_argument("command", nargs="?", choices=tuple(commands.choices))
+    parser.set_defaults(commands=tuple(commands.choices))
     return parser
 
 
@@ -272,7 +288,29 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    config = load(options.config, needs_programs=True)
+    file: Path = options.config
+    reading = examine(file)
+    found: dict[str, Sequence[Problem]] = {"problems": reading.problems, "cautions": [], "notes": []}
+    if reading.config is not None:
+        for kind, remarks in _remarks(reading.config).items():
+            found[kind] = placed(file, reading.config, filter(reading.is_known, remarks))
+    is_valid = not reading.problems
+    if options.json:
+        listed = {kind: lines(each, str(file)) for kind, each in found.items()}
+        print(json.dumps({"valid": is_valid, **listed}, indent=2))
+    else:
+        kinds = {"problems": "", "cautions": "caution: ", "notes": "note: "}
+        shown = [each._replace(text=kinds[kind] + each.text) for kind, some in found.items() for each in some]
+        texts = lines(shown, str(file))
+        if is_valid:
+            asks = f"no server was asked: `mrtr-gateway doctor --config {file}` asks them"
+            texts = ["configuration is valid", *texts, asks]
+        print(*texts, sep="\n", file=sys.stdout if is_valid else sys.stderr)
+    return 1 if not is_valid or (options.strict and (found["cautions"] or found["notes"])) else 0
+
+
+def _remarks(config: Config) -> dict[str, list[str]]:
+    """Return the cautions and notes about a configuration and about this machine."""
     warned, noted = list(cautions(config, validity(config))), list(notes(config))
     for route in config.routes:
         if route.upstream.command is not None and (missing := not_here(route.upstream)):
@@ -283,15 +321,7 @@ def _check(options: argparse.Namespace) -> int:
             check_traces()
         except TracesUnavailable as exc:
             noted.append(exc.message)
-    if options.json:
-        found = {"cautions": located(options.config, config, warned), "notes": located(options.config, config, noted)}
-        print(json.dumps({"valid": True, **found}, indent=2))
-    else:
-        remarks = located(options.config, config, warned, "caution: ")
-        remarks += located(options.config, config, noted, "note: ")
-        asks = f"no server was asked: `mrtr-gateway doctor --config {options.config}` asks them"
-        print("configuration is valid", *remarks, asks, sep="\n")
-    return 1 if options.strict and (warned or noted) else 0
+    return {"cautions": warned, "notes": noted}
 
 
 def _schema(_: argparse.Namespace) -> int:

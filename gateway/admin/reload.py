@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.config import Config, ConfigError, ConfigFile, InForce, changes, contents, digest, refused
+from gateway.config.load import lines, placed
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
@@ -87,13 +88,16 @@ class Reload:
             # In a thread, because a long file would delay calls.
             new = await asyncio.to_thread(self._file.load)
             files = await asyncio.to_thread(contents, new)
+            found = changes(self._in_force.value, new)
+            stuck = [f"{key}: cannot change while the process runs; restart to change" for key in refused(found)]
+            if stuck:
+                stuck = lines(await asyncio.to_thread(placed, self._file.path, new, stuck), str(self._file.path))
         except ConfigError as exc:
             return self._reject(exc.located)
         if self.is_closed:
             return None  # the drain has begun meanwhile, and relies on the present keys
-        found = changes(self._in_force.value, new)
-        if stuck := refused(found):
-            return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])
+        if stuck:
+            return self._reject(stuck)
         try:
             self._owner.apply(new)
         except ConfigError as exc:  # a file was removed since it was read

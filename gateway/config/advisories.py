@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -154,8 +155,9 @@ def notes(config: Config) -> Iterator[str]:
 
 def _of_keys(config: Config) -> Iterator[str]:
     for place, text in enumerate(config.state.keys):
-        if len(set(decode_key(text))) < _FEWEST_DIFFERENT_BYTES:
-            yield f"state.keys[{place}] can be guessed: its bytes repeat; make one with `mrtr-gateway keygen`"
+        with suppress(ValueError):  # `check` remarks on a configuration that has errors, too
+            if len(set(decode_key(text))) < _FEWEST_DIFFERENT_BYTES:
+                yield f"state.keys[{place}] can be guessed: its bytes repeat; make one with `mrtr-gateway keygen`"
 
 
 def _of_processes(config: Config) -> Iterator[str]:

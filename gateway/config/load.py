@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +33,40 @@ class ConfigFile(NamedTuple):
         return with_log_level(load(self.path), self.log_level)
 
 
-def load(path: Path | str, env: Mapping[str, str] | None = None, *, needs_programs: bool = False) -> Config:
-    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used.
+class Reading(NamedTuple):
+    """What a configuration comes to, with the default in place of each value that is refused."""
 
-    `needs_programs`: also if an absolute path of a program is not on this machine, which may be another one.
-    """
-    return _finish(_document(path), str(path), os.environ if env is None else env, needs_programs=needs_programs)
+    config: Config | None
+    """None if nothing could be read."""
+    problems: Sequence[Problem]
+    """In the order of the file."""
+    spoilt: Sequence[str] = ()
+    """The paths that may hold a default, and those of the problems."""
+
+    def is_known(self, remark: str) -> bool:
+        """Whether a remark on the configuration comes of what is written, and repeats no problem."""
+        routes = {} if self.config is None else _named_routes(self.config)
+        for path in self.spoilt:
+            number, _, name = path.rpartition("].")
+            route, key = routes.get(f"{number}]", ""), _key_of(remark)
+            # A remark names the other keys that it comes of. A name like "path" may be no more than a word of it.
+            is_named = re.search(r"[._]", name) is not None and name in remark
+            if key.startswith(route) and (is_named or touches(key.removeprefix(f"{route}."), name)):
+                return False
+        return True
+
+
+def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used."""
+    return _finish(_document(path), str(path), os.environ if env is None else env)
+
+
+def examine(path: Path) -> Reading:
+    """Read a file whatever is wrong with it, such as an absolute path of a program that is not on this machine."""
+    try:
+        return _read(_document(path), str(path), os.environ, needs_programs=True)
+    except ConfigError as exc:
+        return Reading(None, exc.found)
 
 
 def _document(path: Path | str) -> Document:
@@ -49,18 +78,26 @@ def _document(path: Path | str) -> Document:
         raise ConfigError([Problem(str(path), unreadable(path, exc))], str(path)) from exc
 
 
-def located(path: Path, config: Config, remarks: Iterable[str], kind: str = "") -> list[str]:
-    """Return remarks on a configuration, each with the place of the key that it begins with, and its kind."""
+def placed(path: Path, config: Config, remarks: Iterable[str]) -> list[Problem]:
+    """Return remarks on a configuration, each at the place of the key that it begins with."""
     places = _document(path).places
-    for number, route in enumerate(config.routes):
-        places |= {
-            key.replace(f"routes[{number}]", f"routes[{route.path}]"): place
-            for key, place in places.items()
-            if key.startswith(f"routes[{number}]")
-        }
-    keys = ((remark.partition(" ")[0].rstrip(":"), remark) for remark in remarks)
-    placed = ((Problem(key, "").placed(places).place, remark) for key, remark in keys)
-    return [Problem("", f"{kind}{remark}", place).located(str(path)) for place, remark in placed]
+    for number, route in _named_routes(config).items():
+        places |= {key.replace(number, route): place for key, place in places.items() if key.startswith(number)}
+    return [Problem("", each, Problem(_key_of(each), "").placed(places).place) for each in remarks]
+
+
+def lines(problems: Iterable[Problem], source: str) -> list[str]:
+    """Return problems, or remarks, as lines in the order of the file."""
+    return [each.located(source) for each in sorted(problems, key=_in_file)]
+
+
+def _named_routes(config: Config) -> dict[str, str]:
+    """Return how remarks name each route, by how problems do."""
+    return {f"routes[{number}]": f"routes[{route.path}]" for number, route in enumerate(config.routes)}
+
+
+def _key_of(remark: str) -> str:
+    return remark.partition(" ")[0].rstrip(":")
 
 
 def with_log_level(config: Config, level: Level | None) -> Config:
@@ -122,25 +159,33 @@ def config_shape() -> inspect.StructType:
     return shape
 
 
-def _finish(document: Document, source: str, env: Mapping[str, str], *, needs_programs: bool = False) -> Config:
+def _finish(document: Document, source: str, env: Mapping[str, str]) -> Config:
+    reading = _read(document, source, env)
+    if reading.config is None or reading.problems:
+        raise ConfigError(reading.problems, source)
+    return reading.config
+
+
+def _read(document: Document, source: str, env: Mapping[str, str], *, needs_programs: bool = False) -> Reading:
     """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
     shape = config_shape()
     walker = Walker(shape, env)
     problems = document.problems + override(document.tree, shape, env)
     config = walker.read(shape, document.tree, "", {})
     problems += walker.problems
-    if isinstance(config, Config):
+    if not isinstance(config, Config):
+        config, spoilt = None, []
+    else:
         config, of_files = with_files(config, Path(source).parent)
         # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
         spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in of_files)]
         problems += of_files
         rules = [*broken_rules(config), *(absent(config) if needs_programs else ())]
         problems += [rule for rule in rules if not any(touches(rule.path, path) for path in spoilt)]
-        if not problems:
-            return config
+    spoilt += [problem.path for problem in problems]
     written = {path: key for path, key in walker.written.items() if key in document.places}
     places = document.places | {path: document.places[key] for path, key in written.items()}
-    raise ConfigError(sorted((problem.placed(places) for problem in problems), key=_in_file), source)
+    return Reading(config, sorted((problem.placed(places) for problem in problems), key=_in_file), spoilt)
 
 
 def _in_file(problem: Problem) -> tuple[int, int]:

@@ -160,15 +160,19 @@ def test_a_file_is_named_in_the_ways_of_other_programs(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["check"], "no configuration; write check FILE, or set GATEWAY_CONFIG"),
-        (["serve"], "no configuration; write serve FILE, or set GATEWAY_CONFIG"),
+        (["check"], "no configuration; write mrtr-gateway check FILE, or set GATEWAY_CONFIG"),
+        (["serve"], "no configuration; write mrtr-gateway serve FILE, or set GATEWAY_CONFIG"),
+        (["chekc", "a.yaml"], '"chekc" is not a command; did you mean `mrtr-gateway check`?'),
+        (["help", "chekc"], '"chekc" is not a command; did you mean `mrtr-gateway check`?'),
+        (["gateway.yaml"], '"gateway.yaml" is not a command; did you mean `mrtr-gateway serve gateway.yaml`?'),
+        (["else"], "invalid choice: 'else'"),
         (["check", "a.yaml", "-c", "b.yaml"], "give one of FILE"),
         (["serve", "a.yaml", "--upstream", UPSTREAM], "give one of FILE"),
         (["serve", "--upstream", UPSTREAM, "--stdio", "--", "x"], "give one of FILE"),
     ],
     ids=" ".join,
 )
-def test_no_file_and_two_sources_are_bad_usage(
+def test_wrong_words_are_bad_usage_and_say_what_to_write(
     capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -183,14 +187,60 @@ def test_check_answers_programs_in_json(tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert command.main(["check", "--json", "--strict", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["valid"], found["notes"]) == (True, [])
-    assert found["cautions"][0].startswith(f"{path}:5:3: debug.bodies is true")
-    assert found["cautions"][1].startswith(f"{path}:3:3: routes[/mcp].forward_headers has traceparent")
+    assert (found["valid"], found["problems"], found["notes"]) == (True, [], [])
+    assert found["cautions"][0].startswith(f"{path}:3:3: routes[/mcp].forward_headers has traceparent")
+    assert found["cautions"][1].startswith(f"{path}:5:3: debug.bodies is true")
     path.write_text(f"listen: 8090\nroutes: [{{upstream: {{url: '{UPSTREAM}'}}}}]\n")
     assert command.main(["check", "--json", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["valid"] is False
-    assert found["problems"][0] == f'{path}:1:1: listen: 8090 is not host:port; write "127.0.0.1:8090"'
+    wrong = f'{path}:1:1: listen: 8090 is not host:port; write "127.0.0.1:8090"'
+    assert found == {"valid": False, "problems": [wrong], "cautions": [], "notes": []}
+    path.unlink()
+    assert command.main(["check", "--json", str(path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"][0].startswith(f"{path}: cannot be read")
+    assert found == {"valid": False, "problems": found["problems"], "cautions": [], "notes": []}
+
+
+def test_check_shows_the_cautions_beside_the_errors_as_far_as_they_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        f"""\
+debug: {{bodies: true}}
+hold: {{ttl: 900}}
+principal: {{source: jvt}}
+routes:
+- upstream: {{url: '{UPSTREAM}'}}
+  credentials: {{mode: replace, token: secret}}
+  forward_headers: [traceparent, x-forwarded-token]
+  bind_headres: []
+- upstream: {{command: [/nope]}}
+  path: two
+- upstream: {{command: [nope]}}
+  path: /three
+state: {{keys: [short, '{"A" * 43}']}}
+listen: 0.0.0.0:80
+"""
+    )
+    assert command.main(["check", str(path)]) == 1
+    out, err = capsys.readouterr()
+    found = [line.removeprefix(f"{path}:").split(": ", 1)[1] for line in err.splitlines()]
+    assert out == ""
+    assert [" ".join(each.split()[:2]) for each in found] == [
+        "note: security.allowed_hosts",
+        "caution: debug.bodies",
+        "hold.ttl: unknown",
+        'principal.source: "jvt"',
+        "caution: routes[/mcp].forward_headers",
+        "routes[0].bind_headres: unknown",
+        "routes[1].upstream.command: there",
+        'routes[1].path: "two"',
+        "caution: routes[/three].upstream.command:",
+        "state.keys[0]: is",
+        "note: state.keys[1]",
+    ], "neither the value that is in place of a wrong one nor what a misspelt key may turn off is remarked on"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +252,14 @@ def test_words_for_the_version_and_the_help(capsys: pytest.CaptureFixture[str], 
     with pytest.raises(SystemExit, match="0"):
         command.main(word)
     assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["schema", "keygen"])
+def test_a_full_disk_is_told_without_a_traceback(name: str) -> None:
+    program = f"{sys.executable} -m gateway {name} >/dev/full"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    said = "mrtr-gateway: the output cannot be written (No space left on device); make room for it\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_a_reader_that_has_seen_enough_sees_no_traceback() -> None:

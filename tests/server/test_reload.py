@@ -809,6 +809,7 @@ class Files:
 
     def __init__(self, *files: Config | Exception, has_file: bool = True) -> None:
         self.next = [*files]
+        self.path = Path()
         self.unusable: Config | None = None
         self.applied: list[Config] = []
         self.counted: list[bool] = []
@@ -848,7 +849,7 @@ class Files:
 ONE = reconfigured("http://127.0.0.1:1/mcp")
 TWO = reconfigured("http://127.0.0.1:2/mcp")
 THREE = reconfigured("http://127.0.0.1:3/mcp")
-STUCK = reconfigured("http://127.0.0.1:3/mcp", listen="127.0.0.1:5")
+STUCK = reconfigured("http://127.0.0.1:3/mcp", listen="127.0.0.1:5", workers=2)
 
 
 async def test_signals_are_served_one_after_the_other_and_the_last_file_wins() -> None:
@@ -874,9 +875,14 @@ async def test_a_signal_before_the_start_waits_for_it() -> None:
     assert files.applied == [TWO]
 
 
-async def test_a_file_that_needs_a_restart_is_refused_as_a_whole() -> None:
+async def test_a_file_that_needs_a_restart_is_refused_as_a_whole(tmp_path: Path, log_lines: Lines) -> None:
     files = Files(STUCK, ConfigError([Problem("routes", "is empty")]), TWO)
+    files.path = tmp_path / "gateway.yaml"
+    _ = files.path.write_text("admin: null\nworkers: 2\nlisten: 127.0.0.1:5\n")
     await files.signalled(3)
+    told = ": cannot change while the process runs; restart to change"
+    (line, _) = log_lines("config.rejected")
+    assert line["problems"] == [f"{files.path}:2:1: workers{told}", f"{files.path}:3:1: listen{told}"]
     assert files.applied == [TWO]
     assert files.counted == [False, False, True]
 
