@@ -174,7 +174,7 @@ class Context(ClientCall, eq=False, kw_only=True):
         """This is the newest state; `is_whole` if nothing was left out of it for its size."""
         self.was_repeatable = state.repeatable  # a call that is lost later is judged by what was true then
         self.is_state_resumable = state.is_resumable
-        if not (is_whole and state.is_resumable):
+        if not (is_whole and self.is_state_resumable):
             self.lacking_round = state.round
 
     def held(self) -> None:

@@ -132,9 +132,11 @@ class DirectCalls:
             return None
         started = world.monotonic()
         http = HttpRequest(head, ALL_READ, connection.wire)
-        headers = with_request_id(live.route, way.headers, http.identify(self._own_ids))
+        request_id, headers = http.identify(self._own_ids), way.headers
+        if live.route.upstream.request_id_header is not None:
+            headers = with_request_id(live.route, headers, request_id)
         call = DirectCall(
-            ClientCall(live, request, way.key, headers, len(body), http.id),
+            ClientCall(live, request, way.key, headers, len(body), request_id),
             self._lot,
             calls=self,
             http=http,

@@ -66,7 +66,7 @@ class Legs:
             body, ending = plain.final
             response = None if round_.item else round_.reply.plain(body, ending)
             return response or await round_.finish(FinalMessage(body, ending=ending))
-        return await self.write(round_, plain.promote(), plain.queue)
+        return await self.write(round_, plain.driver or plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Response:
         """Write what an exchange sends to a round, until its final message."""
@@ -81,9 +81,9 @@ class Legs:
             return await round_.write(queue)
         except BaseException:
             driver.leave(queue)
+            round_.incoming.exchange_id = driver.id
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             del waiting[queue]
-            round_.incoming.exchange_id = driver.id
