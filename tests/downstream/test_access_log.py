@@ -260,3 +260,13 @@ async def test_nothing_foreign_is_logged_as_it_came(log_lines: Lines, upstream: 
     assert "s3cret" not in masked
     assert "\x1b" not in masked
     assert cut == "u" * 200
+
+
+async def test_a_refused_handshake_of_a_call_is_told_with_the_name_of_its_exchange(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.on(mcp.INITIALIZE, lambda turn: turn.reply(404))
+    client = (await begin(route={"era": "bridge"})).client()
+    _ = await client.post(mcp.RESOURCES_READ, {"uri": "u:x"}, headers={mcp.NAME_HEADER: "u:x"})
+    (finished,), (failed,) = log_lines("exchange.finished"), log_lines("upstream.failed")
+    assert finished["exchange_id"] == failed["exchange_id"]
