@@ -206,7 +206,7 @@ class UpstreamCall(Runner, ABC):
             not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
             if not_begun and not isinstance(exc, Busy):  # whose status and Retry-After say so
                 again = "Nothing was run: call again with the same requestState and inputResponses"
-                exc = Unreachable(f"{exc.message}. {again}", brief=f"{exc.brief}. {again}")
+                exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
             self._listener.hear(on.Broke(exc, replayable, self._may_run_on(), not_begun))
 
     def _may_run_on(self) -> bool:
@@ -378,7 +378,7 @@ class UpstreamCall(Runner, ABC):
         retryable = isinstance(exc, Refused | Unreachable)
         if isinstance(exc, Unreachable) and self._context.exchange.round:
             again = "The answers were not sent: call again with the same requestState and inputResponses"
-            exc = Unreachable(f"{exc.message}. {again}", brief=f"{exc.brief}. {again}")
+            exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
         elif not isinstance(exc, Refused | CallLost):  # no result will come either
             exc = CallLost(f"{exc.message}; the call was under way and may have had effects")
         self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))

@@ -22,7 +22,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.children.stderr_log import StderrLog
 from gateway.config import Route, Upstream
-from gateway.config.programs import NotHere, environment, not_here, searched_path
+from gateway.config.programs import NotHere, environment, not_here
 from gateway.http.upstream_client import Client
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, clean
@@ -42,7 +42,7 @@ Hear = Callable[[bytes, jsonrpc.Message], object]
 _JSONRPC: Final = "2.0"
 _REAPER: Final = Path(__file__).with_name("process_tree_reaper.py")
 _SIGNALS: Final = {each.value: each.name for each in signal.Signals}
-_PATH_CHARACTERS: Final = 500
+_WHY_CHARACTERS: Final = 600
 _EOF_SECONDS: Final = 1.5
 """How long a server may take to exit after its input is closed; server-everything ignores that."""
 _TERM_SECONDS: Final = 1.5
@@ -82,6 +82,8 @@ class Child(WrittenPipe):
         self.route = route.path
         self._client = client
         self._tasks = tasks
+        self._searched = ""
+        """Where its program was looked up, as the log ends with it, unless `over` says that."""
         self._exit = ""
         """How the server exited, if that is known before its output ended."""
         self._output = _Output(Lines(client.limits.event_bytes), client.arriving, self)
@@ -199,7 +201,7 @@ class Child(WrittenPipe):
                 fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd"
                 if self.has_started
                 # Not in the error, which clients see.
-                else f"correct upstream.command, or install the program; PATH is {searched_path(self._upstream)}",
+                else f"correct the command, or install the program{self._searched}",
             )
         self.gone.set_result(None)
 
@@ -210,11 +212,14 @@ class Child(WrittenPipe):
             case ["failed", error, what]:
                 name = self._upstream.cwd if what == "directory" else self._upstream.name
                 missing = not_here(self._upstream) or NotHere("", f"{os.strerror(int(error))} ({what} {name})")
-                why = f"cannot be started: {missing.why}"
-                if self._serves_host and missing.searched:
-                    # Only for the host, which gave the gateway this PATH; other clients see the error, too.
-                    why += f" ({clean(missing.searched, _PATH_CHARACTERS)})"
-                self._end(why)
+                why = missing.why
+                if (
+                    self._serves_host
+                ):  # only for the host, which gave the gateway this PATH; clients see the error, too
+                    why = clean(missing.in_full, _WHY_CHARACTERS)
+                elif missing.searched:
+                    self._searched = f"; PATH is {missing.searched}"
+                self._end(f"cannot be started: {why}")
             case ["ended", code]:
                 self.pid = 0  # the kernel may reuse the number from now on
                 number = -int(code)

@@ -15,7 +15,7 @@ from gateway import world
 from gateway.children.child import Child
 from gateway.config import Route
 from gateway.http.upstream_client import Client
-from gateway.protocol.errors import Unreachable
+from gateway.protocol.errors import ChildUnreachable, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry.upstream_health import UpstreamHealth
 
@@ -63,7 +63,8 @@ class ChildLauncher:
         """Children in a row that ended before they answered `initialize`."""
         self.has_initialized = False
         """Whether a child has answered `initialize`, so that the server is certainly a legacy one, too."""
-        self._last_reason = ""
+        self._failed: Child | None = None
+        """The last of these."""
         self._not_before = 0.0
         self._trial: Child | None = None
         """After a failure, one child is started at a time: this one, until it works or fails. It may be prestarted."""
@@ -134,10 +135,13 @@ class ChildLauncher:
             elif pause <= 0:
                 return
             elif pause > _MAX_WAIT_SECONDS:
-                raise Unreachable(
-                    f"{self.where} {self._last_reason} before it answered `initialize`, {self._failures} times "
-                    f"in a row; it is started again in {pause:.0f} s. The gateway's log has its stderr"
-                )
+                assert self._failed is not None
+                why, stderr = f"{self._failed.over.result()}. That failed", ""
+                if self._failed.has_started:
+                    why = f"{self._failed.over.result()} before it answered `initialize`,"
+                    stderr = ". The gateway's log has its stderr"
+                times = f"{self._failures} times in a row; it is started again in {pause:.0f} s"
+                raise ChildUnreachable(f"{self.where} {why} {times}{stderr}")
             else:
                 await asyncio.sleep(pause)
 
@@ -158,7 +162,7 @@ class ChildLauncher:
                 await child.start()
             except OSError as exc:
                 child.over.set_result(f"cannot be started: {exc.strerror}")  # its callback `_over` counts the failure
-                raise Unreachable(f"{self.where} {child.over.result()}") from exc
+                raise ChildUnreachable(f"{self.where} {child.over.result()}") from exc
             except BaseException:  # its start was cancelled, which says nothing of the command
                 self._unproved.discard(child)
                 self._settle(child)
@@ -180,7 +184,7 @@ class ChildLauncher:
         now = world.monotonic()
         if child in self._unproved and not child.asked and now - child.created <= _LONG_LIFE_SECONDS:
             self._failures += 1
-            self._last_reason = child.over.result()
+            self._failed = child
             self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
         self._unproved.discard(child)
 

@@ -1,6 +1,7 @@
 """The programs of stdio servers: the environment that they get, and whether they are on this machine."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ INHERITED: Final = (
     *("PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
 )
 """The variables that every child inherits from the gateway, whose environment may hold keys."""
+_FIRST_LINE: Final = re.compile(rb"#![ \t]*([^ \t\n]+)")
+_FIRST_LINE_BYTES: Final = 256
+"""As much of it as Linux reads."""
 
 
 class NotHere(NamedTuple):
@@ -37,22 +41,35 @@ def environment(upstream: Upstream, own: Mapping[str, str]) -> dict[str, str]:
     return {name: own[name] for name in inherited if name in own} | upstream.env
 
 
-def searched_path(upstream: Upstream) -> str:
-    """Return where a command that is a name is looked for."""
-    return environment(upstream, os.environ).get("PATH", os.defpath)
-
-
 def not_here(upstream: Upstream) -> NotHere | None:
     """Return what keeps the command from starting here, as far as is known beforehand."""
     folder = Path(upstream.cwd or ".")
     if not folder.is_dir():
         return NotHere("cwd", f"there is no folder {folder}")
     # A path is relative to the folder in which the child runs; a name is looked up in PATH.
-    why = f"there is no program {upstream.name}"
-    if os.sep in upstream.name:
-        return None if shutil.which(folder / upstream.name) else NotHere("command", why)
-    searched = searched_path(upstream)
-    return None if shutil.which(upstream.name, path=searched) else NotHere("command", f"{why} in PATH", searched)
+    name, searched, where = str((folder / upstream.name).absolute()), "", ""
+    if os.sep not in upstream.name:
+        name, where = upstream.name, " in PATH"
+        searched = environment(upstream, os.environ).get("PATH", os.defpath)
+    if found := shutil.which(name, path=searched):
+        interpreter = _interpreter(found)
+        if not interpreter or shutil.which((folder / interpreter).absolute()):
+            return None
+        # As it is written: a carriage return behind it is a part of its name.
+        return NotHere("command", f"the interpreter {interpreter!r} of {upstream.name} is not an executable program")
+    if shutil.which(name, os.F_OK, searched):
+        return NotHere("command", f"the program {upstream.name}{where} is not executable by this user", searched)
+    return NotHere("command", f"there is no program {upstream.name}{where}", searched)
+
+
+def _interpreter(program: str) -> str:
+    """Return what the first line of a script names; empty for any other program, or one that cannot be read."""
+    try:
+        with Path(program).open("rb") as file:
+            named = _FIRST_LINE.match(file.readline(_FIRST_LINE_BYTES))
+    except OSError:
+        return ""
+    return os.fsdecode(named[1]) if named else ""
 
 
 def absent(config: Config) -> Iterator[Problem]:

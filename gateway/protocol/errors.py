@@ -298,6 +298,12 @@ class Unreachable(UpstreamError):
     fix = "check that the server runs and that routes[].upstream is right; `mrtr-gateway probe URL` shows details"
 
 
+class ChildUnreachable(Unreachable):
+    """The upstream is a command, which cannot be started, or whose process does not finish the handshake."""
+
+    fix = "check that the command is right; `mrtr-gateway probe --stdio -- COMMAND` shows details"
+
+
 class NoHandshake(Unreachable):
     """The upstream refuses `initialize`: it is not a legacy MCP server, or not any more."""
 

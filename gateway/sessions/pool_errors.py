@@ -3,7 +3,7 @@
 import math
 
 from gateway.config import Route
-from gateway.protocol.errors import Busy, CallLost, CannotAsk, NoHandshake, Unreachable
+from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable
 from gateway.telemetry import SessionLimit
 
 
@@ -40,7 +40,8 @@ def busy(route: Route, *, is_pinned: bool = False) -> Busy:
 def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float) -> BaseException:
     """What the failure of a handshake means to the operator; the exception itself if it says that already."""
     if isinstance(exc, TimeoutError):
-        return Unreachable(
+        unreachable = Unreachable if route.upstream.command is None else ChildUnreachable
+        return unreachable(
             f"The upstream {route.upstream.name} of route {route.path} did not finish its handshake in "
             f"{handshake_seconds:g} s (timeouts.handshake_seconds); check that it is an MCP server"
         )

@@ -10,7 +10,7 @@ from msgspec import Raw
 from gateway.children.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
+from gateway.protocol.errors import CallGone, CallLost, ChildUnreachable, SessionLost
 from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
 from gateway.upstream.one_stream import OneStreamChannel
 
@@ -39,10 +39,10 @@ class StdioChannel(OneStreamChannel):
             why = child.over.result() if child.over.done() else "did not read its input"
             if child.has_started:
                 why += " before it answered `initialize`; the gateway's log has its stderr"
-            raise Unreachable(f"{child.where} {why}") from exc
+            raise ChildUnreachable(f"{child.where} {why}") from exc
         assert answer.found is not None, "it was answered"
         if isinstance(answer.found, jsonrpc.Error):
-            raise Unreachable(f"{child.where} refused `initialize`: {answer.found.message[:200]}")
+            raise ChildUnreachable(f"{child.where} refused `initialize`: {answer.found.message[:200]}")
         self._launcher.works(child, is_legacy=True)
         return answer.found
 

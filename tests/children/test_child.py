@@ -17,6 +17,7 @@ import pytest_asyncio
 from gateway.__main__ import main
 from gateway.children.child import given_secrets
 from gateway.config import Upstream
+from gateway.config.programs import not_here
 from gateway.protocol import mcp
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY, free_port, is_alive, running
@@ -102,6 +103,16 @@ async def test_a_command_that_does_not_exist_is_named(client: Client, gw: Gatewa
     assert "cannot be started: there is no folder /no/such/folder" in error["message"]
 
 
+async def test_a_command_that_never_started_is_said_to_have_no_stderr(client: Client, gw: Gateway) -> None:
+    async def in_a_row() -> bool:
+        error = (await client.on(gw.base + "/missing").call("echo")).error
+        assert "stderr" not in error["message"]
+        assert "initialize" not in error["message"]
+        return "no program no-such-program in PATH. That failed " in error["message"]
+
+    await gw.until(in_a_row, "the pause is longer than a call waits")
+
+
 async def test_children_are_told_on_the_status_page(client: Client, gw: Gateway) -> None:
     for path in ("/missing", "/one"):
         _ = await client.on(gw.base + path).call("echo")
@@ -116,6 +127,8 @@ async def test_children_are_told_on_the_status_page(client: Client, gw: Gateway)
         return (await routes())["/missing"]["children"] == 0 and (await routes())["/one"]["children"] == 1
 
     await gw.until(one_is_left, "the one that could not be started is gone, the other one is there")
+    ended = next(line for line in gw.log("child.ended") if line["route"] == "/missing")
+    assert ended["fix"].endswith(f"; PATH is {os.environ['PATH']}"), "an operator may know it"
     missing, one = (await routes())["/missing"], (await routes())["/one"]
     assert (missing["health"], missing["transport"], missing["upstream"]) == ("failing", "stdio", "no-such-program")
     assert (missing["children_limit"], one["children_limit"], one["health"]) == (32, 1, "ok")
@@ -375,6 +388,22 @@ async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: p
         said = capsys.readouterr().out
         assert said.startswith("configuration is valid")
         assert (note in said) if note else ("caution" not in said)
+    for name, mode, first in (
+        ("plain", 0o644, ""),
+        ("script", 0o755, "#! /no/such -x\n"),
+        ("dos", 0o755, "#!/bin/sh\r\n"),
+    ):
+        program = tmp_path / name
+        program.write_text(first, newline="")
+        program.chmod(mode)
+    for command, folder, why in (
+        ("./plain", tmp_path, "the program ./plain is not executable by this user"),
+        ("./script", tmp_path, "the interpreter '/no/such' of ./script is not an executable program"),
+        ("./dos", tmp_path, r"the interpreter '/bin/sh\r' of ./dos is not an executable program"),
+    ):
+        missing = not_here(Upstream(command=(command,), cwd=str(folder)))
+        assert missing is not None
+        assert missing.why == why
     path.write_text("listenn: a:1\nroutes:\n- upstream:\n    command: [/no/such]\n")
     assert main(["check", "--config", str(path)]) == 1
     assert capsys.readouterr().err.splitlines() == [

@@ -121,12 +121,14 @@ async def test_the_end_of_a_relayed_child_is_the_end_of_the_session() -> None:
 async def test_a_command_that_cannot_start_is_the_same_news_to_every_host(first: JSON) -> None:
     async with host(["no-such-program"], expects=1) as running:
         error = (await running.ask(first))["error"]
-        missing = f"there is no program no-such-program in PATH ({clean(os.environ['PATH'], 500)})"
+        missing = clean(f"there is no program no-such-program in PATH ({os.environ['PATH']})", 600)
         assert error["message"].endswith(f"cannot be started: {missing}")
         running.stdin.close()
         _ = await running.ended()
         (ended,) = running.events("child.ended")
-        assert ended["fix"].endswith(f"PATH is {os.environ['PATH']}")
+        assert json.dumps(ended).count(os.environ["PATH"]) == 1
+        assert "probe URL" not in json.dumps(running.log)
+        assert ("probe --stdio -- COMMAND" in json.dumps(running.log)) is ("_meta" in first["params"])
 
 
 @pytest.mark.parametrize(("command", "code"), [(["no-such-program"], 1), (OLD, 0)], ids=["missing", "there"])

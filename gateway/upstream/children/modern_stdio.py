@@ -18,7 +18,7 @@ from msgspec import Raw
 from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, Unreachable
+from gateway.protocol.errors import CallLost, ChildUnreachable
 from gateway.telemetry import Metrics, NestedOutcome
 from gateway.upstream.channel import Hearer
 
@@ -141,7 +141,7 @@ class ModernStdio:
                 assert self.child is not None
                 return self.child
         except TimeoutError:
-            raise Unreachable(
+            raise ChildUnreachable(
                 f"{self._launcher.where} did not start a process for modern requests in {seconds:g} s "
                 "(timeouts.handshake_seconds): raise upstream.max_children if sessions of legacy clients use it up"
             ) from None
