@@ -12,7 +12,7 @@ from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
 from gateway.routes.route_table import RouteTable
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import Keys, key_id, subkey
+from gateway.seal.keyring import Keys, key_id
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
@@ -42,11 +42,6 @@ class ProcessParts:
     def config(self) -> Config:
         """The configuration in force."""
         return self.in_force.value
-
-    @property
-    def tag_key(self) -> bytes:
-        """Makes it impossible to find a caller by its tag, which is the same at every replica."""
-        return subkey(self.keys.value.present[0], "caller tag")
 
     @property
     def shown_keys(self) -> tuple[str, ...]:

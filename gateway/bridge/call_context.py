@@ -85,6 +85,7 @@ class Spoken(msgspec.Struct, frozen=True):
     live: LiveRoute
     method: str
     target: str
+    principal: bytes
     about: Mapping[str, str | None]
     """What each of its lines has: the ids of its exchange, and of the newest HTTP request."""
 
@@ -117,6 +118,7 @@ class Spoken(msgspec.Struct, frozen=True):
             rounds=rounds,
             outcome=outcome,
             seconds=round(world.monotonic() - began, 3),
+            caller=self.live.process.tags.of(self.principal),
             **self.about,
             **({"cause": cause} if cause else {}),
             **({"fix": error.fix} if error is not None else {}),
@@ -317,7 +319,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     @property
     def spoken(self) -> Spoken:
         """The call, as the log speaks of it."""
-        return Spoken(self.live, self.request.method, self.request.target, self.about)
+        return Spoken(self.live, self.request.method, self.request.target, self.key.principal, self.about)
 
     @property
     def about(self) -> dict[str, str | None]:

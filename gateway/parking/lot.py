@@ -4,7 +4,7 @@ Only the lot finds an exchange by its id. It also keeps exchanges that have ende
 been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
-from collections.abc import Iterator, ValuesView
+from collections.abc import Iterator, Mapping, ValuesView
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -66,6 +66,11 @@ class Lot(Generic[P]):
     def waiting(self) -> ValuesView[P]:
         """Return the parked calls, the oldest first."""
         return self._waiting.values()
+
+    @property
+    def per_principal(self) -> Mapping[bytes, int]:
+        """The number of parked calls of each principal that has one, cold calls included."""
+        return self._per_principal
 
     @property
     def most_of_one(self) -> int:

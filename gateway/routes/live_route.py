@@ -25,6 +25,7 @@ from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
 from gateway.seal import sep_1655_items
+from gateway.seal.caller_tags import CallerTags
 from gateway.seal.claims import Bearer, Claims
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
@@ -49,6 +50,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
 
     states: Claims[Envelope]
     items: Claims[Item]
+    tags: CallerTags
     addresses: InForce[Keyring]
     """Seals where legacy servers want their messages (`passthrough.sse_endpoint`)."""
     metrics: Metrics

@@ -48,6 +48,7 @@ from gateway.routes.route_table import RouteTable
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
+from gateway.seal.caller_tags import CallerTags
 from gateway.seal.keyring import key_id, ring
 from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import states
@@ -205,6 +206,7 @@ class Gateway:
         process = ProcessScope(
             states=states(keys, in_force.part(lambda config: config.limits.state_bytes)),
             items=items(keys),
+            tags=CallerTags(keys),
             addresses=ring(keys, sse_endpoint.PURPOSE),
             metrics=self.metrics,
             tasks=tasks,

@@ -14,9 +14,11 @@ from gateway.telemetry.metrics.registry import BudgetStatus
 
 MOST_HELD: Final = 200
 MOST_ERRORS: Final = 50
+MOST_CALLERS: Final = 5
 BOUNDS: Final = {
     "held": MOST_HELD,
     "errors": MOST_ERRORS,
+    "callers": MOST_CALLERS,
     "routes": 200,
     "peers": 200,
     "processes": 500,
@@ -102,6 +104,17 @@ class HeldStatus(Struct, frozen=True, kw_only=True):
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
 
 
+class CallerStatus(Struct, frozen=True, kw_only=True):
+    """What one caller has, on all routes; of several processes, only where it is among those that have the most."""
+
+    caller: str
+    """The tag, as in `HeldStatus` and in the log."""
+    held: int
+    """Its calls that wait for their client, cold ones included."""
+    sessions: int
+    """Idle ones included."""
+
+
 class PeerStatus(Struct, frozen=True, kw_only=True):
     """Another replica or worker, as this one last found it."""
 
@@ -184,6 +197,8 @@ class Status(Struct, frozen=True, kw_only=True):
     held: tuple[HeldStatus, ...] = ()
     """The oldest."""
     held_total: int = 0
+    callers: tuple[CallerStatus, ...] = ()
+    """Those that have the most calls or sessions."""
     peers: tuple[PeerStatus, ...] = ()
     peers_total: int = 0
     keys: tuple[KeyStatus, ...] = ()

@@ -39,7 +39,7 @@ MAX_CHARACTERS = 16_384
 """The longest value of a line, such as a traceback."""
 _SEVERAL_LINES = ("exception", "stack")
 """Keys whose values keep their line ends."""
-REPEATED = frozenset({"event", "level", "route", "upstream", "method", "target", "outcome"})
+REPEATED = frozenset({"event", "level", "route", "upstream", "method", "target", "outcome", "caller"})
 """Keys of which few values differ, so that they are written once and remembered. None is a secret's; a `target` is a
 client's, and is redacted like any other value."""
 

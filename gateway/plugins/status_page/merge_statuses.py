@@ -9,6 +9,7 @@ from msgspec.structs import asdict, replace
 from gateway.cluster.worker import host_of
 from gateway.telemetry.process_status import (
     BOUNDS,
+    CallerStatus,
     ErrorStatus,
     PeerState,
     ProcessStatus,
@@ -31,6 +32,7 @@ def cut(status: Status) -> Status:
     ordered = {
         **asdict(status),
         "held": sorted(status.held, key=lambda call: -call.age_seconds),
+        "callers": sorted(status.callers, key=lambda each: -max(each.held, each.sessions)),
         "errors": sorted(status.errors, key=lambda error: error.last_seconds_ago),
     }
     return replace(status, **{name: tuple(ordered[name][:most]) for name, most in BOUNDS.items()})
@@ -87,7 +89,10 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     ]
     routes: dict[str, list[RouteStatus]] = {}
     errors: dict[tuple[str, str, str], list[ErrorStatus]] = {}
+    callers: dict[str, list[CallerStatus]] = {}
     for part in parts.values():
+        for caller in part.callers:
+            callers.setdefault(caller.caller, []).append(caller)
         for route in part.routes:
             routes.setdefault(route.path, []).append(route)
         for error in part.errors:
@@ -102,6 +107,12 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
         routes_total=max(part.routes_total for part in parts.values()),
         held=tuple(call for part in parts.values() for call in part.held),
         held_total=sum(part.held_total for part in parts.values()),
+        callers=tuple(
+            CallerStatus(
+                caller=tag, held=sum(each.held for each in same), sessions=sum(each.sessions for each in same)
+            )
+            for tag, same in callers.items()
+        ),
         errors=tuple(
             replace(
                 same[0],

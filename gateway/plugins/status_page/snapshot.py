@@ -1,11 +1,11 @@
 """Takes a snapshot of a process for /status, when someone looks; nothing is recorded or asked beforehand."""
 
-import hmac
 import os
 import resource
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,9 @@ from gateway.plugins.status_page.merge_statuses import cut, failing_first
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Metrics, SessionState
 from gateway.telemetry.process_status import (
+    MOST_CALLERS,
     MOST_HELD,
+    CallerStatus,
     KeyStatus,
     PeerStatus,
     ProcessStatus,
@@ -32,7 +34,6 @@ from gateway.telemetry.process_status import (
 from gateway.telemetry.recent_errors import presentable
 
 _PAGE_BYTES: Final = resource.getpagesize()
-_CALLER_BYTES: Final = 4
 _REJECTIONS: Final = 5
 """Problems of a rejected file that are shown; the log has them all."""
 
@@ -44,7 +45,7 @@ def take_snapshot(source: ProcessParts) -> Status:
     routes = [_route(live, held[path], tasks[path], source.metrics) for path, live in source.routes.live.items()]
     peers = known_peers(source.members)
     own = _process(source)
-    moment, tag_key = world.monotonic(), source.tag_key
+    moment, tags = world.monotonic(), source.routes.process.tags
     status = Status(
         version=__version__,
         replica=own.id,
@@ -60,12 +61,12 @@ def take_snapshot(source: ProcessParts) -> Status:
             replace(
                 driver.glance(moment),
                 owner=own.id,
-                # Calls of one caller share a tag.
-                caller=hmac.digest(tag_key, driver.principal, "sha256")[:_CALLER_BYTES].hex(),
+                caller=tags.of(driver.principal),
             )
             for driver in islice(source.lot.waiting(), MOST_HELD)
         ),
         held_total=own.held,
+        callers=tuple(_callers(source)),
         peers=tuple(peers),
         peers_total=len(peers),
         keys=tuple(
@@ -75,6 +76,18 @@ def take_snapshot(source: ProcessParts) -> Status:
         errors=source.recent_errors.told(),
     )
     return cut(status)
+
+
+def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
+    """Yield the callers that have the most calls or sessions."""
+    held, sessions = source.lot.per_principal, Counter[bytes]()
+    for live in source.routes.live.values():
+        for principal, count in live.upstream.pool.per_principal:
+            sessions[principal] += count
+    most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held.get(it, 0), sessions[it]))
+    for principal in most:
+        tag = source.routes.process.tags.of(principal)
+        yield CallerStatus(caller=tag, held=held.get(principal, 0), sessions=sessions[principal])
 
 
 def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteStatus:

@@ -10,7 +10,7 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -102,6 +102,11 @@ class Pool:
     def waiting(self) -> int:
         """How many requests wait for a session."""
         return sum(len(group.waiting) for group in self._groups.values())
+
+    @property
+    def per_principal(self) -> Iterator[tuple[bytes, int]]:
+        """The number of sessions of each principal that has one, idle sessions included."""
+        return ((principal, quota.count) for principal, quota in self._capacity.quotas.items() if quota.count)
 
     def group(self, key: PoolKey) -> Group[Session]:
         """The group of a key; made when it is new."""

@@ -5,6 +5,8 @@ from msgspec.structs import fields, replace
 from gateway.plugins.status_page.merge_statuses import Heard, health, of_cluster, of_host
 from gateway.plugins.status_page.status_page import page
 from gateway.telemetry.process_status import (
+    MOST_CALLERS,
+    CallerStatus,
     ErrorStatus,
     Failure,
     KeyStatus,
@@ -81,6 +83,18 @@ def test_the_same_error_of_several_workers_is_one() -> None:
 
     parts = [status_of(process(0), errors=(error(1, 9, 5),)), status_of(process(1), errors=(error(2, 8, 3),))]
     assert of_workers(*parts).errors == (error(3, 9, 3),)
+
+
+def test_what_a_caller_has_in_several_processes_is_added_up_and_the_most_come_first() -> None:
+    def caller(tag: str, held: int, sessions: int) -> CallerStatus:
+        return CallerStatus(caller=tag, held=held, sessions=sessions)
+
+    few = tuple(caller(f"few-{number}", 1, 1) for number in range(MOST_CALLERS))
+    parts = [(*few, caller("idle", 0, 9)), (caller("a", 2, 2), caller("b", 4, 4)), (caller("a", 3, 4),)]
+    own, *others = (status_of(process(number), callers=callers) for number, callers in enumerate(parts))
+    shown = of_workers(own, *others).callers
+    assert shown[:3] == (caller("idle", 0, 9), caller("a", 5, 6), caller("b", 4, 4))
+    assert len(shown) == MOST_CALLERS
 
 
 def test_children_are_added_up_where_there_are_any() -> None:

@@ -1,7 +1,9 @@
 """The snapshot of a process for /status: it has no contents of calls."""
 
 import asyncio
+import re
 import time
+from collections import Counter
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from gateway.plugins.status_page.snapshot import known_peers
 from gateway.server.drain import drain
 from tests.support.authority import Authority
 from tests.support.fake_sse import FakeSse
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
 from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import SECRET, fetch, told
@@ -85,6 +87,33 @@ async def test_callers_have_different_marks_and_are_not_named(upstream: FakeUpst
     assert not set(marks[0]) & set(marks[2]), "a mark means nothing without the keys"
     for stand in (one, other, stranger):
         await drop(stand)
+
+
+async def test_the_callers_that_have_the_most_are_shown(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    upstream.tool(ask)
+    for number, calls in enumerate((1, 1, 3, 1, 1, 2), 1):
+        for _ in range(calls):
+            _ = await stand.client(jwt(iss="https://id.example", sub=f"caller-{number}")).call()
+    upstream.tool(lambda turn: turn.result(text("x")))
+    _ = await stand.client(jwt(iss="https://id.example", sub="holds nothing")).call()
+    status = await told(stand)
+    tags = Counter(call.caller for call in status.held)
+    (first, second, *_) = tags.most_common()
+    assert [(each.caller, each.held, each.sessions) for each in status.callers[:2]] == [(*first, 3), (*second, 2)]
+    assert len(status.callers) == 5
+    html = (await fetch(stand, "/status"))[1]
+    assert re.search(rf'<code>{first[0]}</code></th>\s*<td class="num" data-label="Held" role="cell"><div>3<', html)
+    await drop(stand)
+
+
+async def test_a_caller_that_holds_nothing_is_shown_with_its_sessions(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    assert (await told(stand)).callers == ()
+    assert 'id="callers"' not in (await fetch(stand, "/status"))[1]
+    upstream.tool(lambda turn: turn.result(text("x")))
+    _ = await stand.client().call()
+    assert [(each.held, each.sessions) for each in (await told(stand)).callers] == [(0, 1)]
 
 
 async def test_a_held_call_whose_server_is_gone_is_shown_as_lost(upstream: FakeUpstream, begin: Start) -> None:

@@ -15,6 +15,7 @@ from gateway.plugins.status_page.status_page import every_seconds, page
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import (
     MOST_HELD,
+    CallerStatus,
     ErrorStatus,
     Failure,
     KeyStatus,
@@ -156,6 +157,7 @@ def hostile(evil: Evil) -> Status:
         processes=(ProcessStatus(id=evil["process-id"], state="ready", configuration=evil["process-configuration"]),),
         routes=(failing,),
         held=(replace(held(1), **texts, asked=(evil["held-asked"],)),),
+        callers=(CallerStatus(caller=evil["caller"], held=1, sessions=1),),
         peers=(PeerStatus(id=evil["peer"], address=evil["address"], state="dead", last_answer_seconds_ago=1),),
         keys=(KeyStatus(evil["key"], "only opens"),),
         errors=(error,),
