@@ -14,7 +14,9 @@ from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response
 from gateway.passthrough.passage import UpstreamCut
 from gateway.protocol import jsonrpc, mcp
+from gateway.routes.route_table import RouteTable
 from gateway.telemetry import COMPLETE, Event, Outcome, get_logger
+from gateway.telemetry.recent_errors import presentable
 
 log = get_logger()
 
@@ -37,7 +39,9 @@ class AccessLog:
             if field is not None and isinstance(message.params, Raw):
                 incoming.target = jsonrpc.text(jsonrpc.fields(message.params).get(field))
 
-    async def replied(self, replying: Awaitable[Response], incoming: Incoming, reply: HttpReply) -> Response:
+    async def replied(
+        self, replying: Awaitable[Response], incoming: Incoming, reply: HttpReply, routes: RouteTable
+    ) -> Response:
         """Wait for a reply, and log its request when that is complete, or will not be."""
         began, outcome, status = world.monotonic(), Outcome.CANCELLED, None
         try:
@@ -49,15 +53,22 @@ class AccessLog:
         finally:
             if incoming.rpc_method is None:  # it was refused before its route took it
                 self.note(incoming)
+            path, caller, (reason, cause) = incoming.path, incoming.caller, reply.told
+            is_route = path in routes.live
+            target = incoming.target or (None if is_route else path)
             log.info(
                 Event.REQUEST_FINISHED,
-                route=incoming.path[:80],
+                route=path if is_route else None,
                 http_method=incoming.method[:20],
                 method=incoming.rpc_method and incoming.rpc_method[:_CHARACTERS],
-                target=incoming.target and incoming.target[:_CHARACTERS],
+                target=target and target[:_CHARACTERS],
                 outcome=outcome,
                 status=status or reply.status,
+                reason=reason,
+                cause=cause and presentable(cause),
                 ms=round(1000 * (world.monotonic() - began), 1),
+                caller=caller and routes.process.tags.of(caller.principal),
+                remote=incoming.remote,
                 **incoming.about,
             )
         return response

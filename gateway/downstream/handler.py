@@ -92,7 +92,7 @@ class RequestHandler:
         incoming = received(http, None if known is None else known.caller)
         reply = HttpReply(http, self.stages.challenge)
         replied = self._replied(self.stages.serve, incoming, reply)
-        return access.replied(replied, incoming, reply) if access.on else replied
+        return access.replied(replied, incoming, reply, self._routes) if access.on else replied
 
     def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
         """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""

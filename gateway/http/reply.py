@@ -13,6 +13,7 @@ from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import JsonResponse, Response, StreamResponse, WholeResponse
 from gateway.protocol import sse
+from gateway.protocol.errors import GatewayError
 from gateway.runtime.budget import Share
 from gateway.runtime.pieces import Turn
 from gateway.telemetry import Direction, Ending, bodies
@@ -29,6 +30,8 @@ class ReplyWriter(ABC):
 
     started = False
     """Whether the reply has become a stream."""
+    told: tuple[str | None, str | None] = None, None
+    """The reason and the message of the error with which it ended. Not the error, whose traceback leads back here."""
     _is_one_stream = False
 
     @abstractmethod
@@ -67,6 +70,8 @@ class ReplyWriter(ABC):
 
     async def whole(self, final: FinalMessage) -> Response:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
+        if final.cause is not None:
+            self._note(final.cause)
         if self.started:
             await self.write(sse.encode(final.body))
             return await self.end(final.ending)
@@ -114,9 +119,14 @@ class ReplyWriter(ABC):
             return await self.whole(last)
         if not self.started:
             await self.start()
+        if last.cause is not None:
+            self._note(last.cause)
         if last.body:
             await self.write(event)
         return await self.end(last.ending)
+
+    def _note(self, error: GatewayError) -> None:
+        self.told = error.label, error.message
 
 
 class Discarded(ReplyWriter):

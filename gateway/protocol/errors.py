@@ -66,6 +66,11 @@ class GatewayError(Exception):
         """The request's id as JSON, if only the code that raised the error knows it."""
 
     @property
+    def label(self) -> str | None:
+        """The reason in the line of the request in the log."""
+        return self.reason or None
+
+    @property
     def status_in_session(self) -> int:
         """The HTTP status if this refuses one message in a valid session of a legacy client over streamable HTTP.
 
@@ -82,6 +87,11 @@ class DownstreamError(GatewayError):
     brief = ""  # the message is about the request
     rejection = "invalid_request"
     """The metric label for this error."""
+
+    @property
+    def label(self) -> str:
+        """See `GatewayError`."""
+        return self.reason or self.rejection
 
 
 class ParseError(DownstreamError):

@@ -21,8 +21,10 @@ _NUMBERS: Final = re.compile(r"\d+")
 _QUOTES: Final = (
     re.compile(r"(?<=refused a message): .*", re.DOTALL),
     re.compile(r"(answered HTTP \d+) \(.*\)", re.DOTALL),
+    re.compile(r"(?<=The task has no result): .*", re.DOTALL),
+    re.compile(r"(Invalid enum value) '.*'", re.DOTALL),
 )
-"""A server's refusal may repeat the contents of the call or answer."""
+"""A server's refusal may repeat the contents of the call or answer, as may that of an answer which is not valid."""
 _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
 """Reasons of rejected states that point to the deployment; the other reasons are the client's problem."""
 _FIXES: Final = {

@@ -9,14 +9,15 @@ import pytest
 from gateway.protocol import mcp
 from tests.support.fake_modern import FORM, Call, FakeModern
 from tests.support.fake_sse import FakeSse
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.known_calls import arguments, known, request
 from tests.support.legacy_client import LegacyClient
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
-from tests.support.replicas import Gate, opened
+from tests.support.replicas import Gate, drop, opened
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
+from tests.support.status import told as status_of
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, jwt, leave
 
 ON = {"log": {"access": True}}
 VERIFIED = {"source": "jwt", "issuer": "https://issuer.example", "jwks_url": "http://127.0.0.1:1/keys"}
@@ -88,12 +89,28 @@ async def test_a_reload_switches_it_on_and_off(
 
 
 REFUSED: list[tuple[str, Callable[[Client], Any], Told]] = [
-    ("no JSON", lambda c: c.raw({mcp.PROTOCOL_VERSION: mcp.MODERN}, b"{"), {"status": 400, "method": None}),
-    ("another Host", lambda c: c.call(headers={"Host": "evil.example"}), {"status": 403}),
-    ("a forged state", lambda c: c.call(state="mrtr1.no"), {"status": 400, "target": "tool"}),
-    ("an unknown method", lambda c: c.post("x/y"), {"status": 404, "method": "x/y", "target": None}),
-    ("no path", lambda c: c.on(c.url + "/nowhere").call(), {"status": 404, "route": "/mcp/nowhere"}),
-    ("too large", lambda c: c.call(arguments={"a": "b" * 9000}), {"status": 413, "method": None}),
+    (
+        "no JSON",
+        lambda c: c.raw({mcp.PROTOCOL_VERSION: mcp.MODERN}, b"{"),
+        {"status": 400, "method": None, "reason": "parse_error"},
+    ),
+    ("another Host", lambda c: c.call(headers={"Host": "evil.example"}), {"status": 403, "reason": "forbidden"}),
+    ("a forged state", lambda c: c.call(state="mrtr1.no"), {"status": 400, "target": "tool", "reason": "malformed"}),
+    (
+        "an unknown method",
+        lambda c: c.post("x/y"),
+        {"status": 404, "method": "x/y", "target": None, "reason": "method_not_found"},
+    ),
+    (
+        "no path",
+        lambda c: c.on(c.url + "/nowhere").call(),
+        {"status": 404, "route": None, "reason": "method_not_found"},
+    ),
+    (
+        "too large",
+        lambda c: c.call(arguments={"a": "b" * 9000}),
+        {"status": 413, "method": None, "reason": "too_large"},
+    ),
 ]
 
 
@@ -104,22 +121,37 @@ async def test_a_request_that_is_refused_has_a_line(
     stand = await begin(**ON, limits={"body_bytes": 8000})
     reply = await ask(stand.client())
     (line,) = log_lines("request.finished")
-    assert {"outcome": "rejected", "http_method": "POST", **said}.items() <= line.items()
+    assert {"outcome": "rejected", "http_method": "POST", "remote": "127.0.0.1", **said}.items() <= line.items()
     assert line["request_id"] == reply.headers["X-Request-Id"]
+    assert line["cause"] == reply.error["message"]
 
 
 async def test_a_caller_who_is_not_verified_has_a_line_with_what_was_asked(log_lines: Lines, begin: Start) -> None:
-    _ = await (await begin(**ON, principal=VERIFIED)).client().call()
-    assert told(log_lines, "status", "outcome", "method", "target") == [(401, "rejected", "tools/call", "tool")]
+    client = (await begin(**ON, principal=VERIFIED)).client()
+    _ = await client.call()
+    _ = await client.call(headers={"Authorization": jwt(iss="https://issuer.example")})
+    assert told(log_lines, "status", "outcome", "method", "target", "reason", "caller") == [
+        (401, "rejected", "tools/call", "tool", "unauthorized", None),
+        (503, "error", "tools/call", "tool", "no_keys", None),
+    ]
 
 
 async def test_a_caller_with_too_many_calls_has_a_line(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
     Gate(upstream).go.set()
-    client = (await begin(**ON, hold={"max_calls_per_principal": 1})).client()
+    stand = await begin(**ON, hold={"max_calls_per_principal": 1})
+    client = stand.client()
     asked = await client.call()
+    (most,) = (await status_of(stand)).callers
     _ = await client.call()
     _ = await client.answer(asked)
-    assert told(log_lines, "status", "outcome") == [(200, "input_required"), (429, "rejected"), (200, "complete")]
+    assert told(log_lines, "status", "outcome", "reason", "caller") == [
+        (200, "input_required", None, most.caller),
+        (429, "rejected", "busy", most.caller),
+        (200, "complete", None, most.caller),
+    ]
+    assert "(hold.max_calls_per_principal)" in log_lines("request.finished")[1]["cause"]
+    (finished,) = log_lines("exchange.finished")
+    assert finished["caller"] == most.caller
 
 
 async def test_a_failure_of_the_server_is_an_error(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
@@ -127,7 +159,45 @@ async def test_a_failure_of_the_server_is_an_error(log_lines: Lines, upstream: F
     await upstream.close()
     _ = await client.call()
     (line,) = log_lines("request.finished")
-    assert (line["status"], line["outcome"]) == (200, "error")
+    assert (line["status"], line["outcome"], line["reason"]) == (200, "error", "upstream_unreachable")
+    assert upstream.url in line["cause"]
+
+
+async def test_a_failure_in_a_stream_has_its_reason(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.notify(mcp.LOG, {"level": "info", "data": 1})
+        await turn.reset()
+
+    upstream.tool(tool)
+    _ = await (await begin(**ON)).client().call(meta={mcp.META_LOG_LEVEL: "info"})
+    assert told(log_lines, "status", "outcome", "reason") == [(200, "error", "call_lost")]
+
+
+async def test_an_error_of_the_server_has_no_reason(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
+    upstream.tool(lambda turn: turn.error(-32000, "of the server", None))
+    _ = await (await begin(**ON)).client().call()
+    assert told(log_lines, "reason", "cause") == [(None, None)]
+
+
+async def test_an_answer_that_is_not_valid_is_not_repeated(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.tool(ask)
+    stand = await begin(**ON)
+    asked = await stand.client().call()
+    _ = await stand.client().answer(asked, {"action": "my answer"})
+    *_, line = log_lines("request.finished")
+    assert line["reason"] == "invalid_params"
+    assert "is not a valid ElicitResult: Invalid enum value - at `$.action`" in line["cause"]
+    assert not any("my answer" in str(line) for line in log_lines())
+    await drop(stand)
+
+
+async def test_a_path_that_is_no_route_is_a_target(log_lines: Lines, begin: Start) -> None:
+    stand = await begin(**ON)
+    async with stand.http.get(f"http://{stand.gateway.listen}/.well-known/unknown?key=1"):
+        pass
+    assert told(log_lines, "route", "target", "status") == [(None, "/.well-known/unknown", 404)]
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -224,6 +294,7 @@ async def test_a_relayed_call_has_a_line(log_lines: Lines, old: FakeSse, begin: 
     await eventually(lambda: len(log_lines("request.finished")) == 3)
     found = told(log_lines, "method", "status", "outcome")
     assert found[-1] == (mcp.TOOLS_LIST, 200, "complete")
+    assert len(set(told(log_lines, "caller"))) == 1
 
 
 async def test_a_mirrored_call_and_its_answer_have_lines_of_one_exchange(log_lines: Lines, begin: Start) -> None:
@@ -240,6 +311,9 @@ async def test_a_mirrored_call_and_its_answer_have_lines_of_one_exchange(log_lin
             _ = await stream.message()
             assert await client.notify(mcp.CANCELLED, {"requestId": "given-up"}) == 202
         await eventually(lambda: len(log_lines("request.finished")) == 6)
+    assert {line["caller"] for line in log_lines("request.finished")} == {
+        line["caller"] for line in log_lines("exchange.finished")
+    }
     answered, given_up = (line["exchange_id"] for line in log_lines("exchange.finished"))
     named = {(line["exchange_id"], line["method"]) for line in log_lines("request.finished") if "exchange_id" in line}
     assert named == {

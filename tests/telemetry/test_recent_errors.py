@@ -72,6 +72,11 @@ def test_an_error_that_only_its_client_can_mend_is_not_recorded() -> None:
         ("a\nb\x1b[31mc\u202ed", "a b?[31mc?d"),
         ("with Bearer abcdefghijkl", "with Bearer [hidden]"),
         ("X refused a message: card 1234", "X refused a message"),
+        ("The task has no result: card 1234", "The task has no result"),
+        (
+            "no ElicitResult: Invalid enum value 'card 1234' - at `$.action`; again",
+            "no ElicitResult: Invalid enum value - at `$.action`; again",
+        ),
         ("X answered HTTP 502 (card (1) 2); the call may", "X answered HTTP 502; the call may"),
         ("y" * 1000, "y" * 400 + "…"),
     ],
