@@ -8,12 +8,13 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
 from gateway.exchange.commands import TTL
-from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, Exchange
+from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, RUNNING, Exchange
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.protocol.request import Request
@@ -24,7 +25,7 @@ from gateway.seal.request_state import Envelope, Whereabouts
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
-from gateway.telemetry.process_status import HeldStatus
+from gateway.telemetry.process_status import CallStatus, Fate
 from gateway.telemetry.recent_errors import presentable
 from gateway.upstream.channel import Headers
 
@@ -73,6 +74,25 @@ class ClientCall(msgspec.Struct, eq=False):
         self.live.process.metrics.continuations[self.live.route.path, step].inc()
         if self.span is not None:
             self.span.note("step", step)
+
+    def running_status(self, seconds: float | None, silent_seconds: float | None) -> CallStatus:
+        """The call on the status page: nothing in it comes from a client or an upstream but target and request id."""
+        request = self.request
+        return CallStatus(
+            route=self.live.route.path,
+            method=request.method,
+            name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
+            state=RUNNING,
+            round=0,
+            asked=(),
+            age_seconds=seconds or 0.0,
+            expires_in_seconds=None,
+            running_seconds=seconds,
+            silent_seconds=silent_seconds,
+            request_id=self.request_id or "",
+            owner="",
+            caller="",
+        )
 
     def weigh(self, *, is_continued: bool = False) -> Weight:
         """Weigh the call: as it came, and as it goes upstream. Raises Busy, unless it `is_continued`."""
@@ -137,6 +157,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """The newest round with a requestState that lacks something of what continues the call."""
     is_state_resumable: bool = True
     """Whether another process can resume the call from that state, if this one has sealed any."""
+    is_state_recorded: bool = True
+    """Whether another process can run the call again from that state, if it may."""
     _began: float = 0.0
     _parked_at: float = 0.0
     _held_seconds: float = 0.0
@@ -175,7 +197,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     def sealed(self, state: Envelope, *, is_whole: bool) -> None:
         """This is the newest state; `is_whole` if nothing was left out of it for its size."""
         self.was_repeatable = state.repeatable  # a call that is lost later is judged by what was true then
-        self.is_state_resumable = state.is_resumable
+        self.is_state_resumable, self.is_state_recorded = state.is_resumable, state.record is not None
         if not (is_whole and self.is_state_resumable):
             self.lacking_round = state.round
 
@@ -211,22 +233,24 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The call began so much earlier than the exchange."""
         self._began -= seconds
 
-    def held_status(self, now: float) -> HeldStatus:
-        """The exchange on the status page: nothing in it comes from a client or an upstream, except the target."""
-        request, exchange = self.request, self.exchange
+    def running_seconds(self, now: float) -> float | None:
+        """For how long the call has run, without the time that it waited for its client; None if it does not run."""
+        is_running = self.exchange.calling and not self.exchange.questions
+        return now - self._began - self._held_seconds if is_running else None
+
+    def status(self, now: float, heard: float | None, at_end: Fate) -> CallStatus:
+        """The exchange on the status page; `heard` is when its server last said something, if it has the call."""
+        exchange = self.exchange
         patience = wait_seconds(self.live.config)
-        return HeldStatus(
-            route=self.live.route.path,
-            method=request.method,
-            name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
+        return replace(
+            self.running_status(self.running_seconds(now), None if heard is None else now - heard),
             state=exchange.state,
             round=exchange.round,
             asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),
             age_seconds=now - self._began,
             expires_in_seconds=max(self._parked_at + patience - now, 0) if TTL in exchange.timers else None,
             is_lost=exchange.is_lost,
-            owner="",
-            caller="",
+            at_end=at_end if exchange.round else None,
         )
 
     def parked(self) -> None:

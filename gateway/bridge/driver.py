@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, ClassVar, Final
 
-from gateway.bridge.call_context import HELD, ClientCall, Context
+from gateway.bridge.call_context import HELD, ClientCall, Context, allows_rerun
 from gateway.bridge.input_required import input_required
 from gateway.bridge.modern_to_legacy import modern_event, modern_notification
 from gateway.bridge.request_call import RequestCall
@@ -19,6 +19,7 @@ from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
 from gateway.exchange.machine import (
     ASKING,
+    BROKEN,
     DETACHED,
     ENDED,
     FINISHED,
@@ -46,7 +47,7 @@ from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Listener, PoolKey
 from gateway.sessions.pool.authorisation import authorise
 from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome, Step
-from gateway.telemetry.process_status import HeldStatus
+from gateway.telemetry.process_status import CallStatus, Fate
 from gateway.upstream.channel import Headers
 
 NewCall = Callable[[Context, Listener], UpstreamCall]
@@ -125,9 +126,35 @@ class Driver(Engine):
         params = self._context.request.params
         return isinstance(params, TextParams) and params.text == jsonrpc.encode(request.params)
 
-    def glance(self, now: float) -> HeldStatus:
+    def glance(self, now: float) -> CallStatus:
         """The exchange on the status page; `now` is the monotonic time."""
-        return self._context.held_status(now)
+        return self._context.status(now, self._upstream_call.heard, self.at_end)
+
+    def running_seconds(self, now: float) -> float | None:
+        """See `Context`."""
+        return self._context.running_seconds(now)
+
+    @property
+    def at_end(self) -> Fate:
+        """What becomes of a held call if this process ends now: what `let_go`, and whoever takes it over, would do."""
+        exchange, context, call = self._exchange, self._context, self._upstream_call
+        if exchange.is_lost or not self.live.process.draining.is_resumable:
+            return "lost"
+        # Of one that asked for visits to URLs, nobody else knows whether it was sent again.
+        is_there = exchange.state not in (BROKEN, REFERRED) and call.is_resumable
+        if (is_there or call.keeps_result_readable) and self._leads_on:
+            return "resumed"
+        # As the state says it: the tools that the server lists by now are not asked for.
+        may_run_twice = allows_rerun(self.live.route, context.request.method, context.request.target)
+        return "run again" if context.is_state_recorded and (may_run_twice or context.was_repeatable) else "lost"
+
+    @property
+    def _leads_on(self) -> bool:
+        """Whether its client has, or gets, a state that leads another replica to the call.
+
+        A leg gets a new one. Without a leg, the client has a state that may be older than the first event id.
+        """
+        return bool(self._exchange.legs) or self._context.is_state_resumable
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
@@ -223,9 +250,7 @@ class Driver(Engine):
             call.abandon()
             self._give_back(ShuttingDown("call again with the same requestState and inputResponses"))
             return True
-        # A leg gets a new state. Without one, the client has a state that may be older than the first event id.
-        leads_on = bool(self._exchange.legs) or self._context.is_state_resumable
-        is_resumable = call.is_resumable and leads_on
+        is_resumable = call.is_resumable and self._leads_on
         if not is_resumable and not self._context.may_run_twice:
             return False
         if is_resumable:

@@ -24,11 +24,13 @@ from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import Call, Runner
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, bodies
+from gateway.telemetry.process_status import CallStatus
 
 
 class PlainCall(msgspec.Struct, Runner, eq=False):
@@ -81,6 +83,24 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
     def about(self) -> Mapping[str, str | None]:
         """See `Listener`."""
         return {"request_id": self.asked.request_id}
+
+    @property
+    def live(self) -> LiveRoute:
+        """The route as it was when the call began."""
+        return self.asked.live
+
+    @property
+    def principal(self) -> bytes:
+        """Who calls."""
+        return self.asked.key.principal
+
+    def running_seconds(self, now: float) -> float:
+        """For how long the call has run."""
+        return now - self._call.sent
+
+    def glance(self, now: float) -> CallStatus:
+        """The call on the status page; `now` is the monotonic time."""
+        return self.asked.running_status(self.running_seconds(now), now - self._call.heard)
 
     def waiter(self) -> asyncio.Future[None]:
         """Return what is done when `final` is set, or the queue of the exchange has something for the client."""

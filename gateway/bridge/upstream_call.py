@@ -119,6 +119,16 @@ class UpstreamCall(Runner, ABC):
         return self._is_held and session.channel.session_id is not None and session.channel.cursor is not None
 
     @property
+    def keeps_result_readable(self) -> bool:
+        """Whether another replica could read the result that waits for its client here."""
+        return self._kept_as_clean is not None
+
+    @property
+    def heard(self) -> float | None:
+        """Monotonic time at which the upstream last said something in the call; None if the call was not sent."""
+        return self._call.heard if self._call is not None and self._is_sent else None
+
+    @property
     def can_be_left(self) -> bool:
         """Whether nothing is lost if the streams of the call are closed now, and resumed later."""
         session = self._session

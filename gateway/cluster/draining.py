@@ -28,6 +28,8 @@ class Draining:
         self._resumable = resumable
         self.ends_at: float | None = None
         """Monotonic; by then, other replicas end each leg that this one has sent them."""
+        self.deadline: float | None = None
+        """Monotonic; the process ends by then. None unless it is to end."""
         self.let_go: frozenset[str] = frozenset()
         """The ids of the exchanges that it has left to others."""
         self.unawaited = 0
@@ -54,9 +56,9 @@ class Draining:
         """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
         return self._stage is Stage.PARTED
 
-    def announce(self) -> None:
-        """This process is to end."""
-        self._stage = Stage.ANNOUNCED
+    def announce(self, deadline: float) -> None:
+        """This process is to end by then (monotonic)."""
+        self._stage, self.deadline = Stage.ANNOUNCED, deadline
 
     def begin(self, ends_at: float | None) -> None:
         """Begin no new calls and no new streams.

@@ -100,12 +100,16 @@ def _begin(round_: Round, continuation: Continuation) -> Awaitable[Response]:
 async def _call_checked(round_: Round, continuation: Continuation) -> Response:
     """Begin a call whose headers may have to repeat its arguments, once its tool is known."""
     pool, http = round_.live.upstream.pool, round_.incoming.compared()
+    preparing = continuation.legs.preparing
+    preparing[round_] = None
     try:
         with round_.weigh():  # it is weighed again when it begins
             async with round_.live.process.draining.preparing(round_.seconds_left):
                 tool = await tool_schemas.check(pool, round_.key, round_.request, http, round_.headers)
     except ShuttingDown:
         return await _send_on(round_)
+    finally:
+        del preparing[round_]
     return await _call(round_, continuation, _choice(round_, tool))
 
 

@@ -13,6 +13,9 @@ from gateway.http.server.response import Response
 from gateway.runtime.coarse_timer import TICK_SECONDS, Alarm
 from gateway.runtime.tasks import Tasks
 
+Seen = PlainCall | Driver | Round
+"""What the status page shows of a call: what serves it now."""
+
 
 class Legs:
     """The exchanges whose messages a request waits for."""
@@ -22,6 +25,8 @@ class Legs:
         """The legs of clients of this replica; an exchange may have several."""
         self.plain: dict[PlainCall, float] = {}
         """Plain calls, and when each has to become an exchange (monotonic)."""
+        self.preparing: dict[Round, None] = {}
+        """Calls that cannot begin before the server has said more of their tools."""
         self._tasks = tasks
         self._alarm = Alarm(self._ring, TICK_SECONDS, tasks, "alarm plain calls")
         self._relayed: dict[ResponseQueue, Driver] = {}
@@ -32,6 +37,12 @@ class Legs:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
         plain = [plain.promote() for plain in self.plain if plain.final is None]
         return dict.fromkeys((*self._running.values(), *plain))
+
+    @property
+    def seen(self) -> dict[Seen, None]:
+        """Each call that a request waits for, as it is: to look at a plain call makes no exchange of it."""
+        plain = [plain.driver or plain for plain in self.plain if plain.final is None]
+        return dict.fromkeys((*self.preparing, *self._running.values(), *self._relayed.values(), *plain))
 
     @property
     def relayed(self) -> dict[Driver, None]:

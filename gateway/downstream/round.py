@@ -21,6 +21,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.seal import sep_1655_items
 from gateway.sessions.call import PoolKey
 from gateway.telemetry import Ending, Outcome
+from gateway.telemetry.process_status import CallStatus
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
@@ -40,6 +41,19 @@ class Round(ClientCall, eq=False, kw_only=True):
     is_counted: bool = False
     item: str = ""
     """What its result tells the client to bring along, if the client is pinned to the session (SEP-1655)."""
+
+    @property
+    def principal(self) -> bytes:
+        """Who calls."""
+        return self.key.principal
+
+    def running_seconds(self, now: float) -> float:
+        """For how long it has been prepared."""
+        return now - self.started
+
+    def glance(self, now: float) -> CallStatus:
+        """The call on the status page while it is prepared; `now` is the monotonic time."""
+        return self.running_status(self.running_seconds(now), None)
 
     @property
     def seconds_left(self) -> float | None:

@@ -35,7 +35,7 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
         delay_seconds=delay_seconds,
         deadline_seconds=delay_seconds + seconds,
     )
-    draining.announce()
+    draining.announce(world.monotonic() + delay_seconds + seconds)
     clients.send_away()
     await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
     deadline = loop.time() + seconds

@@ -13,10 +13,13 @@ from msgspec import Struct
 from gateway.telemetry.metrics.registry import BudgetStatus
 
 MOST_HELD: Final = 200
+LONG_SECONDS: Final = 5.0
+"""The status lists the calls that have run for so long."""
 MOST_ERRORS: Final = 50
 MOST_CALLERS: Final = 5
 BOUNDS: Final = {
     "held": MOST_HELD,
+    "running": MOST_HELD,
     "errors": MOST_ERRORS,
     "callers": MOST_CALLERS,
     "routes": 200,
@@ -29,6 +32,7 @@ BOUNDS: Final = {
 
 UpstreamHealth = Literal["ok", "failing", "unknown"]
 ProcessState = Literal["ready", "draining", "silent", "refused"]
+Fate = Literal["resumed", "run again", "lost"]
 PeerState = Literal["answered", "dead", "silent", "refused", "stalled", "not asked"]
 
 
@@ -77,12 +81,14 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """Calls of legacy clients at a modern server."""
     tasks: int = 0
     """Tasks of clients, each of which has a session."""
+    oldest_call_seconds: float | None = None
+    """How long the longest call has run; None if none has for `LONG_SECONDS`."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 
 
-class HeldStatus(Struct, frozen=True, kw_only=True):
-    """One call that is waiting for its client."""
+class CallStatus(Struct, frozen=True, kw_only=True):
+    """One call: held for its client, or running at its server, or both after a round that shed load."""
 
     route: str
     method: str
@@ -100,6 +106,16 @@ class HeldStatus(Struct, frozen=True, kw_only=True):
     """The replica, or worker, that holds it."""
     is_lost: bool = False
     """Whether its upstream has failed, which its client has still to be told."""
+    waits_for: str = ""
+    """In words."""
+    running_seconds: float | None = None
+    """Its age without the time that its users took; None if its server is not working on it."""
+    silent_seconds: float | None = None
+    """Since its server last sent anything on it, or got it or answers; None if it was not sent from here."""
+    request_id: str = ""
+    """The id of its newest HTTP request, as in the log."""
+    at_end: Fate | None = None
+    """What becomes of a held call if its process ends; None for a call that no round has ended."""
     caller: str
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
 
@@ -166,6 +182,10 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_limit: int = 0
     held_of_one_caller: int = 0
     held_of_one_caller_limit: int = 0
+    lost_at_end: int = 0
+    """How many of the held calls are lost if the process ends now."""
+    ends_in_seconds: float | None = None
+    """Until a drain ends the process at the latest; None unless it drains."""
     cold: int = 0
     connections: int = 0
     connections_limit: int = 0
@@ -194,11 +214,14 @@ class Status(Struct, frozen=True, kw_only=True):
     processes: tuple[ProcessStatus, ...] = ()
     routes: tuple[RouteStatus, ...] = ()
     routes_total: int = 0
-    held: tuple[HeldStatus, ...] = ()
+    held: tuple[CallStatus, ...] = ()
     """The oldest."""
     held_total: int = 0
     callers: tuple[CallerStatus, ...] = ()
     """Those that have the most calls or sessions."""
+    running: tuple[CallStatus, ...] = ()
+    """Those that have run for `LONG_SECONDS`, the longest first, without passed-through and mirrored ones."""
+    running_total: int = 0
     peers: tuple[PeerStatus, ...] = ()
     peers_total: int = 0
     keys: tuple[KeyStatus, ...] = ()

@@ -1,5 +1,6 @@
 """The status page in a real Chromium, of real gateways that hold calls of a real legacy server."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ async def stage() -> AsyncIterator[Stage]:
     """Two workers before a real, a dead and a hostile server; and one process that only has a parked call."""
 
     async def ask(turn: Turn) -> None:
+        if turn.seen.body["params"]["name"] == "hang":
+            await turn.for_ever()
         _ = await turn.elicit("q")
 
     fake = FakeUpstream()  # no real server has a name like this
@@ -65,7 +68,15 @@ async def stage() -> AsyncIterator[Stage]:
             for path in ("/dead", "/evil"):
                 assert (await client.on(troubled.base + path).call("echo")).error
             assert (await client.on(well.url).call("ask", {"question": "Who?"})).asks
+            hanging = asyncio.ensure_future(client.on(troubled.base + "/named").call("hang"))
+
+            async def hangs() -> bool:
+                async with client.http.get(f"{troubled.admin}/status.json") as response:
+                    return bool((await response.json())["running"])
+
+            await troubled.until(hangs, "a running call is listed", 30)
             yield Stage(troubled, well, browser)
+            hanging.cancel()
 
 
 async def opened(stage: Stage, path: str, screen: str = "desk", *, dark: bool = False) -> Tab:
@@ -95,6 +106,17 @@ async def cells(tab: Tab, section: str) -> list[list[str]]:
         ".map(row => [...row.children].map(cell => cell.innerText.trim()))"
     )
     return rows
+
+
+async def test_the_call_that_hangs_and_what_would_be_lost_are_shown(stage: Stage) -> None:
+    tab = await shown(stage, stage.troubled, query="?replica=gw-1")
+    ((call, path, waits, *_, replica, _),) = await cells(tab, "running")
+    assert (call, path) == ("tools/call hang", "/named")
+    assert waits.startswith("the server's response")
+    assert replica.startswith("gw-1#")
+    assert any("oldest call" in row[2] for row in await cells(tab, "routes"))
+    assert any("if it ends: lost" in cell for row in await cells(tab, "held") for cell in row)
+    assert any("lost if it ends" in row[3] for row in await cells(tab, "processes"))
 
 
 # Safety.

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.config import digest, parse
-from gateway.telemetry.process_status import HeldStatus, ProcessStatus, RouteStatus, Status
+from gateway.telemetry.process_status import CallStatus, ProcessStatus, RouteStatus, Status
 from tests.support.workbench import Stand
 
 SECRET: Final = "s3cr3t"
@@ -31,8 +31,8 @@ async def upstream_up(stand: Stand) -> float | None:
     return None if found is None else float(found[1])
 
 
-def held(age: float) -> HeldStatus:
-    return HeldStatus(
+def held(age: float) -> CallStatus:
+    return CallStatus(
         route="/mcp",
         method="tools/call",
         name="t",

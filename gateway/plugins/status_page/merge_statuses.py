@@ -33,6 +33,7 @@ def cut(status: Status) -> Status:
         **asdict(status),
         "held": sorted(status.held, key=lambda call: -call.age_seconds),
         "callers": sorted(status.callers, key=lambda each: -max(each.held, each.sessions)),
+        "running": sorted(status.running, key=lambda call: -(call.running_seconds or 0.0)),
         "errors": sorted(status.errors, key=lambda error: error.last_seconds_ago),
     }
     return replace(status, **{name: tuple(ordered[name][:most]) for name, most in BOUNDS.items()})
@@ -113,6 +114,8 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             )
             for tag, same in callers.items()
         ),
+        running=tuple(call for part in parts.values() for call in part.running),
+        running_total=sum(part.running_total for part in parts.values()),
         errors=tuple(
             replace(
                 same[0],
@@ -165,6 +168,7 @@ def _route(rows: Sequence[RouteStatus]) -> RouteStatus:
         health=health(last_ok, failure),
         last_ok_seconds_ago=last_ok,
         last_failure=failure,
+        oldest_call_seconds=max(row.oldest_call_seconds or 0.0 for row in rows) or None,
         sessions={state: sum(row.sessions.get(state, 0) for row in rows) for state in first.sessions},
         **{name: sum(getattr(row, name) or 0 for row in rows) for name in numbers},
     )

@@ -3,7 +3,7 @@
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice
@@ -16,13 +16,17 @@ from gateway import __version__, world
 from gateway.admin.process_parts import ProcessParts
 from gateway.cluster.membership import Membership
 from gateway.config import cautions, digest
+from gateway.downstream.legs import Seen
 from gateway.plugins.status_page.merge_statuses import cut, failing_first
+from gateway.plugins.status_page.status_view import waits_for
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Metrics, SessionState
 from gateway.telemetry.process_status import (
+    LONG_SECONDS,
     MOST_CALLERS,
     MOST_HELD,
     CallerStatus,
+    CallStatus,
     KeyStatus,
     PeerStatus,
     ProcessStatus,
@@ -40,12 +44,16 @@ _REJECTIONS: Final = 5
 
 def take_snapshot(source: ProcessParts) -> Status:
     """Return the status of one process."""
+    running = _running(source)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.table)
-    routes = [_route(live, held[path], tasks[path], source.metrics) for path, live in source.routes.live.items()]
+    oldest = {call.live.route.path: seconds for call, seconds in reversed(running.items())}
+    routes = [
+        _route(live, held[path], tasks[path], oldest.get(path), source.metrics)
+        for path, live in source.routes.live.items()
+    ]
     peers = known_peers(source.members)
     own = _process(source)
-    moment, tags = world.monotonic(), source.routes.process.tags
     status = Status(
         version=__version__,
         replica=own.id,
@@ -57,15 +65,10 @@ def take_snapshot(source: ProcessParts) -> Status:
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
-        held=tuple(  # those that were parked first
-            replace(
-                driver.glance(moment),
-                owner=own.id,
-                caller=tags.of(driver.principal),
-            )
-            for driver in islice(source.lot.waiting(), MOST_HELD)
-        ),
+        held=_shown(source, islice(source.lot.waiting(), MOST_HELD)),  # those that were parked first
         held_total=own.held,
+        running=_shown(source, islice(running, MOST_HELD)),
+        running_total=len(running),
         callers=tuple(_callers(source)),
         peers=tuple(peers),
         peers_total=len(peers),
@@ -90,7 +93,30 @@ def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
         yield CallerStatus(caller=tag, held=held.get(principal, 0), sessions=sessions[principal])
 
 
-def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteStatus:
+def _running(source: ProcessParts) -> dict[Seen, float]:
+    """Return the calls that have run for long with their seconds, the longest first; some may wait without a leg."""
+    now, found = world.monotonic(), dict[Seen, float]()
+    for call in (*source.downstream.legs.seen, *source.lot.waiting()):
+        seconds = call.running_seconds(now)
+        if seconds is not None and seconds >= LONG_SECONDS:
+            found[call] = seconds
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _shown(source: ProcessParts, calls: Iterable[Seen]) -> tuple[CallStatus, ...]:
+    now, tags = world.monotonic(), source.routes.process.tags
+    return tuple(
+        replace(
+            seen := call.glance(now),
+            waits_for=waits_for(seen),
+            owner=source.members.own,
+            caller=tags.of(call.principal),
+        )
+        for call in calls
+    )
+
+
+def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics: Metrics) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
     last_ok, failure = live.upstream.last_ok_seconds_ago, live.upstream.health.failure
     by_command = route.upstream.command is not None
@@ -115,12 +141,13 @@ def _route(live: LiveRoute, held: int, tasks: int, metrics: Metrics) -> RouteSta
         mirrored=int(metrics.mirrored_calls[route.path,].value),
         client_sessions=int(metrics.client_sessions[route.path,].value),
         tasks=tasks,
+        oldest_call_seconds=oldest,
         streams=len(live.upstream.streams),
     )
 
 
 def _process(source: ProcessParts) -> ProcessStatus:
-    config, lot = source.config, source.lot
+    config, lot, deadline = source.config, source.lot, source.routes.process.draining.deadline
     return ProcessStatus(
         id=source.members.own,
         state="ready" if source.reload.is_open else "draining",
@@ -132,6 +159,8 @@ def _process(source: ProcessParts) -> ProcessStatus:
         held_limit=config.hold.max_calls,
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
+        lost_at_end=sum(driver.at_end == "lost" for driver in lot.waiting()),
+        ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),
         connections=source.clients.connections,
         connections_limit=config.limits.connections,

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.telemetry.process_status import HeldStatus, RouteStatus, Status, StatusNotice
+from gateway.telemetry.process_status import CallStatus, RouteStatus, Status, StatusNotice
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
@@ -19,6 +19,14 @@ _PROCESS_LIMITS: Final = (
 )
 """The label of each limit of a process, the field that has what is used of it, its key."""
 _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+_NO_SESSION: Final = "a session with the server, or its list of tools"
+_RUNNING: Final = {
+    "parked": "the server's response: it works, and the client will ask again",
+    "detached": "the server's response: it works, and the client has left",
+}
+"""What a running call waits for without a leg, by its state."""
 
 
 class Figure(NamedTuple):
@@ -44,8 +52,9 @@ class PageView(NamedTuple):
 
 
 def only(status: Status, path: str) -> Status:
-    """Return a status with the routes, held calls and errors of one path; the processes stay as they are."""
+    """Return a status with the routes, calls and errors of one path; the processes stay as they are."""
     held = tuple(call for call in status.held if call.route == path)
+    running = tuple(call for call in status.running if call.route == path)
     routes = tuple(route for route in status.routes if route.path == path)
     return replace(
         status,
@@ -53,6 +62,8 @@ def only(status: Status, path: str) -> Status:
         routes_total=len(routes),
         held=held,
         held_total=sum(route.held for route in routes),
+        running=running,
+        running_total=len(running),
         errors=tuple(error for error in status.errors if error.route == path),
     )
 
@@ -139,10 +150,12 @@ def streams(route: RouteStatus) -> str:
     return ", ".join(f"{count:,} {what}" for count, what in kinds if count) or "none"
 
 
-def waits_for(call: HeldStatus) -> str:
-    """Return what a held call waits for."""
+def waits_for(call: CallStatus) -> str:
+    """Return what a held or running call waits for."""
     if call.is_lost:
         return "lost: the client will be told"
+    if call.running_seconds is not None:
+        return _RUNNING.get(call.state, "the server's response" if call.silent_seconds is not None else _NO_SESSION)
     lost = "; the upstream call was lost and will run again" if call.state == "broken" else ""
     return (", ".join(call.asked) or "the client's next request") + lost
 

@@ -13,7 +13,7 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gateway.plugins.status_page import status_view
-from gateway.telemetry.process_status import MOST_ERRORS
+from gateway.telemetry.process_status import LONG_SECONDS, MOST_ERRORS
 
 _FOLDER: Final = Path(__file__).parent
 _STYLE: Final = (_FOLDER / "status.css").read_text(encoding="utf-8")
@@ -47,11 +47,11 @@ ENVIRONMENT.filters |= {
     "mode": status_view.mode,
     "sessions_note": status_view.sessions_note,
     "streams": status_view.streams,
-    "waits_for": status_view.waits_for,
     "mebibytes": lambda count: f"{count / 1_048_576:,.1f} MiB",
 }
 ENVIRONMENT.globals |= {
     "style": _STYLE,
+    "long_seconds": LONG_SECONDS,
     "most_errors": MOST_ERRORS,
     "near": status_view.NEAR,
     "healths": status_view.HEALTH,

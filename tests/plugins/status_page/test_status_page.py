@@ -26,6 +26,7 @@ from gateway.telemetry.process_status import (
 )
 from tests.support.status import held, process, route, status_of
 
+ENDS = "draining ends in 25 s or sooner 0 s 1 of 2 1 of 1 lost if it ends"
 SHOWN = [
     "gw-1: ready, 1 problem - mrtr-gateway",
     "Held calls 1 of 2",
@@ -36,12 +37,14 @@ SHOWN = [
     "A caution",
     "Routes",
     "/b [status?route=/b] http://b/mcp auto, era not known yet failing Last failure 1 s ago 2 of 10 2 busy 1 none",
-    "/a [status?route=/a] http://a/mcp auto, era not known yet ok last ok just now 2 of 10 2 busy 4 none",
+    "/a [status?route=/a] http://a auto, era not known yet ok last ok just now oldest call 50 s 2 of 10 2 busy 4 none",
     "Replicas",
-    "gw-1#0 [status?replica=gw-1] pid 7 ready 0 s 1 of 2 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa",
+    f"gw-1#0 [status?replica=gw-1] pid 7 {ENDS} 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa",
     "gw-3 silent",
+    "Running calls",
+    "tools/call t /mcp the server's response 50 s 49 s r-1 gw-1 c",
     "Held calls",
-    "tools/call t /mcp elicitation 1 1 min 1 s 9 min gw-1 c",
+    "tools/call t /mcp elicitation 1 1 min 1 s 9 min gw-1 if it ends: run again c",
     "tools/call t /mcp the client's next request 2 1 s running gw-1 c",
     "Recent errors",
     "upstream_unreachable Text Fix 2 2 s ago 1 min 30 s ago /b",
@@ -67,21 +70,35 @@ def test_what_the_page_of_a_cluster_shows() -> None:
     limits |= {"open_files": 5, "open_files_limit": 100}
     usual: dict[str, Any] = {"waiting": 0, "subscriptions": 0, "sessions": {"busy": 2}}
     routes = (
-        route(path="/a", upstream="http://a/mcp", held=4, health="ok", last_ok_seconds_ago=0, **usual),
+        route(
+            path="/a",
+            upstream="http://a",
+            held=4,
+            health="ok",
+            last_ok_seconds_ago=0,
+            oldest_call_seconds=50,
+            **usual,
+        ),
         route(path="/b", upstream="http://b/mcp", health="failing", last_failure=failure, **usual),
     )
-    parked = replace(held(61.0), expires_in_seconds=540, asked=("elicitation",))
+    parked = replace(held(61.0), expires_in_seconds=540, asked=("elicitation",), at_end="run again")
+    runs = replace(
+        held(1.0), running_seconds=50, silent_seconds=49, request_id="r-1", waits_for="the server's response"
+    )
+    waits = replace(held(1.0), expires_in_seconds=None, round=2, waits_for="the client's next request")
     texts = {"kind": "upstream_unreachable", "route": "/b", "text": "Text", "fix": "Fix"}
     error = ErrorStatus(**texts, count=2, first_seconds_ago=90, last_seconds_ago=2)
     status = status_of(
-        replace(process(0), pid=7, budgets=budgets, **limits),
+        replace(process(0), pid=7, state="draining", ends_in_seconds=25, lost_at_end=1, budgets=budgets, **limits),
         ProcessStatus(id="gw-3", state="silent"),
         covers="cluster",
         notices=(StatusNotice("A caution", is_bad=False),),
         routes=tuple(failing_first(routes)),
         routes_total=2,
-        held=(parked, replace(held(1.0), expires_in_seconds=None, round=2)),
+        held=(parked, waits),
         held_total=1,
+        running=(runs,),
+        running_total=1,
         errors=(error,),
         peers=(PeerStatus(id="gw-3", address="10.0.0.3:1", state="dead", last_answer_seconds_ago=5),),
         keys=(KeyStatus("abc", "only opens"),),
@@ -144,6 +161,7 @@ def hostile(evil: Evil) -> Status:
     texts = {field: evil[f"route-{field}"] for field in ("path", "upstream", "transport", "continuation")}
     failing = route(**texts, sessions={evil["session-state"]: 1}, last_failure=failure, health="failing")
     texts = {field: evil[f"held-{field}"] for field in ("route", "method", "name", "owner", "caller")}
+    run = {field: evil[f"running-{field}"] for field in (*texts, "waits_for", "request_id")}
     error = ErrorStatus(
         **{field: evil[f"error-{field}"] for field in ("kind", "route", "text", "fix")},
         count=1,
@@ -158,6 +176,7 @@ def hostile(evil: Evil) -> Status:
         routes=(failing,),
         held=(replace(held(1), **texts, asked=(evil["held-asked"],)),),
         callers=(CallerStatus(caller=evil["caller"], held=1, sessions=1),),
+        running=(replace(held(1), **run),),
         peers=(PeerStatus(id=evil["peer"], address=evil["address"], state="dead", last_answer_seconds_ago=1),),
         keys=(KeyStatus(evil["key"], "only opens"),),
         errors=(error,),

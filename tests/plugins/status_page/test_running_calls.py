@@ -1,0 +1,279 @@
+"""Which calls run, on what each waits, and what is lost if the process ends."""
+
+import asyncio
+import json
+import re
+import time
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.bridge.plain_call import PlainCall
+from gateway.exchange.machine import State
+from gateway.plugins.status_page.merge_statuses import cut
+from gateway.plugins.status_page.status_page import page
+from gateway.plugins.status_page.status_view import only
+from gateway.server.drain import drain
+from gateway.telemetry.process_status import MOST_HELD, CallStatus, Status
+from tests.plugins.status_page.test_merge_statuses import of_workers
+from tests.support.cluster import Cluster
+from tests.support.fake_store import FakeStore
+from tests.support.fake_upstream import READ_ONLY, FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.replicas import Gate, drop
+from tests.support.stand import Start
+from tests.support.status import SECRET, fetch, held, process, route, status_of, told
+from tests.support.workbench import ACCEPT, KEY, Stand, eventually, later, leave
+
+SERVER_WORKS = "the server's response"
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.plugins.status_page.snapshot.LONG_SECONDS", 0.0)
+
+
+async def one_running(stand: Stand) -> CallStatus:
+    """The only running call, once there is one."""
+    found = list[CallStatus]()
+
+    async def runs() -> bool:
+        found[:] = (await told(stand)).running
+        return bool(found)
+
+    await eventually(runs)
+    (call,) = found
+    return call
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_plain_call_that_hangs_is_listed_as_it_is(upstream: FakeUpstream, stand: Stand) -> None:
+    _ = await stand.client().call()
+    go = upstream.waiting_tool()
+    running = later(stand.client().call("slow", {"passport": SECRET}, headers={"X-Request-Id": "mine-1"}))
+    _ = await upstream.saw("tools/call", 2)
+    call = await one_running(stand)
+    assert (call.route, call.method, call.name, call.state) == ("/mcp", "tools/call", "slow", "running")
+    assert (call.waits_for, call.owner, call.request_id) == (SERVER_WORKS, "gw-1", "mine-1")
+    assert call.running_seconds is not None
+    assert call.silent_seconds is not None
+    assert 0 <= call.silent_seconds <= call.running_seconds < 60
+    assert (call.at_end, call.expires_in_seconds) == (None, None)
+    status = await told(stand)
+    assert (status.running_total, status.held) == (1, ())
+    assert status.routes[0].oldest_call_seconds is not None
+    (plain,) = stand.gateway.downstream.legs.seen
+    assert isinstance(plain, PlainCall), "who looked at it made no exchange of it"
+    html = (await fetch(stand, "/status"))[1]
+    assert "oldest call" in html
+    assert "mine-1" in html
+    assert SECRET not in html
+    go.set()
+    assert (await running).text == "done"
+    assert (await told(stand)).running == ()
+    assert (await told(stand)).routes[0].oldest_call_seconds is None
+
+
+async def test_a_call_that_has_just_begun_is_not_listed(upstream: FakeUpstream, stand: Stand) -> None:
+    go = upstream.waiting_tool()
+    running = later(stand.client().call())
+    _ = await upstream.saw("tools/call")
+    assert (await told(stand)).running == ()
+    assert "No call has run for 5 s." in (await fetch(stand, "/status"))[1]
+    go.set()
+    _ = await running
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_call_without_a_session_waits_for_one(upstream: FakeUpstream, stand: Stand) -> None:
+    go = upstream.holding("initialize")
+    running = later(stand.client().call())
+    call = await one_running(stand)
+    assert (call.waits_for, call.silent_seconds) == ("a session with the server, or its list of tools", None)
+    go.set()
+    _ = await running
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_the_uri_of_a_running_read_is_not_shown(upstream: FakeUpstream, stand: Stand) -> None:
+    go = upstream.holding("resources/read", lambda turn: turn.result({"contents": []}))
+    running = later(stand.client().post("resources/read", {"uri": f"file:///home/ada/{SECRET}"}))
+    assert (await one_running(stand)).name == ""
+    go.set()
+    _ = await running
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_call_whose_round_ended_early_still_waits_for_its_server(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(legs={"limit_seconds": 0.03})
+    go = upstream.waiting_tool()
+    shed = await stand.client().call()
+    assert shed.questions == {}
+    status = await told(stand)
+    expected = "the server's response: it works, and the client will ask again"
+    assert [call.waits_for for call in (*status.held, *status.running)] == [expected] * 2
+    assert expected in (await fetch(stand, "/status"))[1].replace("&#39;", "'")
+    go.set()
+    (driver,) = stand.gateway.lot.waiting()
+    await eventually(lambda: driver.is_finished)
+    assert (await told(stand)).running == ()
+    assert (await stand.client().call(state=shed.state)).text == "done"
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_an_answered_call_has_run_without_the_time_of_its_user(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thought = [0.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + thought[0])
+    stand = await begin(hold={"grace_seconds": 30})
+    client, gate = stand.client(), Gate(upstream)
+    asked = await client.call()
+    status = await told(stand)
+    assert (status.running, status.held[0].running_seconds) == ((), None)
+    (driver,) = stand.gateway.lot.waiting()
+    thought[0] = 100.0
+    answering = later(client.answer(asked))
+    await gate.answered.wait()
+    call = await one_running(stand)
+    assert call.waits_for == SERVER_WORKS
+    assert call.age_seconds > 100
+    assert call.running_seconds is not None
+    assert call.silent_seconds is not None
+    assert max(call.running_seconds, call.silent_seconds) < 100
+    await leave(answering)
+    await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
+    assert (await one_running(stand)).waits_for == "the server's response: it works, and the client has left"
+    gate.go.set()
+    assert (await client.answer(asked)).text == "done"
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_round_that_another_replica_relays_is_listed_where_its_call_runs(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, other = await cluster.begin("gw-1", "gw-2")
+    gate = Gate(upstream)
+    asked = await one.client().call()
+    answering = later(other.client().answer(asked))
+    await gate.answered.wait()
+    call = await one_running(one)
+    assert call.owner == one.gateway.members.own
+    assert (await told(one)).running_total == 1
+    gate.go.set()
+    assert (await answering).text == "done"
+
+
+def test_the_longest_of_many_running_calls_are_shown() -> None:
+    calls = tuple(replace(held(1), running_seconds=float(number * 7 % 300), request_id="r") for number in range(300))
+    status = cut(status_of(process(0), running=calls, running_total=300))
+    assert [call.running_seconds for call in status.running] == sorted(map(float, range(100, 300)), reverse=True)
+    assert f"{MOST_HELD} of 300 are shown" in page(status)
+
+
+def test_running_calls_and_the_oldest_one_of_a_route_are_those_of_all_processes() -> None:
+    def part(number: int, path: str, seconds: float | None) -> Status:
+        rows = (route(oldest_call_seconds=seconds),)
+        calls = (replace(held(1), route=path, running_seconds=seconds),)
+        return status_of(process(number), routes=rows, running=calls, running_total=1)
+
+    whole = of_workers(part(0, "/mcp", 7.0), part(1, "/other", 50.0))
+    assert [call.running_seconds for call in whole.running] == [50.0, 7.0]
+    assert (whole.running_total, whole.routes[0].oldest_call_seconds) == (2, 50.0)
+    alone = only(whole, "/mcp")
+    assert ([call.route for call in alone.running], alone.running_total) == (["/mcp"], 1)
+    assert of_workers(part(0, "/mcp", None), part(1, "/mcp", None)).routes[0].oldest_call_seconds is None
+
+
+# What is lost if the process ends.
+
+
+async def fates(stand: Stand) -> tuple[list[str | None], int]:
+    """What becomes of the held calls, and how many of them are lost."""
+    status = await told(stand)
+    return [call.at_end for call in status.held], status.processes[0].lost_at_end
+
+
+@pytest.mark.parametrize(
+    ("route", "keys", "fate"),
+    [({}, [KEY], "lost"), ({"ephemeral": ["tool"]}, [KEY], "run again"), ({"ephemeral": ["tool"]}, [], "lost")],
+)
+async def test_a_call_without_event_ids_is_run_again_or_lost(
+    upstream: FakeUpstream, begin: Start, route: dict[str, Any], keys: list[str], fate: str
+) -> None:
+    stand = await begin(route=route, state={"keys": keys})
+    upstream.tool(ask)
+    _ = await stand.client().call()
+    assert await fates(stand) == ([fate], int(fate == "lost"))
+    html = (await fetch(stand, "/status"))[1]
+    assert f"if it ends: {fate}" in html
+    assert f"{int(fate == 'lost')} of 1 lost if it ends" in html
+    await drop(stand)
+
+
+async def test_a_tool_that_says_that_it_may_run_twice_is_run_again(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.tools = [READ_ONLY]
+    stand = await begin()
+    upstream.tool(ask)
+    _ = await stand.client().call()
+    assert await fates(stand) == (["run again"], 0)
+    await drop(stand)
+
+
+async def test_answers_that_do_not_fit_into_the_state_cannot_be_given_again(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(route={"ephemeral": ["tool"]}, limits={"state_bytes": 1024})
+    upstream.tool(asks("ok", "first", "second"))
+    client = stand.client()
+    long = {"action": "accept", "content": {"name": Random(1).randbytes(2000).hex()}}  # it cannot be compressed
+    _ = await client.answer(await client.call(), long)
+    assert await fates(stand) == (["lost"], 1)
+    await drop(stand)
+
+
+async def test_a_call_with_event_ids_is_resumed_and_so_is_its_result(upstream: FakeUpstream, begin: Start) -> None:
+    store, stand = FakeStore(upstream), await begin(hold={"grace_seconds": 0.02})
+    asked = await stand.client().call()
+    assert await fates(stand) == (["resumed"], 0)
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert store.rounds == 1
+
+
+async def test_a_lost_call_stays_lost(upstream: FakeUpstream, begin: Start) -> None:
+    stand, dies = await begin(), asyncio.Event()
+    upstream.tool(gives_up(dies, Turn.reset))
+    asked = await stand.client().call()
+    dies.set()
+
+    async def is_lost() -> bool:
+        return (await told(stand)).held[0].is_lost
+
+    await eventually(is_lost)
+    assert await fates(stand) == (["lost"], 1)
+    _ = await stand.client().answer(asked, {"action": "cancel"})
+
+
+async def test_a_call_that_is_to_run_again_can_do_so_elsewhere(upstream: FakeUpstream, begin: Start) -> None:
+    stand, dies = await begin(route={"ephemeral": ["tool"]}), asyncio.Event()
+    upstream.each("tools/call", gives_up(dies, Turn.reset), lambda turn: turn.result(text("ok")))
+    asked = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    dies.set()
+    await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
+    assert await fates(stand) == (["run again"], 0)
+    assert (await stand.client().answer(asked)).text == "ok"
+
+
+async def test_a_draining_process_shows_when_it_ends_at_the_latest(begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 40})
+    assert (await told(stand)).processes[0].ends_in_seconds is None
+    draining = later(drain(stand.gateway, delay_seconds=60))
+    await eventually(lambda: not stand.gateway.reload.is_open)
+    seconds = (await told(stand)).processes[0].ends_in_seconds
+    assert seconds is not None
+    assert 60 < seconds <= 100
+    assert re.search(r"ends in 1 min \d+ s or sooner", (await fetch(stand, "/status"))[1])
+    draining.cancel()
+    _ = await asyncio.gather(draining, return_exceptions=True)
