@@ -15,7 +15,17 @@ from gateway.exchange.machine import FINISHED
 from gateway.http.outbox import ending_of
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError, bug
+from gateway.protocol.errors import (
+    Busy,
+    CallLost,
+    CallSilent,
+    GatewayError,
+    Refused,
+    SessionLost,
+    Unreachable,
+    UpstreamError,
+    bug,
+)
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import OF_NO_REQUEST, Call, Listener, Runner
@@ -324,7 +334,7 @@ class UpstreamCall(Runner, ABC):
         suspect = (
             self._session.channel.suspect(is_accepted=self._call.is_accepted) if self._session is not None else ""
         )
-        silent = CallLost(
+        silent = CallSilent(
             f"The upstream {route.upstream.name} of route {route.path} was silent for {limit:g} s in a call "
             "(timeouts.idle_seconds); the call was cancelled and may have had "
             f"effects{'. ' if suspect else ''}{suspect}"

@@ -8,7 +8,7 @@ from typing import Final
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.protocol.errors import Unreachable, clean
+from gateway.protocol.errors import Redirected, clean
 
 _SHORTEST_SECRET: Final = 4
 """Shorter values in a query are not treated as secrets: hiding them would garble what the upstream says."""
@@ -38,10 +38,10 @@ class Endpoint:
         return clean(said, _QUOTED_CHARACTERS)
 
     def follow(self, location: str | None) -> None:
-        """Follow a redirect within the origin (`/mcp` to `/mcp/`). Raises Unreachable for any other."""
+        """Follow a redirect within the origin (`/mcp` to `/mcp/`). Raises Redirected for any other."""
         target = self.within(location) if location else None
         if target is None:
-            raise Unreachable(f"{self.where} redirects to another origin; set upstream.url to the final address")
+            raise Redirected(f"{self.where} redirects to another origin; set upstream.url to the final address")
         self.url = target
 
     def within(self, address: str, base: URL | None = None) -> URL | None:

@@ -59,10 +59,12 @@ class SessionTable:
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
                 status=429,
+                reached={"sessions.max_per_principal": sessions.max_per_principal},
             )
         if count >= pool.most:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
-            raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
+            said = f"Legacy clients have as many sessions on route {path} as there may be ({name})"
+            raise Busy(said, status=503, reached=pool.limits)
         # Opening an uninitialized session costs nothing, so there may be few of them.
         most = max(pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
         if count >= most:

@@ -19,7 +19,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.mirror.client_requests import Profile
 from gateway.mirror.translation import initialize_result
 from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, sse, tool_list
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, NoHandshake
+from gateway.protocol.errors import CallLost, CallSilent, GatewayError, InvalidParams, NoHandshake
 from gateway.protocol.header_mismatch import encode_value
 from gateway.protocol.tool_list import Tool
 from gateway.routes.live_route import LiveRoute
@@ -288,7 +288,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         status, body = reply.status, reply.body
         match reply.failure:
             case TimeoutError():
-                raise _lost(self.endpoint, "was silent for timeouts.idle_seconds")
+                raise _lost(self.endpoint, "was silent for timeouts.idle_seconds", CallSilent)
             case sse.EventTooLarge() as exc:
                 raise _lost(self.endpoint, "sent a message larger than limits.event_bytes") from exc
             case Exception() as exc:
@@ -350,8 +350,8 @@ class _ServerResponse(Hearer):
                     catalog.keep(principal, tools)
 
 
-def _lost(endpoint: Endpoint, why: str) -> CallLost:
-    return CallLost(f"{endpoint.where} {why}; the call may have had effects")
+def _lost(endpoint: Endpoint, why: str, kind: type[CallLost] = CallLost) -> CallLost:
+    return kind(f"{endpoint.where} {why}; the call may have had effects")
 
 
 async def is_modern(live: LiveRoute, headers: Headers) -> bool:

@@ -91,12 +91,14 @@ class Lot(Generic[P]):
                 "abandon some first",
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
+                reached={"hold.max_calls_per_principal": hold.max_calls_per_principal},
             )
         if len(self._waiting) >= hold.max_calls:
             raise Busy(
                 "The gateway holds as many unanswered calls as it may (hold.max_calls); call again later",
                 status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
+                reached={"hold.max_calls": hold.max_calls},
             )
 
     def has_place(self, parked: P) -> bool:

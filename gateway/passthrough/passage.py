@@ -20,7 +20,7 @@ from gateway.passthrough import header_rules, sse_endpoint
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, DownstreamError, Stopping, Unreachable, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, CallSilent, DownstreamError, Redirected, Stopping, UpstreamError
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
@@ -146,11 +146,12 @@ class HttpPassage(Passage):
                     else:
                         target = endpoint.within(location or "", target)
                         if target is None:
-                            raise Unreachable(f"{endpoint.where} redirects messages to another origin")
+                            raise Redirected(f"{endpoint.where} redirects messages to another origin")
         except TimeoutError as exc:
             timeouts = self.live.config.timeouts
             seconds = timeouts.idle_seconds if waits else timeouts.answer_seconds
-            raise CallLost(
+            lost = CallSilent if waits else CallLost
+            raise lost(
                 f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects",
                 status=504,
             ) from exc
@@ -166,7 +167,7 @@ class HttpPassage(Passage):
             raise Stopping(
                 f"{endpoint.where} had not answered when the gateway shut down; the request may have had effects"
             ) from exc
-        raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
+        raise Redirected(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     async def refusal(self, said: AwaitedReply) -> WholeResponse:
         """The reply as a whole, without its body if that is large; raises UpstreamError."""
@@ -175,7 +176,7 @@ class HttpPassage(Passage):
             with CoarseTimeout(self.live.deadlines.idle):
                 body = await said.read_at_most(REFUSAL_BYTES) or b""
         except TimeoutError as exc:
-            raise CallLost(f"{where} did not complete its reply within timeouts.idle_seconds") from exc
+            raise CallSilent(f"{where} did not complete its reply within timeouts.idle_seconds") from exc
         except RequestFailed as exc:
             raise exc.mapped(where) from exc
         self.outcome = Passed.REFUSED

@@ -65,6 +65,10 @@ class GatewayError(Exception):
         self.request_id: bytes | None = None
         """The request's id as JSON, if only the code that raised the error knows it."""
 
+    def advise(self, fix: str) -> None:
+        """Give the operator's next step as far as it is known by now."""
+        self.fix = fix
+
     @property
     def label(self) -> str | None:
         """The reason in the line of the request in the log."""
@@ -280,11 +284,23 @@ class Busy(DownstreamError):
     fix = "raise the limit that the message names, or add a replica"
     code = mcp.INTERNAL_ERROR
 
-    def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1, limit: str = "") -> None:
-        """`limit` is the metric label for the limit, if it has one."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        retry_after_seconds: int = 1,
+        limit: str = "",
+        reached: Mapping[str, float] | None = None,
+    ) -> None:
+        """`limit` is the metric label, if it has one; `reached` are the keys to raise, with their values."""
+        raised = " or ".join(f"{key} to more than {value:.15g}" for key, value in (reached or {}).items())
         mine = "You have as much under way as one caller may have; let some of it end first, or answer it"
         super().__init__(
-            message, status=status, brief=mine if status == 429 else "The gateway is busy; try again later"
+            message,
+            status=status,
+            brief=mine if status == 429 else "The gateway is busy; try again later",
+            fix=f"set {raised}, or add a replica" if raised else "",
         )
         self.limit = limit
         self.headers["Retry-After"] = str(retry_after_seconds)
@@ -321,6 +337,12 @@ class NoHandshake(Unreachable):
     fix = "check the path of upstream.url; `mrtr-gateway probe URL` shows which protocol the server speaks"
 
 
+class Redirected(Unreachable):
+    """The upstream redirects requests to where the gateway does not follow."""
+
+    fix = "set upstream.url to the final address, which `mrtr-gateway probe URL` shows"
+
+
 class SessionLost(UpstreamError):
     """The upstream refused the session id before it took the call; nothing was run."""
 
@@ -328,7 +350,7 @@ class SessionLost(UpstreamError):
     brief = "The server behind this route has ended its session; nothing was run, so call again"
     fix = (
         "if the server was restarted, do nothing: the next call opens a new session. If the url leads to several "
-        "instances without sticky sessions, give the route the url of one instance"
+        "instances without sticky sessions, give the route the url of one instance; `mrtr-gateway probe URL` asks it"
     )
 
 
@@ -338,8 +360,17 @@ class CallLost(UpstreamError):
     reason = "call_lost"
     brief = "The call was lost; it may have had effects: check them before calling again"
     fix = (
-        "look into the upstream's own log to see why it did not answer; if the server is only slow, raise "
-        "timeouts.idle_seconds. Check the call's effects before repeating it"
+        "look into the upstream's own log to see why it broke off; `mrtr-gateway probe URL` shows whether it answers "
+        "now. Check the call's effects before repeating it"
+    )
+
+
+class CallSilent(CallLost):
+    """The upstream said nothing for so long that the call was given up."""
+
+    fix = (
+        "if the server is only slow, raise timeouts.idle_seconds of the route; else look into the upstream's own log, "
+        "and at what `mrtr-gateway probe URL` says. Check the call's effects before repeating it"
     )
 
 
@@ -373,7 +404,10 @@ class CallGone(CallLost):
     """The upstream lost the session while the call ran; unlike with SessionLost, the call may have had effects."""
 
     reason = "session_lost"
-    fix = "find out why the upstream restarted or dropped its sessions; check the call's effects before repeating it"
+    fix = (
+        "find out why the upstream restarted or dropped its sessions; `mrtr-gateway probe URL` shows whether it "
+        "answers now. Check the call's effects before repeating it"
+    )
 
 
 class CannotAsk(UpstreamError):
@@ -435,10 +469,7 @@ class OwnerStalled(GatewayError):
         "the same requestState and inputResponses"
     )
     retry_after_seconds = 1
-    fix = (
-        "check that replica: it may lack CPU time or connections, or its clock or state.keys may differ from this "
-        "replica's"
-    )
+    fix = "check that replica: it may lack CPU time or connections; `mrtr-gateway doctor --config FILE` asks it"
     status = 503
 
     def __init__(self, member: str, why: str = "does not react") -> None:

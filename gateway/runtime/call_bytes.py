@@ -79,6 +79,7 @@ class CallBytes:
                 "(limits.calls_bytes_per_principal); let some of yours end, or answer them",
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
+                reached={"limits.calls_bytes_per_principal": self._share.value},
             )
         if used > self._limit.value:
             raise Busy(
@@ -86,6 +87,7 @@ class CallBytes:
                 "(limits.calls_bytes); call again later",
                 status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
+                reached={"limits.calls_bytes": self._limit.value},
             )
         self._of[principal], self.used = of_one, used
 

@@ -21,6 +21,11 @@ class TokenBucket:
         self._full_at = 0.0
         """When it will be full."""
 
+    @property
+    def per_second(self) -> float:
+        """The sustained rate."""
+        return self._rate.value.per_second
+
     def wait_seconds(self) -> float:
         """Return how long it takes until there is a token; 0 if there is one."""
         rate = self._rate.value

@@ -93,4 +93,6 @@ def _end_remaining(gateway: Gateway) -> None:
     let_go = [driver.id for driver in unfinished if driver in kept]
     gateway.draining.part(let_go)
     if unfinished:
-        log.info(Event.SERVER_PARTED, let_go=len(let_go), cancelled=len(unfinished) - len(let_go))
+        cancelled = len(unfinished) - len(let_go)
+        say = log.warning if cancelled else log.info
+        say(Event.SERVER_PARTED, let_go=len(let_go), cancelled=cancelled)

@@ -1,13 +1,14 @@
 """The errors of a route that cannot provide a session, or an answer in it."""
 
 import math
+from collections.abc import Mapping
 
-from gateway.config import Route
+from gateway.config import Config, Route
 from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable
 from gateway.telemetry import SessionLimit
 
 
-def too_many_at_once(route: Route, seconds: float) -> Busy:
+def too_many_at_once(route: Route, per_second: float, seconds: float) -> Busy:
     """Sessions are opened too fast."""
     by_command = route.upstream.command is not None
     name = SessionLimit.CHILD_RATE if by_command else SessionLimit.RATE
@@ -17,10 +18,11 @@ def too_many_at_once(route: Route, seconds: float) -> Busy:
         status=503,
         retry_after_seconds=math.ceil(seconds),
         limit=name,
+        reached={name: per_second},
     )
 
 
-def busy(route: Route, *, is_pinned: bool = False) -> Busy:
+def busy(route: Route, config: Config, limits: Mapping[str, int], *, is_pinned: bool = False) -> Busy:
     """No session came free in time; `is_pinned`: the client has one session, to which its state leads."""
     if is_pinned or route.sessions.affinity == "principal":
         whose, why = ("client", "dialects: [sep-1655]") if is_pinned else ("principal", "sessions.affinity: principal")
@@ -28,12 +30,14 @@ def busy(route: Route, *, is_pinned: bool = False) -> Busy:
             f"Another call of the same {whose} has the one session of route {route.path} ({why}), and it did not come "
             "free in timeouts.session_wait_seconds; answer or end that call, or call later",
             status=503,
+            reached={"timeouts.session_wait_seconds": config.timeouts.session_wait_seconds},
         )
     return Busy(
         f"No session to the upstream of route {route.path} came free in timeouts.session_wait_seconds; "
         f"raise {'sessions.max' if route.upstream.command is None else 'upstream.max_children'} or "
         "sessions.max_per_principal, or call later",
         status=503,
+        reached={**limits, "sessions.max_per_principal": config.sessions.max_per_principal},
     )
 
 

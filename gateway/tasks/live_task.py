@@ -449,12 +449,14 @@ class TaskTable:
                 "cancel some first",
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
+                reached={"hold.max_calls_per_principal": limits.max_calls_per_principal},
             )
         if len(self._tasks) >= limits.max_calls and not self._evict(None):
             raise Busy(
                 "The gateway follows as many tasks as it may (hold.max_calls); call again later",
                 status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
+                reached={"hold.max_calls": limits.max_calls},
             )
 
     def _evict(self, principal: bytes | None) -> bool:

@@ -56,11 +56,8 @@ class RecentErrors:
         """The most recent one is last; the number is bounded by what the page shows."""
         self._noted: WeakSet[GatewayError] = WeakSet()
 
-    def note(self, error: GatewayError, route: str = "", fix: str = "") -> RecentError | None:
-        """Record an error and return its entry; None if it concerns only its client, or was recorded before.
-
-        `fix` replaces the error's own.
-        """
+    def note(self, error: GatewayError, route: str = "") -> RecentError | None:
+        """Record an error and return its entry; None if it concerns only its client, or was recorded before."""
         match error:
             case UpstreamError():
                 kind = str((error.data or {}).get("reason", error.reason))
@@ -77,7 +74,7 @@ class RecentErrors:
         if error in self._noted:
             return None
         self._noted.add(error)
-        fix = fix or _FIXES.get(kind, error.fix)
+        fix = _FIXES.get(kind, error.fix)
         # Clients see the message without the fix, so it may end with the same advice.
         said, _, advice = error.message.rpartition("; ")
         is_same = bool(said) and advice[:_SAME_CHARACTERS] == fix[:_SAME_CHARACTERS]

@@ -4,7 +4,7 @@ from shlex import quote
 from typing import Final
 
 from gateway import world
-from gateway.protocol.errors import GatewayError, Unreachable, UpstreamError
+from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.telemetry.log import Event, get_logger
 from gateway.telemetry.metrics.labels import UpstreamEra
 from gateway.telemetry.metrics.registry import Metrics
@@ -16,10 +16,7 @@ log = get_logger()
 _FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
 """After these an upstream counts as failing; an upstream that refuses a caller is available."""
 
-_COMMAND_FIX: Final = (
-    "run the command by hand, as the gateway's user and in its folder; the gateway's log has its stderr "
-    "(`child.ended`)"
-)
+_PROBE_COMMAND: Final = "probe --stdio -- COMMAND"
 _CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr (`child.ended`)"
 
 
@@ -33,8 +30,7 @@ class UpstreamHealth:
         self.has_served = False
         """Whether it has answered more than probes outside a session."""
         self._route = route
-        self._is_command = url is None
-        self._probe = f"probe {quote(url or '')}"
+        self._probe = _PROBE_COMMAND if url is None else f"probe {quote(url)}"
         if errors.config_file:  # it also has the credentials and certificates with which the gateway asks
             self._probe = f"doctor --config {errors.config_file} --route {quote(route)}"
         self._metrics = metrics
@@ -48,12 +44,17 @@ class UpstreamHealth:
 
     def note(self, error: GatewayError) -> None:
         """Record an error of a request of this route; the same error may be given several times."""
-        fix = ""
-        if isinstance(error, Unreachable):
-            fix = _COMMAND_FIX if self._is_command else error.fix.replace("probe URL", self._probe)
-        noted = self._errors.note(error, self._route, fix=fix)
+        self.advise(error)
+        noted = self._errors.note(error, self._route)
         if noted is not None and noted.kind in _FAILURES:
             self._failure = noted
+
+    def advise(self, error: GatewayError) -> None:
+        """Complete the commands of an error's fix, for the log and the status page alike."""
+        fix = error.fix.replace("--config FILE", f"--config {self._errors.config_file or 'FILE'}")
+        for asks in ("probe URL", _PROBE_COMMAND):
+            fix = fix.replace(asks, self._probe)
+        error.advise(fix)
 
     def count(self, error: GatewayError) -> None:
         """Count an error in the metrics, if it is the upstream's."""

@@ -74,6 +74,7 @@ class SessionRelay(SideListener):
                 "The server does not read the messages of this session: more than limits.body_bytes of them wait; "
                 "send this one again later",
                 status=503,
+                reached={"limits.body_bytes": self.live.config.limits.body_bytes},
             )
         self._headers = message.headers
         self._waiting.append(message)
@@ -237,6 +238,7 @@ class SessionRelay(SideListener):
         """The upstream session has ended, so the client's ends too."""
         if self._is_closed:
             return
+        self.live.upstream.health.advise(error)
         log.warning(Event.RELAY_LOST, route=self.live.route.path, cause=error.message, fix=error.fix)
         requests = [*self._open, *(message.request_id for message in self._waiting)]
         self._waiting.clear()

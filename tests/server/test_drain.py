@@ -26,6 +26,7 @@ async def test_a_finished_call_is_not_counted_as_cancelled_or_let_go(
     await drain(stand.gateway, delay_seconds=0)
     (line,) = log_lines("server.parted")
     assert (line["let_go"], line["cancelled"]) == (let_go, cancelled)
+    assert line["level"] == ("warning" if cancelled else "info")
     if cancelled:
         assert "shut down before the call ended" in (await client.answer(asked)).error["message"]
 

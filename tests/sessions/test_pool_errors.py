@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 
-from gateway.config import Route, parse
+from gateway.config import Config, Route, parse
 from gateway.protocol.errors import CallLost, NoHandshake, Unreachable
 from gateway.sessions import pool_errors
 from tests.support.workbench import configuration
 
 
+def config(url: str = "http://127.0.0.1:9/mcp", **sections: Any) -> Config:
+    return parse(configuration(url, **sections), "test", {})
+
+
 def route(url: str = "http://127.0.0.1:9/mcp", **sections: Any) -> Route:
-    return parse(configuration(url, **sections), "test", {}).routes[0]
+    return config(url, **sections).routes[0]
 
 
 COMMAND = {"upstream": {"command": ["server"]}}
@@ -29,13 +33,17 @@ AFFINE = {"sessions": {"affinity": "principal"}}
     ids=["http", "command", "affinity"],
 )
 def test_a_caller_without_a_session_learns_which_limit_is_reached(sections: dict[str, Any], words: list[str]) -> None:
-    error = pool_errors.busy(route(route=sections))
+    error = pool_errors.busy(route(route=sections), config(), {"sessions.max": 3})
     assert error.status == 503
     assert all(word in error.message for word in [*words, "timeouts.session_wait_seconds"])
+    raised = "sessions.max to more than 3 or sessions.max_per_principal to more than 1100"
+    if "affinity" in words[0]:
+        raised = "timeouts.session_wait_seconds to more than 10"
+    assert error.fix == f"set {raised}, or add a replica"
 
 
 def test_a_client_with_a_session_of_its_own_learns_that_its_calls_take_turns() -> None:
-    error = pool_errors.busy(route(route=AFFINE), is_pinned=True)
+    error = pool_errors.busy(route(route=AFFINE), config(), {}, is_pinned=True)
     assert "the same client" in error.message
     assert "dialects: [sep-1655]" in error.message
 

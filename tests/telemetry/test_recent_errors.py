@@ -22,9 +22,9 @@ from gateway.telemetry.process_status import (
 from gateway.telemetry.recent_errors import RecentErrors, presentable
 
 
-def kinds(errors: RecentErrors, *noted: GatewayError, fix: str = "") -> list[str | None]:
+def kinds(errors: RecentErrors, *noted: GatewayError) -> list[str | None]:
     """The kinds under which errors are recorded."""
-    return [found and found.kind for found in (errors.note(error, fix=fix) for error in noted)]
+    return [found and found.kind for found in (errors.note(error) for error in noted)]
 
 
 def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_is_bounded() -> None:
@@ -97,6 +97,5 @@ def test_a_shown_text_is_one_line_without_secrets(text: str, shown: str) -> None
 )
 def test_a_condition_of_the_gateway_is_recorded_by_its_kind(error: GatewayError, kind: str | None) -> None:
     errors = RecentErrors()
-    assert kinds(errors, error, fix="" if kind != "busy" else "raise the cap") == [kind]
+    assert kinds(errors, error) == [kind]
     assert [told.kind for told in errors.told()] == ([kind] if kind else [])
-    assert kind != "busy" or errors.told()[0].fix == "Raise the cap"

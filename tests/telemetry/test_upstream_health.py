@@ -20,6 +20,7 @@ from tests.support.fake_modern import FakeModern, Json
 from tests.support.fake_upstream import FakeUpstream, Turn, ask
 from tests.support.host import fake
 from tests.support.legacy_client import LegacyClient, SseClient
+from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.status import fetch, told, upstream_up
 from tests.support.workbench import Stand, eventually
@@ -147,6 +148,68 @@ async def test_the_command_of_a_fix_names_the_server_and_no_secret(
     for fix in (error.fix, status.routes[0].last_failure.fix):
         assert command.format(host=host) in fix
     assert "s3cr3t" not in (await fetch(stand))[1]
+
+
+async def break_off(turn: Turn) -> None:
+    await turn.reset()
+
+
+def breaks_off(upstream: FakeUpstream) -> None:
+    upstream.tool(break_off)
+
+
+def is_slow(upstream: FakeUpstream) -> None:
+    upstream.tool(Turn.for_ever)
+
+
+def is_elsewhere(upstream: FakeUpstream) -> None:
+    upstream.on("initialize", lambda turn: turn.reply(302, b"", {"Location": "http://127.0.0.2:1/mcp"}))
+
+
+def forgets_sessions(upstream: FakeUpstream) -> None:
+    for method in ("ping", "tools/call"):
+        upstream.on(method, lambda turn: turn.reply(404, {"error": "no session"}))
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind", "says", "keeps"),
+    [
+        (breaks_off, "call_lost", "to see why it broke off", "idle_seconds"),
+        (is_slow, "call_lost", "is only slow, raise timeouts.idle_seconds of the route", "broke off"),
+        (is_elsewhere, "upstream_unreachable", "set upstream.url to the final address", "runs"),
+        (forgets_sessions, "session_lost", "the next call opens a new session", "idle_seconds"),
+    ],
+)
+async def test_the_log_has_the_fix_of_the_page_which_fits_and_can_be_pasted(
+    upstream: FakeUpstream,
+    begin: Start,
+    log_lines: Lines,
+    fails: Callable[[FakeUpstream], None],
+    kind: str,
+    says: str,
+    keeps: str,
+) -> None:
+    """`keeps`: what does not belong to the cause."""
+    stand = await begin(timeouts={"idle_seconds": 0.2}, file=ConfigFile(Path("/etc/gateway.yaml")))
+    fails(upstream)
+    assert (await stand.client().call()).error["data"]["reason"] == kind
+    (line,) = [*log_lines("exchange.finished"), *log_lines("upstream.failed")]
+    (error,) = (await told(stand)).errors
+    assert error.kind == kind
+    assert error.fix[1:] == line["fix"][1:]
+    assert says in line["fix"]
+    assert keeps not in line["fix"]
+    assert "`mrtr-gateway doctor --config /etc/gateway.yaml --route /mcp`" in line["fix"]
+
+
+async def test_the_fix_of_a_limit_has_its_key_and_value(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.tool(ask)
+    stand = await begin(hold={"max_calls": 1})
+    asked = await stand.client().call()
+    _ = await stand.client().call()
+    _ = await stand.client().answer(asked)
+    (error,) = (await told(stand)).errors
+    assert (error.kind, error.fix) == ("busy", "Set hold.max_calls to more than 1, or add a replica")
 
 
 async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream, begin: Start) -> None:

@@ -66,6 +66,7 @@ async def _arriving(http: HttpRequest, limit: int, seconds: float, budget: Budge
             f"Unfinished request bodies took more than {budget.limit} bytes ({budget.name}), and this was the oldest "
             "of them; send the request again",
             status=503,
+            reached={budget.name: budget.limit},
         )
     return b"".join((*pieces, small))
 

@@ -73,21 +73,24 @@ class ClusterView:
         return dict(zip(names, await asyncio.gather(*(self._ask_one(name, seconds) for name in names)), strict=True))
 
     async def _ask_one(self, member: str, seconds: float) -> Heard:
+        fix, file = "Check whether it runs, and read its log", self._source.recent_errors.config_file
+        if file and not self._members.is_own_host(member):
+            fix += f"; `mrtr-gateway doctor --config {file}` on {self._members.host} asks it"
         try:
             async with asyncio.timeout(seconds):
                 text = await self._peers.ask("status", member, "", most=STATUS_BYTES)
         except PeerDead:
-            return Heard(state="dead", why="Its address refuses connections")
+            return Heard(state="dead", why="Its address refuses connections", fix=fix)
         except (OwnerSilent, TimeoutError):
-            return Heard(state="silent", why=f"It did not answer within {seconds:g} s")
+            return Heard(state="silent", why=f"It did not answer within {seconds:g} s", fix=fix)
         except PeerRefused as exc:
             return Heard(state="refused", why=f"It {exc.why}", fix=exc.fix)
         except OwnerStalled as exc:
-            return Heard(state="stalled", why=f"It {exc.why}")
+            return Heard(state="stalled", why=f"It {exc.why}", fix=fix)
         except PeerFailed:
-            return Heard(state="stalled", why="It broke off its answer")
+            return Heard(state="stalled", why="It broke off its answer", fix=fix)
         status = read(text, member)
-        return Heard(state="answered", why="" if status else "Its answer was not a status", status=status)
+        return Heard(state="answered", why="" if status else "Its answer was not a status", fix=fix, status=status)
 
 
 def read(text: str, member: str) -> Status | None:

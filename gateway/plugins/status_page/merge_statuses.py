@@ -1,7 +1,7 @@
 """Merges the statuses of several processes, workers of a host or replicas of a cluster, into one; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -11,6 +11,7 @@ from gateway.telemetry.process_status import (
     BOUNDS,
     CallerStatus,
     ErrorStatus,
+    Failure,
     PeerState,
     ProcessStatus,
     RouteStatus,
@@ -19,6 +20,7 @@ from gateway.telemetry.process_status import (
     health,
 )
 
+Told = TypeVar("Told", ErrorStatus, Failure)
 _NAMED: Final = 10
 _ADDED_UP: Final = (
     *("held", "sessions_limit", "waiting"),
@@ -70,7 +72,23 @@ def of_cluster(own: Status, heard: Mapping[str, Heard]) -> Status:
         found = heard.get(peer.id)
         ago = 0.0 if found is not None and found.state == "answered" else peer.last_answer_seconds_ago
         peers.append(peer if found is None else replace(peer, state=found.state, last_answer_seconds_ago=ago))
-    return cut(replace(_merged(own, heard), covers="cluster", peers=tuple(peers)))
+    elsewhere = {name: replace(each, status=_of_another(each.status, name)) for name, each in heard.items()}
+    return cut(replace(_merged(own, elsewhere), covers="cluster", peers=tuple(peers)))
+
+
+def _of_another(status: Status | None, replica: str) -> Status | None:
+    """Say in each fix where its commands run: they name the file of that replica."""
+    if status is None:
+        return None
+
+    def there(told: Told) -> Told:
+        return replace(told, fix=f"On {replica}: {told.fix}") if told.fix else told
+
+    routes = (
+        replace(route, last_failure=there(route.last_failure)) if route.last_failure is not None else route
+        for route in status.routes
+    )
+    return replace(status, errors=tuple(map(there, status.errors)), routes=tuple(routes))
 
 
 def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:

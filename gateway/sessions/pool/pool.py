@@ -83,8 +83,13 @@ class Pool:
     @property
     def most(self) -> int:
         """Sessions that there may be; each is a process where the upstream is a command."""
-        most, upstream = self.config.sessions.max, self.route.upstream
-        return most if upstream.command is None else min(most, upstream.max_children)
+        return min(self.limits.values())
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What bounds that number, by key."""
+        limits, upstream = {"sessions.max": self.config.sessions.max}, self.route.upstream
+        return limits if upstream.command is None else {**limits, "upstream.max_children": upstream.max_children}
 
     def _change_limits(self, _: RouteSettings) -> None:
         self._capacity.change_limits(self.most, self.config.sessions.max_per_principal)
@@ -257,7 +262,7 @@ class Pool:
                 self._forget_if_unused(group)
                 self._assign(group)  # of an affine group, the request behind it may open the session now
         if not future.done():
-            raise pool_errors.busy(self.route, is_pinned=bool(group.key.pin))
+            raise pool_errors.busy(self.route, self.config, self.limits, is_pinned=bool(group.key.pin))
         if future.exception() is not None:
             self._forget_if_unused(group)
         return future.result()
@@ -302,7 +307,7 @@ class Pool:
         """
         seconds = 0 if is_exempt else self._rate.wait_seconds()
         if seconds > 0:
-            refusal = pool_errors.too_many_at_once(self.route, seconds)
+            refusal = pool_errors.too_many_at_once(self.route, self._rate.per_second, seconds)
             self._metrics.sessions_refused[self.route.path, refusal.limit].inc()
             return refusal
         self._rate.take()

@@ -18,7 +18,7 @@ from msgspec import Raw
 from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, ChildUnreachable
+from gateway.protocol.errors import CallSilent, ChildUnreachable
 from gateway.telemetry import Metrics, NestedOutcome
 from gateway.upstream.channel import Hearer
 
@@ -118,7 +118,7 @@ class ModernStdio:
             while not await child.answers(request.answered, left):
                 left = request.heard + idle_seconds - loop.time()
                 if left <= 0:
-                    raise CallLost(
+                    raise CallSilent(
                         f"{child.where} was silent for timeouts.idle_seconds; the call may have had effects"
                     )
             request.answered.result()

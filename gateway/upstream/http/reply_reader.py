@@ -17,7 +17,7 @@ from gateway.http_client.connection import PendingRequest
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
-from gateway.protocol.errors import Unreachable
+from gateway.protocol.errors import Redirected
 from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.upstream.channel import Hearer
@@ -26,14 +26,14 @@ REFUSAL_BYTES: Final = 65_536
 
 
 async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyReader]"]) -> "ReplyReader":
-    """Send a request, and once more where the upstream redirects it to within its origin; raises Unreachable."""
+    """Send a request, and once more where the upstream redirects it to within its origin; raises Redirected."""
     for _ in range(2):
         reply = await send()
         if reply.status not in REDIRECTS:
             return reply
         assert reply.head is not None, "it has a status"
         endpoint.follow(reply.head.text(b"location"))
-    raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
+    raise Redirected(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
 
 class ReplyReader(msgspec.Struct, eq=False):

@@ -163,6 +163,20 @@ def test_a_replica_without_an_answer_is_shown_as_it_was_found() -> None:
     assert (notice.text.partition(":")[0], notice.detail) == ("No status from gw-3", "It slept")
 
 
+def test_the_fixes_of_another_replica_say_where_their_commands_run() -> None:
+    def error(text: str) -> ErrorStatus:
+        return ErrorStatus(
+            kind="x", route="", text=text, fix="Run it", count=1, first_seconds_ago=2.0, last_seconds_ago=1.0
+        )
+
+    failure = Failure(kind="x", cause="gone", fix="Run it", seconds_ago=1.0)
+    failing = replace(route(), health="failing", last_failure=failure)
+    both, there = error("of both"), error("there alone")
+    status = whole(of("gw-1", errors=(both,)), of("gw-2", errors=(both, there), routes=(failing,)))
+    assert {each.text: each.fix for each in status.errors} == {"of both": "Run it", "there alone": "On gw-2: Run it"}
+    assert status.routes[0].last_failure == replace(failure, fix="On gw-2: Run it")
+
+
 def test_of_many_replicas_the_first_ten_are_named() -> None:
     own = of("gw-0", version="1")
     others = [of(f"gw-{number}", version="2") for number in range(1, 13)]
