@@ -117,6 +117,9 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     ]
     assert {each.id: each.state for each in status.peers} == {"gw-2": "dead", "gw-3": "refused", "gw-4": "answered"}
     assert "do not restart it" in next(each.fix for each in status.notices if "gw-3" in each.text)
+    one.gateway.recent_errors.config_file = "/etc/gateway.yaml"
+    fixes = [each.fix for each in (await seen(one)).notices if "gw-2" in each.text]
+    assert "`mrtr-gateway doctor --config /etc/gateway.yaml` on gw-1 asks it" in fixes[0]
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: the calls that it holds are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
