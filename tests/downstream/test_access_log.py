@@ -324,6 +324,21 @@ async def test_a_mirrored_call_and_its_answer_have_lines_of_one_exchange(log_lin
     }
 
 
+async def test_a_mirrored_call_that_fails_in_its_stream_has_its_reason(log_lines: Lines, begin: Start) -> None:
+    async with FakeModern() as server:
+        server.tools["ask"] = lambda call: call.ask(name=FORM)
+        client = await LegacyClient(await begin(**ON, url=server.url, route={"era": "mirror"})).initialize()
+        async with client.request(mcp.TOOLS_CALL, {"name": "ask", "arguments": {}}) as stream:
+            question = await stream.message()
+            await server.close()
+            assert await client.answer(question, ACCEPT) == 202
+            _ = await stream.message()
+        await eventually(lambda: len(log_lines("request.finished")) == 4)
+    (line,) = (line for line in log_lines("request.finished") if line["method"] == mcp.TOOLS_CALL)
+    assert (line["status"], line["reason"]) == (200, "call_lost")
+    assert server.url in line["cause"]
+
+
 async def test_nothing_foreign_is_logged_as_it_came(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
     upstream.on(mcp.RESOURCES_READ, lambda turn: turn.result({"contents": []}))
     client = (await begin(**ON)).client()

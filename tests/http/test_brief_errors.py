@@ -27,7 +27,7 @@ from tests.support.paper_client import PaperClient
 from tests.support.replicas import STALLED, TWICE, Cluster, drop, facing, orphan
 from tests.support.stand import Start
 from tests.support.task_client import TaskClient
-from tests.support.workbench import Stand
+from tests.support.workbench import Stand, eventually
 from tests.tasks.test_live_task import TaskServer
 
 __all__ = ["cluster"]
@@ -291,7 +291,8 @@ async def test_a_mirrored_call_whose_replica_died(log_lines: Lines, cluster: Clu
     async with FakeModern() as server:
         server.tools["ask"] = asks_again
         cluster.url = server.url
-        one, two = await cluster.begin("gw-1", "gw-2", errors="brief", route={"era": "mirror"})
+        sections: dict[str, Any] = {"errors": "brief", "log": {"access": True}}
+        one, two = await cluster.begin("gw-1", "gw-2", **sections, route={"era": "mirror"})
         client = await LegacyClient(one).initialize()
         async with client.call("ask", {"text": "x" * 5_000}) as stream:
             _, place = await asked_on(stream)
@@ -301,6 +302,9 @@ async def test_a_mirrored_call_whose_replica_died(log_lines: Lines, cluster: Clu
             said = await stream.message()
         assert said["error"]["data"] == {"reason": "owner_lost", "requestId": "mine"}
         check(log_lines, json.dumps(said))
+        await eventually(lambda: any(line["request_id"] == "mine" for line in log_lines("request.finished")))
+        (line,) = (line for line in log_lines("request.finished") if line["request_id"] == "mine")
+        assert (line["reason"], "gw-1 ended" in line["cause"]) == ("call_lost", True)
 
 
 async def test_a_retry_of_which_nothing_was_run(
