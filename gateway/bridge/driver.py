@@ -19,7 +19,6 @@ from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
 from gateway.exchange.machine import (
     ASKING,
-    BROKEN,
     DETACHED,
     ENDED,
     FINISHED,
@@ -138,10 +137,10 @@ class Driver(Engine):
     def at_end(self) -> Fate:
         """What becomes of a held call if this process ends now: what `let_go`, and whoever takes it over, would do."""
         exchange, context, call = self._exchange, self._context, self._upstream_call
-        if exchange.is_lost or not self.live.process.draining.is_resumable:
+        if not self.live.process.draining.is_resumable:
             return "lost"
         # Of one that asked for visits to URLs, nobody else knows whether it was sent again.
-        is_there = exchange.state not in (BROKEN, REFERRED) and call.is_resumable
+        is_there = exchange.state is not REFERRED and call.is_resumable
         if (is_there or call.keeps_result_readable) and self._leads_on:
             return "resumed"
         # As the state says it: the tools that the server lists by now are not asked for.

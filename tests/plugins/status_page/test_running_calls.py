@@ -15,12 +15,13 @@ from gateway.exchange.machine import State
 from gateway.plugins.status_page.merge_statuses import cut
 from gateway.plugins.status_page.status_page import page
 from gateway.plugins.status_page.status_view import only
+from gateway.protocol import mcp
 from gateway.server.drain import drain
 from gateway.telemetry.process_status import MOST_HELD, CallStatus, Status
 from tests.plugins.status_page.test_merge_statuses import of_workers
 from tests.support.cluster import Cluster
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import READ_ONLY, FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.fake_upstream import FORM, READ_ONLY, FakeUpstream, Turn, ask, asks, gives_up, text
 from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
 from tests.support.status import SECRET, fetch, held, process, route, status_of, told
@@ -161,6 +162,9 @@ async def test_a_round_that_another_replica_relays_is_listed_where_its_call_runs
     call = await one_running(one)
     assert call.owner == one.gateway.members.own
     assert (await told(one)).running_total == 1
+    legs = one.gateway.downstream.legs
+    assert legs.relayed
+    assert legs.relayed.keys() <= legs.seen.keys(), "it would also be listed if it had never been held"
     gate.go.set()
     assert (await answering).text == "done"
 
@@ -239,6 +243,23 @@ async def test_a_call_with_event_ids_is_resumed_and_so_is_its_result(upstream: F
     assert await fates(stand) == (["resumed"], 0)
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
     assert store.rounds == 1
+
+
+async def test_a_result_that_waits_for_its_client_is_read_elsewhere(upstream: FakeUpstream, begin: Start) -> None:
+    stand, gives_up_asking = await begin(), asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.say({"id": 0, "method": mcp.ELICIT, "params": FORM}, "e1")
+        await gives_up_asking.wait()
+        await turn.result(text("late"))
+
+    upstream.tool(tool)
+    asked = await stand.client().call()
+    gives_up_asking.set()
+    (driver,) = stand.gateway.lot.waiting()
+    await eventually(lambda: driver.glance(0.0).state == State.FINISHED)
+    assert await fates(stand) == (["resumed"], 0)
+    assert (await stand.client().answer(asked)).text == "late"
 
 
 async def test_a_lost_call_stays_lost(upstream: FakeUpstream, begin: Start) -> None:
