@@ -21,7 +21,7 @@ from gateway.telemetry.process_status import MOST_HELD, CallStatus, Status
 from tests.plugins.status_page.test_merge_statuses import of_workers
 from tests.support.cluster import Cluster
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FORM, READ_ONLY, FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn, ask, asks, gives_up, text
 from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
 from tests.support.status import SECRET, fetch, held, process, route, status_of, told
@@ -260,6 +260,22 @@ async def test_a_result_that_waits_for_its_client_is_read_elsewhere(upstream: Fa
     await eventually(lambda: driver.glance(0.0).state == State.FINISHED)
     assert await fates(stand) == (["resumed"], 0)
     assert (await stand.client().answer(asked)).text == "late"
+
+
+async def test_a_call_whose_user_visits_a_url_is_lost_though_it_has_event_ids(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def refers(turn: Turn) -> None:
+        error = {"code": -32042, "message": "visit", "data": {"elicitations": [URL]}}
+        await turn.say({"id": turn.id, "error": error}, "e1")
+
+    stand = await begin()
+    upstream.tool(refers)
+    _ = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    assert driver.glance(0.0).state == State.REFERRED
+    assert await fates(stand) == (["lost"], 1)
+    await drop(stand)
 
 
 async def test_a_lost_call_stays_lost(upstream: FakeUpstream, begin: Start) -> None:
