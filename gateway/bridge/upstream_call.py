@@ -55,6 +55,7 @@ class UpstreamCall(Runner, ABC):
         "_listener",
         "_released",
         "_session",
+        "_starts",
         "_task",
         "_unsent",
         "newest",
@@ -71,6 +72,8 @@ class UpstreamCall(Runner, ABC):
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
         self.runs = 0
         """How often the call was run again."""
+        self._starts = 0
+        """How often it was sent: again after visits to URLs, too."""
         self._context = context
         self._listener = listener
         self._session: Session | None = None
@@ -207,6 +210,7 @@ class UpstreamCall(Runner, ABC):
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
         self._left, self._is_sent = None, False  # the call that visits to URLs followed was another one
+        self._starts += 1
         self._task = self._context.live.process.tasks.start(self._run(), "call")
 
     @abstractmethod
@@ -347,14 +351,16 @@ class UpstreamCall(Runner, ABC):
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
             self._call.stirs()  # the silence of its server counts from the answers on
-        runs = self.runs
+        starts = self._starts
 
         async def deliver() -> UpstreamError | None:
             """Send the answers one after the other; return why not all of them were sent."""
             if self.opened is not None and not await asyncio.shield(self.opened):  # others wait for it
                 return None  # without an open stream the call would have its effects, and its result would be lost
             session = self._session  # the one that was adopted meanwhile, if the call is another replica's
-            if session is None or runs != self.runs:  # a further run gets them from the record
+            # What is sent anew may run in another session, in which their ids are those of other questions. It gets
+            # them from the record.
+            if session is None or starts != self._starts:
                 return None
             for number, (question, answer) in enumerate(answers):
                 assert question.upstream_id is not None
@@ -363,10 +369,10 @@ class UpstreamCall(Runner, ABC):
                 try:
                     await session.answer(Raw(question.upstream_id), answer, self._context.headers)
                 except UpstreamError as exc:
-                    self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
+                    self._undelivered(tuple(question for question, _ in answers[number:]), exc, starts)
                     return exc
                 except Exception:  # the task reports it; without the answer no result would come
-                    if runs == self.runs:
+                    if starts == self._starts:
                         self._listener.hear(on.Stopped(bug()))
                     raise
             return None
@@ -390,10 +396,10 @@ class UpstreamCall(Runner, ABC):
         self._unsent += 1
         self.newest = self._context.live.process.tasks.start(sending(), "send upstream")
 
-    def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
-        """Say that these questions have no answer yet, unless the call was run again meanwhile."""
+    def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, starts: int) -> None:
+        """Say that these questions have no answer yet, unless the call was sent anew meanwhile."""
         replayable = self._context.may_run_again(exc)
-        if runs != self.runs:
+        if starts != self._starts:
             return
         retryable = isinstance(exc, Refused | Unreachable)
         if isinstance(exc, Unreachable) and self._context.exchange.round:
