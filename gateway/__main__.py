@@ -24,6 +24,7 @@ from gateway.config import (
     Level,
     Problem,
     cautions,
+    digest,
     for_command,
     for_upstream,
     load,
@@ -295,18 +296,24 @@ def _check(options: argparse.Namespace) -> int:
         for kind, remarks in _remarks(reading.config).items():
             found[kind] = placed(file, reading.config, filter(reading.is_known, remarks))
     is_valid = not reading.problems
+    loaded = digest(reading.config) if is_valid and reading.config is not None else None
     if options.json:
-        listed = {kind: lines(each, str(file)) for kind, each in found.items()}
-        print(json.dumps({"valid": is_valid, **listed}, indent=2))
+        listed = {kind: [_listed(each, file) for each in some] for kind, some in found.items()}
+        print(json.dumps({"valid": is_valid, "configuration": loaded, **listed}, indent=2))
     else:
         kinds = {"problems": "", "cautions": "caution: ", "notes": "note: "}
-        shown = [each._replace(text=kinds[kind] + each.text) for kind, some in found.items() for each in some]
-        texts = lines(shown, str(file))
+        shown = ((kinds[kind] + each.sentence, each.place) for kind, some in found.items() for each in some)
+        texts = lines((Problem("", text, place) for text, place in shown), str(file))
         if is_valid:
             asks = f"no server was asked: `mrtr-gateway doctor --config {file}` asks them"
-            texts = ["configuration is valid", *texts, asks]
+            texts = [f"configuration is valid, digest {loaded}", *texts, asks]
         print(*texts, sep="\n", file=sys.stdout if is_valid else sys.stderr)
     return 1 if not is_valid or (options.strict and (found["cautions"] or found["notes"])) else 0
+
+
+def _listed(problem: Problem, file: Path) -> dict[str, object]:
+    line, column = problem.place or (None, None)
+    return {"file": str(file), "line": line, "column": column, "key": problem.path, "text": problem.sentence}
 
 
 def _remarks(config: Config) -> dict[str, list[str]]:

@@ -79,11 +79,11 @@ def _document(path: Path | str) -> Document:
 
 
 def placed(path: Path, config: Config, remarks: Iterable[str]) -> list[Problem]:
-    """Return remarks on a configuration, each at the place of the key that it begins with."""
+    """Return remarks on a configuration in the order of its file, each at the place of the key that it begins with."""
     places = _document(path).places
     for number, route in _named_routes(config).items():
         places |= {key.replace(number, route): place for key, place in places.items() if key.startswith(number)}
-    return [Problem("", each, Problem(_key_of(each), "").placed(places).place) for each in remarks]
+    return sorted((Problem(_key_of(each), each).placed(places) for each in remarks), key=_in_file)
 
 
 def lines(problems: Iterable[Problem], source: str) -> list[str]:
@@ -176,7 +176,7 @@ def _read(document: Document, source: str, env: Mapping[str, str], *, needs_prog
     if not isinstance(config, Config):
         config, spoilt = None, []
     else:
-        config, of_files = with_files(config, Path(source).parent)
+        config, of_files = with_files(config, Path(source).absolute().parent)
         # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
         spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in of_files)]
         problems += of_files

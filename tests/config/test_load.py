@@ -19,6 +19,7 @@ from gateway.config import (
     load,
     parse,
 )
+from tests.support.authority import Authority
 from tests.support.configurations import (
     KEY,
     ROUTE,
@@ -85,6 +86,15 @@ def test_the_digests_of_different_configurations_differ() -> None:
     texts = ("", "hold: {max_calls: 1}\n", "workers: 2\n", f"state: {{keys: ['{KEY}']}}\n")
     assert len({digest(good(text)) for text in texts}) == len(texts)
     assert digest(good("hold: {ttl_seconds: 600}\n")) == digest(good())
+
+
+def test_a_digest_is_the_same_however_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` says whether a file is the one that runs, which was named by its full path."""
+    authority = Authority(tmp_path).sign("ca").name
+    file = tmp_path / "gateway.yaml"
+    _ = file.write_text(f"routes: [{{upstream: {{url: 'https://h/mcp', tls: {{ca_file: {authority}}}}}}}]\n")
+    monkeypatch.chdir(tmp_path)
+    assert digest(load(file.name)) == digest(load(file))
 
 
 def test_the_own_id_and_addresses_of_a_replica_are_not_in_the_digest() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway import __main__ as command
-from gateway.config import Config, ConfigError, ConfigFile
+from gateway.config import Config, ConfigError, ConfigFile, digest, load
 from tests.parts.launch import REPOSITORY
 
 UPSTREAM = "http://127.0.0.1:9/mcp"
@@ -101,7 +101,7 @@ def test_a_strict_check_fails_on_cautions_and_notes(
     assert command.main(["check", "--config", path]) == 0
     out = capsys.readouterr().out
     assert out.count(shown) == 2 or not shown
-    assert out.startswith("configuration is valid\n")
+    assert out.startswith("configuration is valid, digest ")
 
 
 def test_a_level_that_the_file_gets_wrong_stays_an_error(tmp_path: Path) -> None:
@@ -188,18 +188,23 @@ def test_check_answers_programs_in_json(tmp_path: Path, capsys: pytest.CaptureFi
     assert command.main(["check", "--json", "--strict", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["valid"], found["problems"], found["notes"]) == (True, [], [])
-    assert found["cautions"][0].startswith(f"{path}:3:3: routes[/mcp].forward_headers has traceparent")
-    assert found["cautions"][1].startswith(f"{path}:5:3: debug.bodies is true")
+    assert found["configuration"] == digest(load(path))
+    assert [each | {"text": each["text"].partition(" ")[0]} for each in found["cautions"]] == [
+        {"file": str(path), "line": line, "column": 3, "key": key, "text": key}
+        for line, key in ((3, "routes[/mcp].forward_headers"), (5, "debug.bodies"))
+    ], "the text begins with the key"
     path.write_text(f"listen: 8090\nroutes: [{{upstream: {{url: '{UPSTREAM}'}}}}]\n")
     assert command.main(["check", "--json", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
-    wrong = f'{path}:1:1: listen: 8090 is not host:port; write "127.0.0.1:8090"'
-    assert found == {"valid": False, "problems": [wrong], "cautions": [], "notes": []}
+    text = 'listen: 8090 is not host:port; write "127.0.0.1:8090"'
+    wrong = {"file": str(path), "line": 1, "column": 1, "key": "listen", "text": text}
+    assert found == {"valid": False, "configuration": None, "problems": [wrong], "cautions": [], "notes": []}
     path.unlink()
     assert command.main(["check", "--json", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["problems"][0].startswith(f"{path}: cannot be read")
-    assert found == {"valid": False, "problems": found["problems"], "cautions": [], "notes": []}
+    (unread,) = found["problems"]
+    assert unread["text"].startswith(f"{path}: cannot be read")
+    assert (unread["line"], unread["column"]) == (None, None)
 
 
 def test_check_shows_the_cautions_beside_the_errors_as_far_as_they_are_known(

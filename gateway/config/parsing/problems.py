@@ -25,15 +25,18 @@ class Problem(NamedTuple):
     """Its line and column in the file, if they are known; the first of each is 1."""
 
     def __str__(self) -> str:
-        where = self.path or (f"line {self.place[0]}" if self.place else "")
-        return f"{where}: {self.text}" if where else self.text
+        return f"line {self.place[0]}: {self.text}" if self.place and not self.path else self.sentence
+
+    @property
+    def sentence(self) -> str:
+        """It without its place, beginning with its path; a remark has that in its text already."""
+        return self.text if self.text.startswith(self.path) else f"{self.path}: {self.text}"
 
     def located(self, source: str) -> str:
         """Return it beginning with its place in the file, as compilers write it, if it has one there."""
         if self.place is None:
             return str(self)
-        what = f"{self.path}: {self.text}" if self.path else self.text
-        return f"{source}:{self.place[0]}:{self.place[1]}: {what}"
+        return f"{source}:{self.place[0]}:{self.place[1]}: {self.sentence}"
 
     def placed(self, places: Mapping[str, tuple[int, int]]) -> Self:
         """Return the problem with the place of its path, or of what that is in; one of the environment has none."""

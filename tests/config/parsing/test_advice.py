@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -286,7 +287,7 @@ CASES = [
         "tls: {§cert_file: ~/a.pem}" + ROUTES,
         (
             "tls.cert_file: cannot be read (No such file or directory); write the path in full, without ~ "
-            f"(~/a.pem, read as uid {os.geteuid()})"
+            f"({Path.cwd()}/~/a.pem, read as uid {os.geteuid()})"
         ),
         None,
     ),
