@@ -36,6 +36,8 @@ class Reload:
         """Give `file` None if the process has no file; `name` is logged."""
         self.rejected: tuple[str, ...] | None = None
         """The problems of the file, if the last reload rejected it."""
+        self.needs_restart = False
+        """Whether it was rejected because of keys that cannot change while the process runs, and of nothing else."""
         self._file = file
         self._in_force = in_force
         self._contents = contents(in_force.value)
@@ -89,7 +91,10 @@ class Reload:
             new = await asyncio.to_thread(self._file.load)
             files = await asyncio.to_thread(contents, new)
             found = changes(self._in_force.value, new)
-            stuck = [f"{key}: cannot change while the process runs; restart to change" for key in refused(found)]
+            stuck = [
+                f"{key}: cannot change while the process runs; restart, or put the old value back"
+                for key in refused(found)
+            ]
             if stuck:
                 stuck = lines(await asyncio.to_thread(placed, self._file.path, new, stuck), str(self._file.path))
         except ConfigError as exc:
@@ -97,7 +102,7 @@ class Reload:
         if self.is_closed:
             return None  # the drain has begun meanwhile, and relies on the present keys
         if stuck:
-            return self._reject(stuck)
+            return self._reject(stuck, needs_restart=True)
         try:
             self._owner.apply(new)
         except ConfigError as exc:  # a file was removed since it was read
@@ -113,8 +118,8 @@ class Reload:
         log.info(Event.CONFIG_LOADED, note=note, configuration=digest(new), changed=changed, **self._name)
         return True
 
-    def _reject(self, problems: Sequence[str]) -> bool:
-        self.rejected = tuple(problems)
+    def _reject(self, problems: Sequence[str], *, needs_restart: bool = False) -> bool:
+        self.rejected, self.needs_restart = tuple(problems), needs_restart
         note = "the configuration stays as it was"
         log.error(Event.CONFIG_REJECTED, problems=problems, note=note, **self._name)
         return False

@@ -1,6 +1,6 @@
 """The configuration: one strict YAML file with overrides from the environment."""
 
-from gateway.config.advisories import cautions, notes
+from gateway.config.advisories import cautions, notes, reload_command
 from gateway.config.files import contents
 from gateway.config.in_force import InForce
 from gateway.config.load import ConfigFile, digest, for_command, for_upstream, load, parse, with_log_level

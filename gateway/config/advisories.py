@@ -39,10 +39,8 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
             "debug.bodies is true: the log contains what users typed and tools answered, and masks only what looks "
             "like a secret; set it to false when the fault is found"
         )
-    pid = "<pid>"
-    if is_served:
-        pid = str(os.getppid() if config.workers > 1 else os.getpid())  # workers are reloaded by their supervisor
-    yield from _of_certificates(certificates, f"renew it, then run `kill -HUP {pid}`")
+    command = reload_command(config) if is_served else "kill -HUP PID"
+    yield from _of_certificates(certificates, f"renew it, then run `{command}`")
     yield from _of_trust(config)
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
@@ -72,6 +70,11 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
                 f"{path}.credentials.mode is replace, but callers are not verified: every client that reaches "
                 f"{config.listen} acts with the gateway's credential; set principal.source to jwt or header"
             )
+
+
+def reload_command(config: Config) -> str:
+    """Return the command that makes this process read its file again."""
+    return f"kill -HUP {os.getppid() if config.workers > 1 else os.getpid()}"  # a supervisor reloads its workers
 
 
 def _of_trust(config: Config) -> Iterator[str]:

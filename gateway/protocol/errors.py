@@ -429,7 +429,7 @@ class Refused(UpstreamError):
     brief = "The server behind this route refused the credentials"
     fix = (
         "check the credential: with credentials.mode `forward` it is the caller's own; with `replace`, renew "
-        "credentials.token or token_file and send SIGHUP"
+        "credentials.token or token_file, then run `kill -HUP PID`"
     )
 
     def __init__(

@@ -92,7 +92,7 @@ def test_so_is_each_tracers_own_header(name: str) -> None:
     [
         (20, -20, None, ""),
         (20, 1, "is not valid before 20", "; check the clock, or replace it"),
-        (-1, -20, "has expired (20", "; renew it, then run `kill -HUP <pid>`"),
+        (-1, -20, "has expired (20", "; renew it, then run `kill -HUP PID`"),
         (13.1, -20, "expires on 20", ", in 13 days; renew it"),
         (1 / 12, -20, "expires on 20", ", in 2 h; renew it"),
         (0.05, -20, "expires on 20", ", in 72 min; renew it"),

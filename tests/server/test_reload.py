@@ -880,7 +880,7 @@ async def test_a_file_that_needs_a_restart_is_refused_as_a_whole(tmp_path: Path,
     files.path = tmp_path / "gateway.yaml"
     _ = files.path.write_text("admin: null\nworkers: 2\nlisten: 127.0.0.1:5\n")
     await files.signalled(3)
-    told = ": cannot change while the process runs; restart to change"
+    told = ": cannot change while the process runs; restart, or put the old value back"
     (line, _) = log_lines("config.rejected")
     assert line["problems"] == [f"{files.path}:2:1: workers{told}", f"{files.path}:3:1: listen{told}"]
     assert files.applied == [TWO]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway import __version__, world
 from gateway.admin.process_parts import ProcessParts
 from gateway.cluster.membership import Membership
-from gateway.config import cautions, digest
+from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
 from gateway.plugins.status_page.merge_statuses import cut, failing_first
 from gateway.plugins.status_page.status_view import waits_for
@@ -217,9 +217,12 @@ def _notices(source: ProcessParts) -> Iterator[StatusNotice]:
     if (rejected := source.reload.rejected) is not None:
         more = f"; and {len(rejected) - _REJECTIONS} more" if len(rejected) > _REJECTIONS else ""
         text = "; ".join(presentable(problem) for problem in rejected[:_REJECTIONS])
+        fix = f"Correct the file (`mrtr-gateway check --config {source.recent_errors.config_file}`), then"
+        if source.reload.needs_restart:
+            fix = "Restart the gateway, or put the old values back in the file and"
         yield StatusNotice(
             f"The configuration file was rejected, and the previous configuration stays in use: {text}{more}",
-            f"Correct the file (`mrtr-gateway check --config {source.recent_errors.config_file}`) and send SIGHUP",
+            f"{fix} run `{reload_command(source.config)}`",
         )
     for sentence in cautions(source.config, source.certificates.value, is_served=True):
         yield StatusNotice(sentence, is_bad=False)

@@ -1,6 +1,7 @@
 """The snapshot of a process for /status: it has no contents of calls."""
 
 import asyncio
+import os
 import re
 import time
 from collections import Counter
@@ -186,9 +187,14 @@ async def test_a_bug_is_shown_as_a_problem(stand: Stand) -> None:
     assert SECRET not in (await fetch(stand))[1]
 
 
-async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(
+    upstream: FakeUpstream, begin: Start, tmp_path: Path
+) -> None:
+    file = tmp_path / "my gateway.yaml"
+    _ = file.write_text("log: {level: debug}\n")
     found: list[ConfigError | str] = [
         ConfigError([Problem("routes[0].upstream.url", "is no URL")]),
+        configuration(upstream.url, log={"level": "debug"}),
         configuration(upstream.url),
     ]
 
@@ -198,13 +204,18 @@ async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: F
             raise next_
         return parse(next_, "test", {})
 
-    stand = await begin(file=Mock(load=read, path=Path("/etc/my gateway.yaml")))
+    stand = await begin(file=Mock(load=read, path=file))
     reload = stand.gateway.reload
     reload.ask()
     await eventually(lambda: reload.rejected)
     (notice,) = (await told(stand)).notices
     assert "routes[0].upstream.url: is no URL" in notice.text
-    assert "`mrtr-gateway check --config '/etc/my gateway.yaml'`" in notice.fix, "it can be pasted"
+    command = f"kill -HUP {os.getpid()}"
+    assert notice.fix == f"Correct the file (`mrtr-gateway check --config '{file}'`), then run `{command}`"
+    reload.ask()
+    await eventually(lambda: reload.needs_restart)
+    (notice,) = (await told(stand)).notices
+    assert notice.fix == f"Restart the gateway, or put the old values back in the file and run `{command}`"
     reload.ask()
     await eventually(lambda: reload.rejected is None)
     assert (await told(stand)).notices == ()
