@@ -141,7 +141,7 @@ class Spoken(msgspec.Struct, frozen=True):
             caller=self.live.process.tags.of(self.principal),
             **self.about,
             **({"cause": cause} if cause else {}),
-            **({"fix": error.fix} if error is not None else {}),
+            **({"reason": error.label, "fix": error.fix} if error is not None else {}),
         )
 
 
@@ -165,7 +165,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     """For how long the call was parked, until it was unparked last."""
     _answered: Ending = COMPLETE
     """How the legs that get the result end."""
-    _outcome: Outcome = COMPLETE.outcome
+    _outcome: Outcome = Outcome.CANCELLED
     _cause: str = ""
     _error: GatewayError | None = None
     _told_by: Literal["exchange", "task", "nobody"] = "exchange"
@@ -307,10 +307,10 @@ class Context(ClientCall, eq=False, kw_only=True):
         else:
             self._cause = f"the upstream answered with error {error.code}"
 
-    def cancelled(self, cause: str = "") -> None:
-        """The exchange was given up; `cause` if there is more to say about it."""
+    def cancelled(self, cause: str) -> None:
+        """The exchange was given up; the first cause that is known is told."""
         self._outcome = Outcome.CANCELLED
-        self._cause = cause or self._cause
+        self._cause = self._cause or cause
 
     def cooled(self) -> None:
         """The call is let go of, and nothing more is said about it until its client comes back."""
@@ -334,11 +334,14 @@ class Context(ClientCall, eq=False, kw_only=True):
         return self._call_span
 
     def finished(self) -> None:
-        """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
+        """Nothing more will happen in the exchange. A plain call is counted by its request, and not told here."""
         self._call_span = None
         rounds = self.exchange.round + 1
+        if self._outcome is Outcome.CANCELLED:
+            self.cancelled("the client did not come back")
         if self._told_by == "exchange" and (rounds > 1 or self._outcome is not COMPLETE.outcome):
             self.spoken.finished(rounds, self._outcome, self._began, self._error, self._cause)
+            self._told_by = "nobody"
 
     @property
     def spoken(self) -> Spoken:

@@ -193,6 +193,7 @@ class Driver(Engine):
             raise
         if self._exchange.state is RESTORED and not is_proven:
             # The client was only asked again, and its state leads to the owner: two replicas must not wait for it.
+            self._context.cancelled("its client was asked again, and another replica may hold the call")
             self._feed(on.LetGo(cancel=False))
 
     def answer(self, leg: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
@@ -254,6 +255,7 @@ class Driver(Engine):
             return False
         if is_resumable:
             call.let_go()  # before the event, whose commands release the session
+        self._context.cancelled("the process ends; another one continues the call as soon as its client comes back")
         self._feed(on.LetGo(cancel=not is_resumable))
         return True
 
@@ -321,6 +323,8 @@ class Driver(Engine):
         """Give the exchange up, and end its waiting legs with this error."""
         self._feed(on.Stopped(error))
         self._upstream_call.end_kept()  # the process ends, and its pool ends only sessions that it has back
+        if self._exchange.state is FINISHED:
+            self._context.finished()  # its client may be too late
 
     # -- from the upstream's side -------------------------------------------------------------------------------
 
@@ -475,6 +479,8 @@ class Driver(Engine):
         super()._moved(before, after)
         if after is ENDED:
             return
+        if (error := self._exchange.untold) is not None:
+            context.failed(error)
         if before in HELD or after not in _WAITING:
             # Not as soon as a question comes: those of a round are weighed together, when their quiet window ends.
             self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
@@ -498,7 +504,8 @@ class Driver(Engine):
 
     def _cancel(self, cancel: do.CancelCall) -> None:
         call = self._upstream_call
-        self._context.cancelled()
+        if self._exchange.state in (FINISHED, ENDED):  # else it is to run again
+            self._context.cancelled(cancel.reason)
         # Not picked up here, so what is cancelled is the call that the state describes.
         if self._takeover is not None and call.session is None and not call.runs:
             self._takeover.end(self._context, cancel.reason, asks=True)

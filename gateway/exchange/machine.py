@@ -198,10 +198,14 @@ class Exchange:
         return self._final is not None and bool(self.timers)
 
     @property
+    def untold(self) -> GatewayError | jsonrpc.Error | None:
+        """The error with which the call ended while its client was away, and which the next request will be told."""
+        return self._final.error if self.state is FINISHED and isinstance(self._final, do.Fail) else None
+
+    @property
     def is_lost(self) -> bool:
-        """Whether the call was lost while its client was away, which the next request will be told."""
-        final = self._final
-        return self.state is FINISHED and isinstance(final, do.Fail) and isinstance(final.error, UpstreamError)
+        """Whether the call was lost while its client was away."""
+        return isinstance(self.untold, UpstreamError)
 
     @property
     def kept_bytes(self) -> int:

@@ -76,7 +76,7 @@ class CallReport:
         about = {"request_id": self.request_id, "exchange_id": self._rounds.exchange}
         return Spoken(self._live, self._request.method, self._request.target, self._principal, about)
 
-    def finished(self, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
+    def finished(self, ending: Ending = COMPLETE, error: GatewayError | None = None, cause: str = "") -> None:
         """The call is over, with the server's response unless it is said otherwise; what comes later is not told."""
         if self._is_over:
             return
@@ -93,5 +93,5 @@ class CallReport:
         metrics.operations[path, self._request.method, version, *ending].observe(seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:  # as in the bridge, such calls are in the metrics alone
             return
-        cause = "" if error is None else error.message
+        cause = cause if error is None else error.message
         self.spoken.finished(rounds, ending.outcome, self._started, error, cause)

@@ -95,12 +95,12 @@ class MirroredCall(Engine, Hearer):
         if timer is LINGER:
             self._forget()
 
-    def _drop(self, reason: str = "") -> None:  # noqa: ARG002  (a modern server gets no reason)
-        """See `Engine`."""
+    def _drop(self, reason: str) -> None:
+        """See `Engine`; a modern server gets no reason."""
         self._release()
         if self._work is not None and self._work is not asyncio.current_task():
             _ = self._work.cancel()
-        self.report.finished(Ending(Outcome.CANCELLED))
+        self.report.finished(Ending(Outcome.CANCELLED), cause=reason)
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
         """See `Engine`."""

@@ -136,6 +136,7 @@ class LiveTask(Driver):
         target = context.request.target[:_TARGET_CHARACTERS]
         log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
         context.answered(COMPLETE)
+        _ = context.completed()
         context.finished()
         context.becomes_task()
         self._feed(became)

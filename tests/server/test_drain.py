@@ -1,13 +1,24 @@
-"""A drain that reaches its deadline logs the calls that it left to others or cancelled, and no finished ones."""
+"""A drain that reaches its deadline tells of each call that it left to others or cancelled."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gateway.exchange.machine import State
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_store import FakeStore
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
 from tests.support.logs import Lines
+from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
+from tests.support.workbench import Client, Reply, Stand, eventually, later, leave
 
-QUICK = {"drain_seconds": 0.05}
+QUICK = {"drain_seconds": 0.05, "grace_seconds": 30}
+STOPPED = "The gateway shut down before the call ended; it was cancelled and may have had effects"
+LEFT = "the process ends; another one continues the call as soon as its client comes back"
+Begun = Callable[[FakeUpstream, Stand, Client], Awaitable[Reply]]
+"""Brings a call about, and returns the reply of its newest round."""
 
 
 @pytest.mark.parametrize(
@@ -40,3 +51,99 @@ async def test_a_drain_after_which_only_kept_results_are_left_parted_with_nothin
     assert (await client.answer(await client.call())).result["resultType"] == "complete"
     await drain(stand.gateway, delay_seconds=0)
     assert log_lines("server.parted") == []
+
+
+async def parked(upstream: FakeUpstream, _: Stand, client: Client) -> Reply:
+    upstream.tool(ask)
+    return await client.call()
+
+
+async def left(upstream: FakeUpstream, stand: Stand, client: Client) -> Reply:
+    gate = Gate(upstream)
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    answering = later(client.answer(asked))
+    await gate.answered.wait()
+    await leave(answering)
+    await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
+    return asked
+
+
+async def ended(
+    ends: Callable[[Turn], Awaitable[None]], upstream: FakeUpstream, stand: Stand, client: Client
+) -> Reply:
+    over = asyncio.Event()
+    upstream.tool(gives_up(over, ends))
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    over.set()
+    await eventually(lambda: driver.glance(0.0).state != State.PARKED)
+    return asked
+
+
+async def lost(upstream: FakeUpstream, stand: Stand, client: Client) -> Reply:
+    return await ended(Turn.reset, upstream, stand, client)
+
+
+async def unread(upstream: FakeUpstream, stand: Stand, client: Client) -> Reply:
+    return await ended(lambda turn: turn.result(text("late")), upstream, stand, client)
+
+
+@pytest.mark.parametrize(
+    ("bring", "ephemeral", "outcome", "cause", "reason"),
+    [
+        (parked, False, "error", STOPPED, "stopping"),
+        (left, False, "error", STOPPED, "stopping"),
+        (lost, False, "error", "broke the connection", "call_lost"),
+        (unread, False, "cancelled", "the client did not come back", None),
+        (parked, True, "cancelled", LEFT, None),
+        (left, True, "cancelled", LEFT, None),
+        (lost, True, "cancelled", LEFT, None),
+    ],
+)
+async def test_each_call_without_a_result_is_told_once_with_its_cause(
+    upstream: FakeUpstream,
+    begin: Start,
+    log_lines: Lines,
+    bring: Begun,
+    ephemeral: bool,  # noqa: FBT001
+    outcome: str,
+    cause: str,
+    reason: str | None,
+) -> None:
+    stand = await begin(hold=QUICK, route={"ephemeral": ["tool"] if ephemeral else []})
+    client = stand.client()
+    asked = await bring(upstream, stand, client)
+    await drain(stand.gateway, delay_seconds=0)
+    (line,) = log_lines("exchange.finished")
+    assert (line["outcome"], line.get("reason"), line["rounds"]) == (outcome, reason, 2)
+    assert cause in line["cause"]
+    assert line["level"] == ("warning" if bring is lost and not ephemeral else "info")
+    if not ephemeral and bring is not left:  # whose connection is closed
+        _ = await client.answer(asked)  # in the last second
+        assert log_lines("exchange.finished") == [line]
+    await drop(stand)
+
+
+async def test_a_running_call_is_told_whether_it_is_cut_or_left_to_others(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines
+) -> None:
+    stand = await begin(hold=QUICK)
+    upstream.tool(lambda turn: turn.for_ever())
+    running = later(stand.client().call())
+    _ = await upstream.saw("tools/call")
+    await drain(stand.gateway, delay_seconds=0)
+    assert (await running).status == 503
+    (line,) = log_lines("exchange.finished")
+    assert (line["outcome"], line["cause"], line["reason"]) == ("error", STOPPED, "stopping")
+
+
+async def test_a_call_that_another_process_resumes_is_told_as_left_to_it(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines
+) -> None:
+    _ = FakeStore(upstream)
+    stand = await begin(hold=QUICK)
+    _ = await stand.client().call()
+    await drain(stand.gateway, delay_seconds=0)
+    (line,) = log_lines("exchange.finished")
+    assert (line["outcome"], line["cause"]) == ("cancelled", LEFT)
