@@ -106,6 +106,8 @@ class PeerConnections:
                 if answer is not None:
                     return next(iter(exchange.frames.feed(answer)), None)
         except (RequestFailed, TimeoutError, InvalidState) as exc:
+            if isinstance(exc, InvalidState) and exc.reason == "unknown_key":  # a rotation skipped a phase
+                raise PeerRefused(peer_request.to, "seals its answers with a key that this replica lacks") from exc
             raise ReplyBroken(f"{peer_request.to}: {type(exc).__name__}") from exc
         raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
 
@@ -174,9 +176,11 @@ class PeerConnections:
         refuses = f"refuses requests from {self._own} (HTTP {reply.status})"
         ahead = clock_ahead(reply.headers)
         # `Date` has whole seconds, so it may differ by one less than the member found.
-        if reply.status == HTTPStatus.FORBIDDEN and ahead is not None and abs(ahead) >= SKEW_SECONDS - 1:
+        if reply.status != HTTPStatus.FORBIDDEN or ahead is None:
+            return PeerRefused(member, f"{refuses}: compare the clocks and state.keys of both")
+        if abs(ahead) >= SKEW_SECONDS - 1:
             return ClockDiffers(member, f"{refuses}: its clock is {ahead_or_behind(ahead)} that of {self._own}", ahead)
-        return PeerRefused(member, f"{refuses}: compare the clocks and state.keys of both")
+        return PeerRefused(member, f"{refuses}: compare state.keys of both, whose clocks agree")
 
     def _unresolved(self, member: str, what: str) -> OwnerSilent:
         why = f"cannot be reached from {self._own} (its name in replica.peers {what})"

@@ -22,9 +22,7 @@ class ReplyBroken(PeerFailed):
 class PeerRefused(OwnerStalled):
     """The peer answers, and refuses the message: it is alive, and a restart of it would lose calls."""
 
-    fix = (
-        "compare the clocks, state.keys and versions of both replicas; do not restart it, since it serves its clients"
-    )
+    fix = "compare state.keys and versions of both replicas; do not restart it, since it serves its clients"
 
 
 class ClockDiffers(PeerRefused):

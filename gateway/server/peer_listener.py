@@ -38,10 +38,7 @@ _PIECE_BYTES: Final = 65_536
 _ROUND_DIGITS: Final = 9  # `int` raises ValueError for thousands of digits
 _LOG_SECONDS: Final = 1.0
 """The shortest time between two log lines about rejected requests; the metrics count each."""
-_REJECTED_FIX: Final = (
-    "if it is a replica, give it the same state.keys and compare the clocks; else let only replicas reach "
-    "replica.listen"
-)
+_REJECTED_FIX: Final = "if it is a replica, give it the same state.keys; else let only replicas reach replica.listen"
 
 _ACCEPT_PART: Final = 0.1
 """The part of `timeouts.peer_accept_seconds` for which the reply to a retry may be what accepts it."""

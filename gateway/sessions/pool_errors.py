@@ -2,10 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from gateway.config import Config, Route
 from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable
 from gateway.telemetry import SessionLimit
+
+_HUNG_FIX: Final = (
+    "look into the upstream's own log and at its load, and restart it if it hangs; if it is only slow, raise "
+    "timeouts.handshake_seconds; `mrtr-gateway probe URL` shows what it answers now"
+)
 
 
 def too_many_at_once(route: Route, per_second: float, seconds: float) -> Busy:
@@ -44,11 +50,14 @@ def busy(route: Route, config: Config, limits: Mapping[str, int], *, is_pinned: 
 def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float) -> BaseException:
     """What the failure of a handshake means to the operator; the exception itself if it says that already."""
     if isinstance(exc, TimeoutError):
-        unreachable = Unreachable if route.upstream.command is None else ChildUnreachable
-        return unreachable(
+        late = (
             f"The upstream {route.upstream.name} of route {route.path} did not finish its handshake in "
-            f"{handshake_seconds:g} s (timeouts.handshake_seconds); check that it is an MCP server"
+            f"{handshake_seconds:g} s (timeouts.handshake_seconds)"
         )
+        if route.upstream.command is not None:
+            return ChildUnreachable(f"{late}; check that it is an MCP server")
+        # An address that accepts no connection has an error of its own, after timeouts.connect_seconds.
+        return Unreachable(f"{late}. It accepts connections but does not answer: hung or overloaded?", fix=_HUNG_FIX)
     if isinstance(exc, CallLost):
         # A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3).
         may_miss = (route.upstream.url or "").startswith("https") and route.upstream.tls.cert_file is None

@@ -160,7 +160,7 @@ async def test_an_owner_that_refuses_the_request_counts_as_alive(
     [
         (403, 120, "its clock is 120 s ahead of that of gw-1", "gw-2's clock is 120 s ahead of this replica's"),
         (403, -120, "its clock is 120 s behind that of gw-1", "gw-2's clock is 120 s behind this replica's"),
-        (403, 30, _BOTH, PeerRefused.fix),  # other keys
+        (403, 30, "compare state.keys of both, whose clocks agree", PeerRefused.fix),
         (503, 120, _BOTH, PeerRefused.fix),  # not for its clock
         (403, "yesterday", _BOTH, PeerRefused.fix),
         (403, "", _BOTH, PeerRefused.fix),

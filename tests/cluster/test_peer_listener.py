@@ -118,7 +118,7 @@ async def test_a_message_in_time_that_was_taken_once_blames_no_clock(cluster: Cl
         async with cluster.http.post(url, data=request) as response:
             assert response.status == status
     (line,) = log_lines("peer.rejected")
-    assert line["fix"].startswith("if it is a replica, give it the same state.keys and compare the clocks")
+    assert line["fix"].startswith("if it is a replica, give it the same state.keys; else")
 
 
 async def test_a_replayed_request_is_refused(upstream: FakeUpstream, cluster: Cluster) -> None:

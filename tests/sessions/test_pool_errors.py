@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, Route, parse
-from gateway.protocol.errors import CallLost, NoHandshake, Unreachable
+from gateway.protocol.errors import CallLost, ChildUnreachable, NoHandshake, Unreachable
 from gateway.sessions import pool_errors
 from tests.support.workbench import configuration
 
@@ -72,6 +72,16 @@ def test_a_failed_handshake_names_the_upstream_and_the_route(failure: BaseExcept
     assert isinstance(error, Unreachable)
     assert "The upstream http://127.0.0.1:9/mcp of route /mcp" in error.message
     assert words in error.message
+
+
+def test_a_server_that_does_not_answer_may_hang_and_a_program_may_be_another_one() -> None:
+    server = pool_errors.handshake_failed(TimeoutError(), route(), 2.5)
+    assert isinstance(server, Unreachable)
+    assert server.message.endswith("It accepts connections but does not answer: hung or overloaded?")
+    assert "restart it if it hangs; if it is only slow, raise timeouts.handshake_seconds" in server.fix
+    child = pool_errors.handshake_failed(TimeoutError(), route(route=COMMAND), 2.5)
+    assert isinstance(child, ChildUnreachable)
+    assert child.message.endswith("; check that it is an MCP server")
 
 
 @pytest.mark.parametrize("failure", [NoHandshake("It refused"), asyncio.CancelledError()])

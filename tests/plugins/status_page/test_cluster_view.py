@@ -24,7 +24,7 @@ from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
 from tests.support.noted_connections import NotedConnection
 from tests.support.replicas import Cluster, drop, facing, in_time
 from tests.support.status import fetch, process, status_of
-from tests.support.workbench import Stand, eventually, later
+from tests.support.workbench import KEY, Stand, eventually, later
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +123,19 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: the calls that it holds are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
+
+
+async def test_a_skipped_phase_of_a_key_rotation_is_shown_on_both_sides(cluster: Cluster) -> None:
+    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
+    keys = {"gw-1": [KEY], "gw-2": ["ef" * 32, KEY]}
+    one, two = [await cluster.start(name, cluster.peers[name], state={"keys": keys[name]}) for name in keys]
+    (here,) = [notice for notice in (await seen(one)).notices if "No status" in notice.text]
+    assert here.detail == "It seals its answers with a key that this replica lacks"
+    assert here.fix.startswith("compare state.keys")
+    (there,) = [notice for notice in (await seen(two)).notices if "No status" in notice.text]
+    assert there.detail == "It refuses requests from gw-2 (HTTP 403): compare state.keys of both, whose clocks agree"
+    assert "clock" not in there.fix
+    assert [states(await seen(each))[other] for each, other in ((one, "gw-2"), (two, "gw-1"))] == ["refused"] * 2
 
 
 @pytest.mark.parametrize(("ahead", "way"), [(120, "120 s ahead of"), (-120, "120 s behind")])

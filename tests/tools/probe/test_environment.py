@@ -126,8 +126,17 @@ async def test_peers_are_asked_as_a_replica_asks_them(cluster: Cluster, taken: s
         "f": "does not answer as a replica",
     }
     says, fix = (await asked(state={"keys": ["ef" * 32]}))["gw-1"]
-    assert says == "refuses requests from a (HTTP 403): compare the clocks and state.keys of both"
+    assert says == "refuses requests from a (HTTP 403): compare state.keys of both, whose clocks agree"
     assert "give both replicas the same state.keys" in fix
+
+
+async def test_a_peer_that_seals_with_a_new_key_too_early_is_told(cluster: Cluster) -> None:
+    _ = await cluster.begin("gw-1", state={"keys": ["ef" * 32, KEY]})
+    own = f"127.0.0.1:{free_port()}"
+    replica = {"id": "a", "listen": own, "peers": {**cluster.peers, "a": own}}
+    check = of(await around(replica=replica, state={"keys": [KEY]}), "peers")
+    assert check.found.endswith("seals its answers with a key that this replica lacks")
+    assert "give both replicas the same state.keys" in check.fix
 
 
 async def test_the_name_of_peers_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,12 @@ async def test_a_host_that_does_not_even_refuse() -> None:
 @pytest.mark.parametrize(
     ("said", "options", "name", "words"),
     [
-        (b"", {"stays": True}, "session", "`initialize` was not answered within 0.3 s"),
+        (
+            b"",
+            {"stays": True},
+            "session",
+            "not answered within 0.3 s | The server accepts connections but does not answer",
+        ),
         (b"", {}, "http", "closed without an answer"),
         (b"\x15\x03\x01\x00\x02\x02\x46", {}, "http", "not valid HTTP"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", {}, "http", "not valid HTTP"),

@@ -83,10 +83,10 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
             fix = "Look in the server's log for its answer to `initialize`."
         case TimeoutError():
             found = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
-            why = "Clients get an error after that time (timeouts.handshake_seconds)."
+            why = "The server accepts connections but does not answer: it may be hung or overloaded."
             fix = (
-                "If the server starts slowly, raise --timeout here and timeouts.handshake_seconds in the "
-                "configuration. Otherwise check that it is an MCP server."
+                "Look into the server's log and at its load, and restart it if it hangs. If it is only slow, raise "
+                "--timeout here and timeouts.handshake_seconds. Otherwise check that it is an MCP server."
             )
         case _:
             found = f"the answer is not MCP: {clean(str(exc), 200)}"
