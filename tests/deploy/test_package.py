@@ -104,7 +104,7 @@ def test_the_sdist_has_the_package_and_no_page_of_another_folder(tmp_path: Path)
         "pyproject.toml",
         ".gitignore",
     }
-    assert [name for name in names if name.endswith("README.md")] == ["README.md"]
+    assert {name for name in names if name.endswith("README.md")} == {"README.md", "docs/README.md"}
     assert "gateway/py.typed" in names
 
 

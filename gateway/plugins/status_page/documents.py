@@ -19,10 +19,12 @@ _PACKAGE: Final = Path(__file__).parents[2]
 _FOLDERS: Final = (_PACKAGE / "docs", _PACKAGE.parent / "docs")
 """In an installed package; in a clone."""
 TITLES: Final = {
+    "README.md": "all documents",
     "status.md": "the status page",
     "continuity.md": "what is lost when a replica dies",
     "operations.md": "operations",
     "monitoring.md": "limits, capacity, monitoring",
+    "load-balancers.md": "load balancers",
     "logs.md": "the log",
     "faq.md": "questions and answers",
 }

@@ -15,6 +15,8 @@ from gateway.plugins.status_page.templates import HEADERS
 
 _STATUS: Final = ("/status", "/status.json")
 _DOCS: Final = "/docs/"
+_BARE: Final = {"/": "status", "/docs": "docs/"}
+"""Where paths lead that people type."""
 
 
 class StatusPages:
@@ -43,11 +45,11 @@ def is_status(http: HttpRequest) -> bool:
 
 
 def other_page(http: HttpRequest) -> Response | None:
-    """Return what is at another path than the status: a document, or at the root the way to the status."""
+    """Return what is at another path than the status: a document or their list, or the way to one."""
     path = http.head.path
-    if path == "/":
-        return TextResponse("see /status\n", 302, {"Location": "status"})
-    name = path.removeprefix(_DOCS)
+    if (place := _BARE.get(path)) is not None:
+        return TextResponse(f"see /{place}\n", 302, {"Location": place})
+    name = path.removeprefix(_DOCS) or "README.md"
     # Only a listed name becomes a file's, so `..` leads nowhere, and no other is remembered.
     text = document(name) if path.startswith(_DOCS) and name in TITLES else None
     return None if text is None else _response(text.encode(), "text/html")

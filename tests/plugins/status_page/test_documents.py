@@ -10,6 +10,7 @@ import pytest
 from gateway.plugins.status_page.documents import TITLES, document, rendered
 from tests.docs.pages import anchors
 from tests.support.raw_connection import raw_connection
+from tests.support.status import fetch
 from tests.support.workbench import Stand
 
 REPOSITORY = Path(__file__).parents[3]
@@ -56,7 +57,15 @@ def test_a_link_to_a_page_that_is_not_served_names_the_file() -> None:
     assert rendered('![a "b"](images/c.png)') == '<p><span title="docs/images/c.png">a &quot;b&quot;</span></p>\n'
 
 
-@pytest.mark.parametrize("name", ["", "none.md", "tracing.md", "../README.md", "..%2FREADME.md", "%2E%2E/docs/faq.md"])
+@pytest.mark.parametrize("path", ["/docs", "/docs/"])
+async def test_the_folder_of_the_documents_lists_them(stand: Stand, path: str) -> None:
+    _, page, _ = await fetch(stand, path)
+    listed = page.partition("<article>")[2]
+    assert [name for name in TITLES if f'href="{name}"' not in listed] == ["README.md"]
+    assert '<span title="docs/security.md">' in listed
+
+
+@pytest.mark.parametrize("name", ["none.md", "tracing.md", "../README.md", "..%2FREADME.md", "%2E%2E/docs/faq.md"])
 async def test_no_other_file_is_served_or_remembered(stand: Stand, name: str) -> None:
     before = document.cache_info()
     async with raw_connection(stand, stand.gateway.admin) as raw:  # a client of HTTP would take `..` out
