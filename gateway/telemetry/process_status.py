@@ -175,6 +175,8 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     id: str
     state: ProcessState
     configuration: str = ""
+    loaded_seconds_ago: float | None = None
+    """Since the configuration was loaded; None if an older replica does not say."""
     pid: int = 0
     uptime_seconds: float = 0.0
     in_flight: int = 0

@@ -152,6 +152,7 @@ def _process(source: ProcessParts) -> ProcessStatus:
         id=source.members.own,
         state="ready" if source.reload.is_open else "draining",
         configuration=digest(config),
+        loaded_seconds_ago=max(world.wall() - source.metrics.load_time[()].value, 0.0),
         pid=os.getpid(),
         uptime_seconds=world.monotonic() - source.began,
         in_flight=source.downstream.in_flight,

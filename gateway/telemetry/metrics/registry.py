@@ -251,7 +251,7 @@ class Metrics:
             "certificate_expiry_timestamp_seconds", "When a configured certificate expires, by its key.", key=ANY
         )
         self._load_ok = series.gauge("config_last_reload_successful", "Whether the last reload was applied: 1 or 0.")
-        self._load_time = series.gauge(
+        self.load_time = series.gauge(
             "config_last_reload_success_timestamp_seconds", "When the configuration in force was loaded."
         )
         for route in routes:
@@ -273,7 +273,7 @@ class Metrics:
         """Show the load of the configuration, and its time, where clients are served."""
         self._load_ok[()].set(applied)
         if applied:
-            self._load_time[()].set(world.wall())
+            self.load_time[()].set(world.wall())
 
     def config_reloaded(self, *, applied: bool) -> None:
         """Count a reload; a rejected one left the old configuration in place."""

@@ -216,9 +216,15 @@ async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(
     await eventually(lambda: reload.needs_restart)
     (notice,) = (await told(stand)).notices
     assert notice.fix == f"Restart the gateway, or put the old values back in the file and run `{command}`"
+    load_time = stand.gateway.metrics.load_time[()]
+    load_time.set(100)
+    (before,) = (await told(stand)).processes
     reload.ask()
     await eventually(lambda: reload.rejected is None)
     assert (await told(stand)).notices == ()
+    await eventually(lambda: load_time.value != 100)
+    (after,) = (await told(stand)).processes
+    assert (before.loaded_seconds_ago or 0) > 1_000_000 > (after.loaded_seconds_ago or 0)
 
 
 async def test_a_risky_setting_is_shown_as_a_caution(begin: Start) -> None:

@@ -26,7 +26,7 @@ from gateway.telemetry.process_status import (
 )
 from tests.support.status import held, process, route, status_of
 
-ENDS = "draining ends in 25 s or sooner 0 s 1 of 2 1 of 1 lost if it ends"
+ENDS = "pid 7 draining ends in 25 s or sooner 0 s 1 of 2 1 of 1 lost if it ends"
 SHOWN = [
     "gw-1: ready, 1 problem - mrtr-gateway",
     "Held calls 1 of 2",
@@ -39,7 +39,7 @@ SHOWN = [
     "/b [status?route=/b] http://b/mcp auto, era not known yet failing Last failure 1 s ago 2 of 10 2 busy 1 none",
     "/a [status?route=/a] http://a auto, era not known yet ok last ok just now oldest call 50 s 2 of 10 2 busy 4 none",
     "Replicas",
-    f"gw-1#0 [status?replica=gw-1] pid 7 {ENDS} 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa",
+    f"gw-1#0 [status?replica=gw-1] {ENDS} 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa loaded 3 min ago",
     "gw-3 silent",
     "Running calls",
     "tools/call t /mcp the server's response 50 s 49 s r-1 gw-1 c",
@@ -67,7 +67,7 @@ def test_what_the_page_of_a_cluster_shows() -> None:
     failure = Failure(kind="k", cause="The cause", fix="The fix", seconds_ago=1)
     budgets = {name: BudgetStatus(used, 2 << 20, 0) for name, used in (("cold", 1 << 20), ("unused", 99))}
     limits = {"held": 1, "held_limit": 2, "connections": 3, "connections_limit": 1000}
-    limits |= {"open_files": 5, "open_files_limit": 100}
+    limits |= {"open_files": 5, "open_files_limit": 100, "loaded_seconds_ago": 180}
     usual: dict[str, Any] = {"waiting": 0, "subscriptions": 0, "sessions": {"busy": 2}}
     routes = (
         route(
