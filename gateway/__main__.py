@@ -33,7 +33,7 @@ from gateway.config import (
     validity,
     with_log_level,
 )
-from gateway.config.load import examine, lines, placed
+from gateway.config.load import examine, lines
 from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.config.parsing.problems import nearest
 from gateway.config.programs import not_here
@@ -294,7 +294,7 @@ def _check(options: argparse.Namespace) -> int:
     found: dict[str, Sequence[Problem]] = {"problems": reading.problems, "cautions": [], "notes": []}
     if reading.config is not None:
         for kind, remarks in _remarks(reading.config).items():
-            found[kind] = placed(file, reading.config, filter(reading.is_known, remarks))
+            found[kind] = reading.placed(reading.config, remarks)
     is_valid = not reading.problems
     loaded = digest(reading.config) if is_valid and reading.config is not None else None
     if options.json:

@@ -1,10 +1,9 @@
 """Reloads the configuration file on SIGHUP, completely or not at all."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.config import Config, ConfigError, ConfigFile, InForce, changes, contents, digest, refused
+from gateway.config import Config, ConfigError, ConfigFile, InForce, Problem, changes, contents, digest, refused
 from gateway.config.load import lines, placed
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
@@ -91,22 +90,19 @@ class Reload:
             new = await asyncio.to_thread(self._file.load)
             files = await asyncio.to_thread(contents, new)
             found = changes(self._in_force.value, new)
-            stuck = [
-                f"{key}: cannot change while the process runs; restart, or put the old value back"
-                for key in refused(found)
-            ]
-            if stuck:
-                stuck = lines(await asyncio.to_thread(placed, self._file.path, new, stuck), str(self._file.path))
+            why = "cannot change while the process runs; restart, or put the old value back"
+            if stuck := [Problem(key, why) for key in refused(found)]:
+                stuck = await asyncio.to_thread(placed, self._file.path, stuck)
         except ConfigError as exc:
-            return self._reject(exc.located)
+            return self._reject(exc)
         if self.is_closed:
             return None  # the drain has begun meanwhile, and relies on the present keys
         if stuck:
-            return self._reject(stuck, needs_restart=True)
+            return self._reject(ConfigError(stuck, str(self._file.path)), needs_restart=True)
         try:
             self._owner.apply(new)
         except ConfigError as exc:  # a file was removed since it was read
-            return self._reject(exc.problems)
+            return self._reject(exc)
         changed = [*found]
         changed += [
             f"{key} (content)"
@@ -118,8 +114,9 @@ class Reload:
         log.info(Event.CONFIG_LOADED, note=note, configuration=digest(new), changed=changed, **self._name)
         return True
 
-    def _reject(self, problems: Sequence[str], *, needs_restart: bool = False) -> bool:
-        self.rejected, self.needs_restart = tuple(problems), needs_restart
+    def _reject(self, error: ConfigError, *, needs_restart: bool = False) -> bool:
+        self.rejected = problems = tuple(lines(error.found, error.source))
+        self.needs_restart = needs_restart
         note = "the configuration stays as it was"
         log.error(Event.CONFIG_REJECTED, problems=problems, note=note, **self._name)
         return False

@@ -42,18 +42,33 @@ class Reading(NamedTuple):
     """In the order of the file."""
     spoilt: Sequence[str] = ()
     """The paths that may hold a default, and those of the problems."""
+    places: Mapping[str, tuple[int, int]] = {}
+    """As of `Document`, with those of misspelt keys, too."""
 
-    def is_known(self, remark: str) -> bool:
-        """Whether a remark on the configuration comes of what is written, and repeats no problem."""
-        routes = {} if self.config is None else _named_routes(self.config)
-        for path in self.spoilt:
-            number, _, name = path.rpartition("].")
-            route, key = routes.get(f"{number}]", ""), _key_of(remark)
-            # A remark names the other keys that it comes of. A name like "path" may be no more than a word of it.
-            is_named = re.search(r"[._]", name) is not None and name in remark
-            if key.startswith(route) and (is_named or touches(key.removeprefix(f"{route}."), name)):
-                return False
-        return True
+    def placed(self, config: Config, remarks: Iterable[str]) -> list[Problem]:
+        """Return the remarks that come of what is written, and repeat no problem, in the order of the file."""
+        # Problems name a route by its index, remarks by its path.
+        names = {f"routes[{number}": f"routes[{route.path}" for number, route in enumerate(config.routes)}
+
+        def named(path: str) -> str:
+            route, end, key = path.partition("]")
+            return names.get(route, route) + end + key
+
+        places, spoilt = {named(path): place for path, place in self.places.items()}, list(map(named, self.spoilt))
+        found = []
+        for remark in remarks:
+            key = remark.partition(" ")[0].rstrip(":")
+            if not any(_explains(path, key, remark) for path in spoilt):
+                found.append(Problem(key, remark).placed(places))
+        return sorted(found, key=_in_file)
+
+
+def _explains(spoilt: str, key: str, remark: str) -> bool:
+    """Whether a remark on a key comes of a value that may be a default."""
+    route, end, name = spoilt.rpartition("].")
+    # A remark names the other keys that it comes of. A name like "path" may be no more than a word of it.
+    is_named = re.search(r"[._]", name) is not None and name in remark and f"{key}.".startswith(route + end)
+    return is_named or touches(key, spoilt)
 
 
 def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
@@ -69,6 +84,12 @@ def examine(path: Path) -> Reading:
         return Reading(None, exc.found)
 
 
+def placed(path: Path, problems: Iterable[Problem]) -> list[Problem]:
+    """Return problems with their places in a file; raises ConfigError if it cannot be read."""
+    places = _document(path).places
+    return [problem.placed(places) for problem in problems]
+
+
 def _document(path: Path | str) -> Document:
     try:
         with Path(path).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -78,26 +99,9 @@ def _document(path: Path | str) -> Document:
         raise ConfigError([Problem(str(path), unreadable(path, exc))], str(path)) from exc
 
 
-def placed(path: Path, config: Config, remarks: Iterable[str]) -> list[Problem]:
-    """Return remarks on a configuration in the order of its file, each at the place of the key that it begins with."""
-    places = _document(path).places
-    for number, route in _named_routes(config).items():
-        places |= {key.replace(number, route): place for key, place in places.items() if key.startswith(number)}
-    return sorted((Problem(_key_of(each), each).placed(places) for each in remarks), key=_in_file)
-
-
 def lines(problems: Iterable[Problem], source: str) -> list[str]:
     """Return problems, or remarks, as lines in the order of the file."""
     return [each.located(source) for each in sorted(problems, key=_in_file)]
-
-
-def _named_routes(config: Config) -> dict[str, str]:
-    """Return how remarks name each route, by how problems do."""
-    return {f"routes[{number}]": f"routes[{route.path}]" for number, route in enumerate(config.routes)}
-
-
-def _key_of(remark: str) -> str:
-    return remark.partition(" ")[0].rstrip(":")
 
 
 def with_log_level(config: Config, level: Level | None) -> Config:
@@ -185,7 +189,7 @@ def _read(document: Document, source: str, env: Mapping[str, str], *, needs_prog
     spoilt += [problem.path for problem in problems]
     written = {path: key for path, key in walker.written.items() if key in document.places}
     places = document.places | {path: document.places[key] for path, key in written.items()}
-    return Reading(config, sorted((problem.placed(places) for problem in problems), key=_in_file), spoilt)
+    return Reading(config, sorted((problem.placed(places) for problem in problems), key=_in_file), spoilt, places)
 
 
 def _in_file(problem: Problem) -> tuple[int, int]:

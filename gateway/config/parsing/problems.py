@@ -56,11 +56,6 @@ class ConfigError(Exception):
         self.problems = tuple(map(str, self.found))
         super().__init__("\n".join(self.problems))
 
-    @property
-    def located(self) -> tuple[str, ...]:
-        """The reasons, each with its place in the file if it has one there."""
-        return tuple(each.located(self.source) for each in self.found)
-
 
 def unusable(path: str, text: str) -> ConfigError:
     """Return the error for one key."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ConfigError
-from gateway.config.load import parse
+from gateway.config.load import lines, parse
 from tests.support.configurations import KEY, ROUTE
 
 ROUTES = "\nroutes:\n  - upstream: {url: http://127.0.0.1:9000/mcp}\n"
@@ -350,7 +350,7 @@ def test_a_wrong_configuration_is_told_with_its_place_and_a_correction(
     place = f"gateway.yaml:{text[: text.index('§')].count(chr(10)) + 1}:{len(before[-1]) + 1}"
     with pytest.raises(ConfigError) as caught:
         parse(text.replace("§", ""), "gateway.yaml", {})
-    assert caught.value.located == (f"{place}: {error}",)
+    assert lines(caught.value.found, "gateway.yaml") == [f"{place}: {error}"]
     if corrected is not None:
         _ = parse(corrected, "gateway.yaml", {})
 
@@ -422,22 +422,26 @@ routes:
 """
     with pytest.raises(ConfigError) as caught:
         parse(text, "gateway.yaml", {})
-    lines = [line.removeprefix("gateway.yaml:").partition(": ")[0::2] for line in caught.value.located]
-    assert [(where, what.partition(": ")[0]) for where, what in lines] == [
-        ("1:1", "listen"),
-        ("3:3", "hold.ttl_secs"),
-        ("4:1", "principal.jwks_url"),
-        ("10:7", "routes[0].upstream.url"),
-        ("12:5", "routes[1].upstream"),
-        ("13:5", "routes[2].upstream"),
-        ("13:5", "routes[2].path"),
+    found = [line.removeprefix("gateway.yaml:").split(": ")[:2] for line in lines(caught.value.found, "gateway.yaml")]
+    assert found == [
+        ["1:1", "listen"],
+        ["3:3", "hold.ttl_secs"],
+        ["4:1", "principal.jwks_url"],
+        ["10:7", "routes[0].upstream.url"],
+        ["12:5", "routes[1].upstream"],
+        ["13:5", "routes[2].upstream"],
+        ["13:5", "routes[2].path"],
     ]
 
 
 def test_a_value_of_the_environment_names_its_variable_and_no_line() -> None:
     with pytest.raises(ConfigError) as caught:
         parse("listen: 127.0.0.1:80" + ROUTES, "gateway.yaml", {"GATEWAY_LISTEN": "80"})
-    assert caught.value.located == ('listen: "80" (from GATEWAY_LISTEN) is not host:port; write "127.0.0.1:80"',)
+    assert lines(caught.value.found, "gateway.yaml") == [
+        'listen: "80" (from GATEWAY_LISTEN) is not host:port; write "127.0.0.1:80"'
+    ]
     with pytest.raises(ConfigError) as caught:
         parse(ROUTES, "gateway.yaml", {"GATEWAY_LISTN": "80"})
-    assert caught.value.located == ('GATEWAY_LISTN: is not a setting; did you mean "GATEWAY_LISTEN"?',)
+    assert lines(caught.value.found, "gateway.yaml") == [
+        'GATEWAY_LISTN: is not a setting; did you mean "GATEWAY_LISTEN"?'
+    ]

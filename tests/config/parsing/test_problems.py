@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from gateway.config.parsing.problems import ConfigError, Given, Problem, nearest, shown, touches, unreadable
+from gateway.config.load import lines
+from gateway.config.parsing.problems import Given, Problem, nearest, shown, touches, unreadable
 from tests.support.configurations import (
     problems,
 )
@@ -14,11 +15,8 @@ SECRET = "C4naryC4naryC4naryC4naryC4naryC4naryC4naryC4"
 
 
 def test_a_problem_begins_with_its_line_if_it_is_in_one() -> None:
-    assert ConfigError([Problem("a", "b"), Problem("c", "d", (7, 3)), Problem("", "e", (8, 1))], "f.yaml").located == (
-        "a: b",
-        "f.yaml:7:3: c: d",
-        "f.yaml:8:1: e",
-    )
+    found = [Problem("", "e", (8, 1)), Problem("a", "b"), Problem("c", "d", (7, 3))]
+    assert lines(found, "f.yaml") == ["a: b", "f.yaml:7:3: c: d", "f.yaml:8:1: e"]
 
 
 LEAKS = [
