@@ -71,9 +71,9 @@ def _explains(spoilt: str, key: str, remark: str) -> bool:
     return is_named or touches(key, spoilt)
 
 
-def load(path: Path | str, env: Mapping[str, str] | None = None) -> Config:
+def load(path: Path | str, env: Mapping[str, str] = os.environ) -> Config:
     """Return the configuration in a YAML file; raises ConfigError if it cannot be read or used."""
-    return _finish(_document(path), str(path), os.environ if env is None else env)
+    return _finish(_document(path), str(path), env)
 
 
 def examine(path: Path) -> Reading:
@@ -109,13 +109,13 @@ def with_log_level(config: Config, level: Level | None) -> Config:
     return config if level is None else structs.replace(config, log=structs.replace(config.log, level=level))
 
 
-def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Config:
+def parse(text: str, source: str, env: Mapping[str, str] = os.environ) -> Config:
     """Return the configuration in a YAML text; `*_file` paths are relative to the folder of `source`."""
-    return _finish(read_tree(text), source, os.environ if env is None else env)
+    return _finish(read_tree(text), source, env)
 
 
 def for_upstream(
-    url: str, listen: str | None = None, admin: str | None = None, env: Mapping[str, str] | None = None
+    url: str, listen: str | None = None, admin: str | None = None, env: Mapping[str, str] = os.environ
 ) -> Config:
     """Return the configuration of `serve --upstream URL`: one route; flags override the environment."""
     return _for_one({"url": Given(url, "--upstream")}, listen, admin, env)
@@ -126,28 +126,24 @@ def for_command(
     given: Sequence[str] = (),
     listen: str | None = None,
     admin: str | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> Config:
     """Return the configuration of `serve --stdio -- COMMAND`, as `for_upstream`; the words are used unchanged.
 
     `given` are extra variables for the command: NAME=VALUE, or NAME for the gateway's own value.
     """
-    own = os.environ if env is None else env
     variables: dict[str, object] = {}
     for word in given:
         name, has_value, value = word.partition("=")
-        if not has_value and name not in own:
+        if not has_value and name not in env:
             problem = Problem(f"--env {name}", f"is not set; export {name}, or write {name}=VALUE")
             raise ConfigError([problem], "command line")
-        variables[name] = Given(value if has_value else own[name], "--env")
+        variables[name] = Given(value if has_value else env[name], "--env")
     words = [Given(word, "--stdio") for word in command]  # `${` in a word is the command's own business
     return _for_one({"command": words, "env": variables}, listen, admin, env)
 
 
-def _for_one(
-    upstream: dict[str, object], listen: str | None, admin: str | None, env: Mapping[str, str] | None
-) -> Config:
-    env = os.environ if env is None else env
+def _for_one(upstream: dict[str, object], listen: str | None, admin: str | None, env: Mapping[str, str]) -> Config:
     flags = {name: text for name, text in (("listen", listen), ("admin", admin)) if text is not None}
     overruled = {f"GATEWAY_{name.upper()}" for name in flags}
     unset = {name: text for name, text in env.items() if name not in overruled}
