@@ -56,8 +56,8 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
                 flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
                 return on.Broke(
                     CallLost(
-                        f"The upstream {route.upstream.name} of route {route.path} answered {request.method} with a "
-                        f"result that {flaw}; the call may have had effects"
+                        f"{route.where} answered {request.method} with a result that {flaw}; the call may have had "
+                        "effects"
                     )
                 )
             context.resulted(TOOL_FAILED if modern.is_tool_error else COMPLETE)

@@ -339,9 +339,8 @@ class UpstreamCall(Runner, ABC):
             self._session.channel.suspect(is_accepted=self._call.is_accepted) if self._session is not None else ""
         )
         silent = CallSilent(
-            f"The upstream {route.upstream.name} of route {route.path} was silent for {limit:g} s in a call "
-            "(timeouts.idle_seconds); the call was cancelled and may have had "
-            f"effects{'. ' if suspect else ''}{suspect}"
+            f"{route.where} was silent for {limit:g} s in a call (timeouts.idle_seconds); the call was cancelled and "
+            f"may have had effects{'. ' if suspect else ''}{suspect}"
         )
         self._listener.hear(on.Stopped(silent))
 

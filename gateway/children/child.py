@@ -68,7 +68,7 @@ class Child(WrittenPipe):
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
-        self.where = f"The upstream {route.upstream.name} of route {route.path}"
+        self.where = route.where
         self.over: asyncio.Future[str] = loop.create_future()
         """Done when no more messages can be exchanged: the reason, worded to follow `where`."""
         self.gone: asyncio.Future[None] = loop.create_future()

@@ -51,7 +51,7 @@ class ChildLauncher:
         self._children = children
         self.newest: Child | None = None
         """The one that was started last, even if it has ended."""
-        self.where = f"The upstream {route.upstream.name} of route {route.path}"
+        self.where = route.where
         self._route = route
         self._tasks = tasks
         self._slots = asyncio.Semaphore(route.upstream.max_children)

@@ -71,8 +71,8 @@ class Round(ClientCall, eq=False, kw_only=True):
         route = self.live.route
         if error.is_foreign and route.era != "bridge" and self.live.upstream.is_modern is None:
             raise NoHandshake(
-                f"The upstream {route.upstream.name} of route {route.path} has not said yet whether it is modern, so "
-                "this requestState or taskId may be its own; nothing was run: send the same request again",
+                f"{route.where} has not said yet whether it is modern, so this requestState or taskId may be its own; "
+                "nothing was run: send the same request again",
                 fix=Unreachable.fix,
             ) from error
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from yarl import URL
 
-from gateway.config import redacted_url
 from gateway.protocol.errors import Redirected, clean
 
 _SHORTEST_SECRET: Final = 4
@@ -18,18 +17,14 @@ _QUOTED_CHARACTERS: Final = 200
 class Endpoint:
     """The URL of one upstream, shared by all its channels."""
 
-    def __init__(self, route: str, url: str, *, as_client: bool = True, where: str = "") -> None:
-        """`as_client`: requests to this upstream carry the client's own credential.
-
-        `where`: how errors name the upstream, instead of by its URL and its route.
-        """
-        self.route = route
+    def __init__(self, url: str, where: str, *, as_client: bool = True) -> None:
+        """`where`: how errors name the upstream; `as_client`: requests to it carry the client's own credential."""
+        self.where = where
         self.as_client = as_client
         self.url = URL(url)
         values = (self.url.raw_query_string, *self.url.query.values())
         # The longest first, because one value may be part of another.
         self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
-        self.where = where or f"The upstream {redacted_url(url)} of route {route}"
 
     def quoted(self, said: str) -> str:
         """Return what an error may quote of an upstream's message: bounded, and without the secrets of the query."""

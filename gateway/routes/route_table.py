@@ -100,7 +100,7 @@ class RouteTable:
             connect = ChildHolder(launcher).connect if serves_host else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, health, stdio=stdio)
-        endpoint = Endpoint(route.path, url, as_client=asks_as_client(route))
+        endpoint = Endpoint(url, route.where, as_client=asks_as_client(route))
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
         era = EraProbe(upstream, health)
         if route.upstream.transport == "sse":

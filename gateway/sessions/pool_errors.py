@@ -50,10 +50,7 @@ def busy(route: Route, config: Config, limits: Mapping[str, int], *, is_pinned: 
 def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float) -> BaseException:
     """What the failure of a handshake means to the operator; the exception itself if it says that already."""
     if isinstance(exc, TimeoutError):
-        late = (
-            f"The upstream {route.upstream.name} of route {route.path} did not finish its handshake in "
-            f"{handshake_seconds:g} s (timeouts.handshake_seconds)"
-        )
+        late = f"{route.where} did not finish its handshake in {handshake_seconds:g} s (timeouts.handshake_seconds)"
         if route.upstream.command is not None:
             return ChildUnreachable(f"{late}; check that it is an MCP server")
         # An address that accepts no connection has an error of its own, after timeouts.connect_seconds.
@@ -64,7 +61,7 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
         hint = "; if it asks for client certificates, give upstream.tls.cert_file" if may_miss else ""
         return Unreachable(exc.message.partition(";")[0] + hint)  # no call was sent that may have had effects
     if isinstance(exc, ValueError | RecursionError):
-        return Unreachable(f"The upstream {route.upstream.name} of route {route.path} is not an MCP server: {exc}")
+        return Unreachable(f"{route.where} is not an MCP server: {exc}")
     if isinstance(exc, NoHandshake) and route.era == "bridge":
         return NoHandshake(
             f"{exc.message}. The route has era: bridge, which needs the legacy side of the server; if the server is "

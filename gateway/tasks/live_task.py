@@ -307,8 +307,8 @@ class LiveTask(Driver):
                     _ = await asyncio.shield(opened)  # all requests about the task wait for it
         except TimeoutError:
             raise Unreachable(
-                f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
-                f"{seconds:g} s (timeouts.handshake_seconds) what has become of the task; ask again"
+                f"{self.live.route.where} did not tell in {seconds:g} s (timeouts.handshake_seconds) what has become "
+                "of the task; ask again"
             ) from None
         self.check()
 

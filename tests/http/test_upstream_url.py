@@ -3,12 +3,13 @@
 import pytest
 from yarl import URL
 
+from gateway.config import Route, Upstream
 from gateway.http.upstream_url import Endpoint
 from gateway.protocol.errors import Unreachable
 
 
 def endpoint(url: str = "http://old:9000/mcp") -> Endpoint:
-    return Endpoint("/mcp", url)
+    return Endpoint(url, Route(upstream=Upstream(url=url)).where)
 
 
 @pytest.mark.parametrize("location", ["/mcp/", "mcp/", "http://old:9000/mcp/", "http://user:password@old:9000/mcp/"])

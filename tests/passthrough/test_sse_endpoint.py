@@ -20,7 +20,7 @@ from tests.support.stand import Start
 from tests.support.turns import work_gives_way
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
-UPSTREAM = Endpoint("/mcp", "http://10.0.0.1:9000/sse")
+UPSTREAM = Endpoint("http://10.0.0.1:9000/sse", "The server")
 RING = Keyring((OLD,), PURPOSE)
 EVENT = b"event: endpoint\r\ndata: /messages/?session_id=1f\r\n\r\n"
 
@@ -112,7 +112,7 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up() -> None:
         with pytest.raises(InvalidRequest) as caught:
             _ = target(RING, asked(url, "POST"), UPSTREAM)
         assert caught.value.status == 404
-    elsewhere = Endpoint("/mcp", "http://10.0.0.2:9000/sse")
+    elsewhere = Endpoint("http://10.0.0.2:9000/sse", "The server")
     with pytest.raises(InvalidRequest):
         _ = target(RING, asked(told, "POST"), elsewhere)
     assert target(RING, asked("/mcp?other=1", "POST"), UPSTREAM) is None

@@ -179,6 +179,11 @@ class Route(Section, frozen=True, kw_only=True):
     requests over streamable HTTP, and the client must echo it."""
 
     @property
+    def where(self) -> str:
+        """The upstream, as errors name it."""
+        return f"The upstream {self.upstream.name} of route {self.path}"
+
+    @property
     def bound_headers(self) -> tuple[str, ...]:
         """Return the forwarded headers that are credentials."""
         if self.bind_headers is not None:

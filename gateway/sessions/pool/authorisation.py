@@ -82,6 +82,6 @@ async def _is_served(
         except SessionLost as exc:
             # The Python SDK 1.30 answers 404 to any credential but the one that opened the session.
             if await session.is_alive() and session is mine:
-                where = f"The upstream {pool.route.upstream.name} of route {pool.route.path}"
+                where = pool.route.where
                 raise Refused(f"{where} does not accept the credential in the call's session", status=403) from exc
     return False

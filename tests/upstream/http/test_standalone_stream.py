@@ -37,7 +37,7 @@ class Listening(SideListener):
         self.calls = HttpClient(self.tasks)
         self.client = Client(InForce(Bounds(Limits(event_bytes=100), Timeouts())), self.calls)
         times = structs.replace(SHORT, side_head_seconds=head_seconds, reopen_seconds=reopen_seconds)
-        self.upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
+        self.upstream = HttpUpstream(self.client, Endpoint(url, "The server"), self.tasks, times)
         self.headers = {"A": "b"}
         self.stream: StandaloneStream
         self.words: list[str] = []

@@ -78,7 +78,7 @@ class UpstreamSide(Runner):
         self.times = times
         self._calls = HttpClient(self.tasks)
         self.client = Client(InForce(Bounds(config.limits, config.timeouts)), self._calls)
-        upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
+        upstream = HttpUpstream(self.client, Endpoint(url, config.routes[0].where), self.tasks, times)
         settings = InForce(RouteSettings(config, config.routes[0]))
         self.pool = Pool(settings, lambda: StreamableChannel(upstream), self.metrics, self.tasks)
         self.is_attached = asyncio.Event()

@@ -82,9 +82,8 @@ class ProbeContext:
         self.timeouts = subject.config.timeouts
         self.client = client
         self.tasks = tasks
-        route = subject.route
         # Errors do not repeat the URL, whose query may be secret: the report begins with it.
-        self.endpoint = Endpoint(route.path, route.upstream.url or "", where="The server")
+        self.endpoint = Endpoint(subject.route.upstream.url or "", where="The server")
         self.server = Server()
         self.discover_id = new_id()
         """Of the request `server/discover`."""
