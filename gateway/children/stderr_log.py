@@ -10,6 +10,7 @@ from gateway import world
 from gateway.protocol import mcp
 from gateway.runtime.pieces import PieceReader
 from gateway.telemetry import Event, get_logger
+from gateway.telemetry.redaction import Secrets
 
 log = get_logger()
 
@@ -21,8 +22,7 @@ _COMPLAINT: Final = re.compile(f"Failed to validate request|{mcp.DISCOVER}")
 """What begins a complaint. Python SDK 1.30 writes 95 lines about an unknown method, the errors of each field."""
 _ITS_REST: Final = re.compile(r"\s|\w+(\.\w+)+$")
 """The lines under it are indented, or name a field."""
-_SHORTEST_SECRET: Final = 6  # to hide a value like `1` or `true` would hide it in ordinary words
-_HIDDEN: Final = "[hidden]"
+_SHORTEST_SECRET: Final = 6  # variables are often `1` or `true`
 
 
 class StderrLog(PieceReader):
@@ -35,8 +35,7 @@ class StderrLog(PieceReader):
         self.pid = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._route = route
-        # The longest first, because one may begin with another.
-        self._secrets = sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self._secrets = Secrets(secrets, _SHORTEST_SECRET)
         self._incomplete = b""
         self._second = 0
         self._logged = 0
@@ -66,11 +65,9 @@ class StderrLog(PieceReader):
             self.ended.set_result(None)
 
     def _log(self, line: bytes) -> None:
-        text = line[:_LINE_BYTES].decode(errors="replace").rstrip()
+        text = self._secrets.masked(line[:_LINE_BYTES].decode(errors="replace").rstrip())
         if not text:
             return
-        for value in self._secrets:
-            text = text.replace(value, _HIDDEN)
         if len(line) > _LINE_BYTES:
             text += "…"
         self.last.append(text)

@@ -8,9 +8,8 @@ from typing import Final
 from yarl import URL
 
 from gateway.protocol.errors import Redirected, clean
+from gateway.telemetry.redaction import Secrets
 
-_SHORTEST_SECRET: Final = 4
-"""Shorter values in a query are not treated as secrets: hiding them would garble what the upstream says."""
 _QUOTED_CHARACTERS: Final = 200
 
 
@@ -22,15 +21,11 @@ class Endpoint:
         self.where = where
         self.as_client = as_client
         self.url = URL(url)
-        values = (self.url.raw_query_string, *self.url.query.values())
-        # The longest first, because one value may be part of another.
-        self._secrets = sorted({value for value in values if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
+        self._secrets = Secrets((self.url.raw_query_string, *self.url.query.values()))
 
     def quoted(self, said: str) -> str:
         """Return what an error may quote of an upstream's message: bounded, and without the secrets of the query."""
-        for secret in self._secrets:
-            said = said.replace(secret, "[hidden]")
-        return clean(said, _QUOTED_CHARACTERS)
+        return clean(self._secrets.masked(said), _QUOTED_CHARACTERS)
 
     def follow(self, location: str | None) -> None:
         """Follow a redirect within the origin (`/mcp` to `/mcp/`). Raises Redirected for any other."""

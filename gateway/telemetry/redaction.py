@@ -5,7 +5,7 @@ Anything that looks like a credential is masked, even where none is expected.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -50,6 +50,22 @@ def mask(text: str) -> str:
         return text
     masked = _SECRET_TEXT.sub(_masked, text)
     return _URL_QUERY.sub(rf"\1{MASK}", masked) if "?" in masked else masked
+
+
+class Secrets:
+    """Secrets that are known, such as those that a server was given and may repeat."""
+
+    def __init__(self, values: Iterable[str], shortest: int = 4, mask: str = MASK) -> None:
+        """To mask a value that is shorter than `shortest` would garble ordinary words."""
+        self._mask = mask
+        # The longest first, because one may be part of another.
+        self._values = sorted({value for value in values if len(value) >= shortest}, key=len, reverse=True)
+
+    def masked(self, text: str) -> str:
+        """Return the text with every secret masked."""
+        for value in self._values:
+            text = text.replace(value, self._mask)
+        return text
 
 
 def _masked(match: re.Match[str]) -> str:

@@ -41,7 +41,7 @@ async def run_probe(subject: Subject, text: TextReport, *, route: str | None) ->
     bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
     async with http_client(bounds) as (client, tasks):
         exam = ProbeContext(subject, client, tasks, text)
-        target = exam.notes.hide.text(upstream.name)
+        target = exam.notes.hide.masked(upstream.name)
         text.begin(target if route is None else f"{route} -> {target}")
         try:
             async with asyncio.timeout(_STEPS * max(timeouts.handshake_seconds, timeouts.connect_seconds)):

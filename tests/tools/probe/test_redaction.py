@@ -27,4 +27,4 @@ def test_every_text_of_a_server_is_treated() -> None:
 
 def test_a_token_is_hidden_with_and_without_its_scheme_and_the_longest_first() -> None:
     hide = Redactor(["Bearer abcdef", "abcd", "xy"])
-    assert hide.text("Bearer abcdef, abcdef, abcd, abc, xy") == "<hidden>, <hidden>, <hidden>, abc, xy"
+    assert hide.masked("Bearer abcdef, abcdef, abcd, abc, xy") == "<hidden>, <hidden>, <hidden>, abc, xy"

@@ -7,33 +7,24 @@ from typing import Final
 from msgspec import structs
 
 from gateway.protocol.errors import clean
+from gateway.telemetry.redaction import Secrets
 from gateway.tools.probe.report.findings import Server
 
-_SHORTEST_SECRET: Final = 4
-"""Hiding shorter words would garble the report."""
-_HIDDEN: Final = "<hidden>"
 _SCHEME: Final = re.compile(r"(?:bearer|basic) +(?P<token>\S+)", re.IGNORECASE)
 
 
-class Redactor:
+class Redactor(Secrets):
     """Hides the secrets given to the probe, even if the server repeats them."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         """`secrets` are header values, tokens and so on, exactly as they are sent."""
         words = set(secrets)
         words |= {match["token"] for word in words if (match := _SCHEME.fullmatch(word)) is not None}
-        # Longest first, because a secret may be part of another.
-        self._words = sorted((word for word in words if len(word) >= _SHORTEST_SECRET), key=len, reverse=True)
-
-    def text(self, text: str) -> str:
-        """Return the text, which may have several lines, with every secret replaced."""
-        for word in self._words:
-            text = text.replace(word, _HIDDEN)
-        return text
+        super().__init__(words, mask="<hidden>")
 
     def line(self, text: str) -> str:
         """Return the text as one printable line, with every secret replaced."""
-        return self.text(clean(text))
+        return self.masked(clean(text))
 
     def server(self, server: Server) -> Server:
         """Return what a server says of itself, safe to print."""
