@@ -17,6 +17,7 @@ from typing import get_args
 
 from gateway import __version__, container_health, world
 from gateway.config import (
+    KEY_BYTES,
     Config,
     ConfigError,
     ConfigFile,
@@ -50,7 +51,6 @@ from gateway.tools.probe import command as probe
 
 log = get_logger()
 
-_KEY_BYTES = 32
 _USAGE = 2
 _DEFAULTS = Config(routes=())
 
@@ -342,7 +342,7 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def _keygen(_: argparse.Namespace) -> int:
-    print(base64.urlsafe_b64encode(world.random_bytes(_KEY_BYTES)).decode())
+    print(base64.urlsafe_b64encode(world.random_bytes(KEY_BYTES)).decode())
     return 0
 
 

@@ -23,7 +23,7 @@ from gateway.config.model.route import DPOP, Cache, Credentials, Route, Upstream
 from gateway.config.model.value_types import Era, Level
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.problems import ConfigError, Problem, unusable
-from gateway.config.parsing.state_keys import decode_key
+from gateway.config.parsing.state_keys import KEY_BYTES, decode_key
 from gateway.config.reloadable import changes, refused
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema

@@ -22,14 +22,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from gateway import world
-from gateway.config import InForce
+from gateway.config import KEY_BYTES, InForce
 from gateway.protocol.errors import InvalidState
 
 T = TypeVar("T")
 PREFIX: Final = "mrtr1"
 IN_JSON: Final = f'"{PREFIX}.'.encode()
 """How a sealed state begins in JSON that does not escape it."""
-MIN_KEY_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
@@ -61,8 +60,8 @@ class Keyring:
         """The first of `keys` seals, all open; raises ValueError for a short or a repeated key."""
         if not keys:
             raise ValueError("a key ring needs at least one key")
-        if any(len(key) < MIN_KEY_BYTES for key in keys):
-            raise ValueError(f"a state key needs at least {MIN_KEY_BYTES} bytes")
+        if any(len(key) < KEY_BYTES for key in keys):
+            raise ValueError(f"a state key needs at least {KEY_BYTES} bytes")
         self._keys = {key_id(key): key for key in keys}
         if len(self._keys) != len(keys):
             raise ValueError("a state key is repeated")

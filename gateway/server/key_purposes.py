@@ -4,16 +4,12 @@ Rule: the key of a process that started without `state.keys` stays the last one,
 because it may have sealed a state that a client still holds.
 """
 
-from typing import Final
-
 from gateway import world
-from gateway.config import Config, InForce
+from gateway.config import KEY_BYTES, Config, InForce
 from gateway.seal.keyring import Keys
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
-
-KEY_BYTES: Final = 32
 
 
 def state_keys(in_force: InForce[Config], worker_key: bytes | None) -> InForce[Keys]:

@@ -4,7 +4,8 @@ import base64
 import binascii
 import re
 
-MIN_KEY_BYTES = 32
+KEY_BYTES = 32
+"""The least that a key has."""
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}){32,}")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 
@@ -25,8 +26,8 @@ def decode_key(text: str) -> bytes:
         key = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except binascii.Error:
         raise ValueError("is not base64 or hex") from None
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"has {len(key)} bytes, but at least {MIN_KEY_BYTES} are needed")
+    if len(key) < KEY_BYTES:
+        raise ValueError(f"has {len(key)} bytes, but at least {KEY_BYTES} are needed")
     return key
 
 

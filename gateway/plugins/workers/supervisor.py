@@ -25,13 +25,13 @@ from typing import Final
 from gateway import __version__, world
 from gateway.admin.reload import Reload
 from gateway.cluster.worker import Worker
-from gateway.config import Config, ConfigFile, InForce, split_address
+from gateway.config import KEY_BYTES, Config, ConfigFile, InForce, split_address
 from gateway.http.server.listener import UNIX, Listener
 from gateway.http.server.traffic import Traffic
 from gateway.plugins.workers.workers_view import Overview
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
-from gateway.server.key_purposes import KEY_BYTES, ephemeral_key
+from gateway.server.key_purposes import ephemeral_key
 from gateway.server.listen_errors import explained
 from gateway.server.serve import ignore_signals, on_signal, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger

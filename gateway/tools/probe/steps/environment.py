@@ -12,11 +12,12 @@ from gateway.cluster.membership import resolve
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import ClockDiffers, PeerFailed
 from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
+from gateway.config.parsing.state_keys import KEY_BYTES
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import OwnerStalled, clean, clock_fix
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import MIN_KEY_BYTES, Keys, key_id
+from gateway.seal.keyring import Keys, key_id
 from gateway.seal.peer_messages import PeerSealer
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import TextReport
@@ -104,7 +105,7 @@ async def _look_at_peers(notes: Notes, config: Config, tasks: Tasks) -> None:
         return
     own = replica.id or world.host_name()
     # Without state.keys, which is a warning above, no other process has this one's key.
-    sealer = PeerSealer(InForce(Keys(config.state.raw_keys() or (world.random_bytes(MIN_KEY_BYTES),))))
+    sealer = PeerSealer(InForce(Keys(config.state.raw_keys() or (world.random_bytes(KEY_BYTES),))))
     connections = PeerConnections(InForce(config.timeouts), None, own, sealer, tasks)
     for name, address in sorted(replica.peers.items()):
         if name != own:
