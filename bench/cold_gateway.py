@@ -15,7 +15,8 @@ from pathlib import Path
 import uvloop
 
 from gateway.config import load
-from gateway.parking.cold_calls import ColdCall, Remains, packed
+from gateway.parking.cold_calls import ColdCall, packed
+from gateway.parking.orphans import Remains
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Whereabouts
 from gateway.server.process import Gateway

@@ -9,7 +9,8 @@ from gateway.bridge.call_context import Context
 from gateway.config import Config
 from gateway.exchange.machine import REFERRED
 from gateway.parking import orphans
-from gateway.parking.cold_calls import ColdCall, Remains, packed
+from gateway.parking.cold_calls import ColdCall, packed
+from gateway.parking.orphans import Remains
 from gateway.protocol import mcp
 from gateway.protocol.errors import OwnerLost
 from gateway.routes.deadlines import wait_seconds

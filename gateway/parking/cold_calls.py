@@ -5,28 +5,33 @@ keeps two promises of a held call: its answers go upstream once, and it is cance
 A million records fit into half a gigabyte, so nothing here is kept in more than one object for each call.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
+import asyncio
+import math
+from collections import deque
+from functools import lru_cache, partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
+from gateway import world
+from gateway.cluster import witness
+from gateway.parking import orphans
+from gateway.parking.orphans import Remains
 from gateway.protocol import jsonrpc
+from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.request_state import Whereabouts
+from gateway.runtime.coarse_timer import Alarm
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import ColdEnding
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.upstream.channel import Headers
 
 _RECORD_BYTES: Final = 448
 """What a record takes besides its texts, if its caller has no other: 372 bytes were measured with 1,000 of each."""
-
-
-class Remains(msgspec.Struct, frozen=True, array_like=True):
-    """Where a call is, with its open questions (JSON of the id, method): what it takes to give it up upstream."""
-
-    upstream: Whereabouts
-    questions: tuple[tuple[bytes, str], ...]
-
+_SWEEP_SECONDS: Final = 1.0
+_MOST_AT_ONCE: Final = 32
+"""Calls that are given up at the same time; the others wait."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Remains).decode
@@ -90,31 +95,26 @@ class Counts(dict[bytes, int]):
 
 
 class ColdCalls:
-    """The records by the ids of their exchanges."""
+    """The records by the ids of their exchanges, each of which is given up when it is due."""
 
-    def __init__(self, limit_bytes: int, counts: Counts) -> None:
+    def __init__(self, limit_bytes: int, counts: Counts, tasks: Tasks) -> None:
         """`counts` has all calls that wait for their clients, cold ones among them."""
         self._limit = limit_bytes
         self._counts = counts
+        self._tasks = tasks
         self._calls: dict[str, ColdCall] = {}
         self._due: dict[int, dict[str, None]] = {}
         """The ids of the calls by the second in which they are due."""
-        self._after_add: Callable[[int], None] = lambda _: None
+        self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "expiry of cold calls")
         self._used = 0
         self.refused = 0
         """How often a call stayed held because there was no room."""
+        self._ending: deque[tuple[ColdCall, int]] = deque()
+        """Calls to be given up, each with how often its cancellation did not arrive."""
+        self._running = 0
 
     def __len__(self) -> int:
         return len(self._calls)
-
-    def after_add(self, callback: Callable[[int], None]) -> None:
-        """Call back whenever a record was added, with the second in which it is due."""
-        self._after_add = callback
-
-    @property
-    def next_due(self) -> int | None:
-        """The second in which the next call is due."""
-        return min(self._due, default=None)
 
     def find(self, exchange_id: str) -> ColdCall | None:
         """Return the record of an exchange."""
@@ -137,7 +137,7 @@ class ColdCalls:
         self._used += call.size
         self._counts.change(call.principal, 1)
         call.live.process.metrics.cold_calls[call.live.route.path,].inc(1)
-        self._after_add(call.due)
+        self._alarm.set(call.due)
 
     def take(self, call: ColdCall) -> bool:
         """Drop a record; returns False if it is gone already. Whoever takes it may continue or end the call."""
@@ -165,3 +165,50 @@ class ColdCalls:
         call.live.process.metrics.cold_calls[call.live.route.path,].inc(-1)
         if not self._calls:
             _shared.cache_clear()  # they have credentials
+
+    # -- those whose clients did not come back --------------------------------------------------------------------
+
+    def give_up_all(self) -> None:
+        """Give all calls up, because no process has the keys to continue them."""
+        self._give_up(self.take_due(math.inf))
+
+    def _sweep(self, now: float) -> float | None:
+        self._give_up(self.take_due(now))
+        return min(self._due, default=None)
+
+    def _give_up(self, calls: list[ColdCall], failures: int = 0) -> None:
+        self._ending.extend((call, failures) for call in calls)
+        for _ in range(min(_MOST_AT_ONCE - self._running, len(self._ending))):
+            self._running += 1
+            self._tasks.spawn(self._end_queued(), "end cold calls")
+
+    async def _end_queued(self) -> None:
+        """Answer the questions of the calls, cancel them, and end their sessions."""
+        try:
+            while self._ending:
+                call, failures = self._ending.popleft()
+                if not (failures or await self._is_left(call)):  # one that failed was asked about before
+                    continue
+                remains, headers = call.unpacked()
+                reason = "the client did not answer in time"
+                is_over = await orphans.end(call.live, call.id, remains, reason, headers)
+                if not is_over and failures < len(CANCEL_AGAIN_SECONDS):  # the server has not heard of it
+                    again = self._tasks.guard(partial(self._give_up, [call], failures + 1), "cancel again")
+                    _ = asyncio.get_running_loop().call_later(CANCEL_AGAIN_SECONDS[failures], again)
+        finally:
+            self._running -= 1
+
+    async def _is_left(self, call: ColdCall) -> bool:
+        """Whether no other replica has continued a call; if one cannot be asked, this is tried again later."""
+        process, route = call.live.process, call.live.route.path
+        is_taken = await process.witness.is_taken(call.id, call.round)
+        if is_taken is None and call.inquiries < len(witness.ASK_AGAIN_SECONDS):
+            pause = witness.ASK_AGAIN_SECONDS[call.inquiries]
+            due = math.ceil(world.monotonic() + pause)
+            self.add(replace(call, due=due, inquiries=call.inquiries + 1))
+            return False
+        if is_taken is not False:
+            process.metrics.cold_calls_ended[route, ColdEnding.CONTINUED].inc()  # or a replica could never be asked
+            return False
+        process.metrics.cold_calls_ended[route, ColdEnding.EXPIRED].inc()
+        return True

@@ -13,6 +13,7 @@ from gateway.parking.cold_calls import ColdCalls, Counts
 from gateway.protocol.errors import Busy
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
+from gateway.runtime.tasks import Tasks
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -42,7 +43,7 @@ COLD_BYTES: Final = 1_073_741_824
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold], results: Budget) -> None:
+    def __init__(self, hold: InForce[Hold], results: Budget, tasks: Tasks) -> None:
         """`hold` has the caps; a reload that lowers them ends no parked call.
 
         `results` limits kept results.
@@ -53,7 +54,7 @@ class Lot(Generic[P]):
         self._kept: dict[str, tuple[P, Share]] = {}
         self._kept_of: Holdings[str] = Holdings()
         self._per_principal = Counts()
-        self.cold = ColdCalls(COLD_BYTES, self._per_principal)
+        self.cold = ColdCalls(COLD_BYTES, self._per_principal, tasks)
         """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""
 
     def __len__(self) -> int:

@@ -5,21 +5,29 @@ import re
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 from msgspec import Raw
 
 from gateway.exchange.input_requests import withdrawn
-from gateway.parking.cold_calls import Remains
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.own_ids import new_id
+from gateway.seal.request_state import Whereabouts
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers, Hearer
 
 log = get_logger()
 
 _FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
+
+
+class Remains(msgspec.Struct, frozen=True, array_like=True):
+    """Where a call is, with its open questions (JSON of the id, method): what it takes to give it up upstream."""
+
+    upstream: Whereabouts
+    questions: tuple[tuple[bytes, str], ...]
 
 
 async def give_up(live: LiveRoute, exchange_id: str, remains: Remains, reason: str, headers: Headers) -> None:

@@ -59,7 +59,7 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
     await clients.stop_accepting()
     await _until_idle(gateway, loop.time() + _LAST_SECONDS)
     if not draining.is_resumable:
-        gateway.cold_expiry.give_up_all()
+        gateway.lot.cold.give_up_all()
 
 
 async def _until_idle(gateway: Gateway, deadline: float) -> None:

@@ -38,7 +38,6 @@ from gateway.legacy_front.session_ids import session_ids
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import Tokens
-from gateway.parking.cold_expiry import ColdExpiry
 from gateway.parking.lot import Lot
 from gateway.passthrough import sse_endpoint
 from gateway.plugins.loader import find, plugin
@@ -96,9 +95,9 @@ class Gateway:
         self.lot: Lot[Driver] = Lot(
             in_force.part(lambda config: config.hold),
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
+            self.tasks,
         )
         self.calls = CallBytes(in_force.part(lambda config: config.limits))
-        self.cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
         self._keys = state_keys(in_force, worker.key if worker is not None else None)
         self.task_table = TaskTable(in_force.part(lambda config: config.hold), TaskSealer(self._keys))
         self._peer_sealer = PeerSealer(self._keys)
@@ -229,7 +228,7 @@ class Gateway:
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
         self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
-        mirrored = Shared(Tokens(keys), in_force.part(lambda config: config.hold), self.lot.results)
+        mirrored = Shared(Tokens(keys), in_force.part(lambda config: config.hold), self.lot.results, tasks)
         legacy = LegacyRouting(self.sessions, mirrored)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
         self._load_plugins(self.config)
@@ -239,7 +238,7 @@ class Gateway:
         downstream, stages, legacy = self.downstream, self.downstream.stages, self.downstream.legacy
         if legacy.stateless is None and any("sep-1442" in route.dialects for route in config.routes):
             hold = self._in_force.part(lambda config: config.hold)
-            shared = Shared(Tokens(self._keys, "sep-1442, "), hold, self.lot.results)
+            shared = Shared(Tokens(self._keys, "sep-1442, "), hold, self.lot.results, self.tasks)
             legacy.stateless = plugin("sep-1442")(shared, downstream.handle_hop, downstream.continuation.give_up)
         # An upstream over HTTP may have an OAuth of its own, and so may an issuer that the gateway requires.
         has_oauth = config.principal.source == "jwt" or any(route.upstream.url for route in config.routes)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from gateway.parking.cold_expiry import ColdExpiry
 from gateway.protocol import mcp
 from tests.cluster.test_witness import telling
 from tests.parts.launch import free_port
@@ -63,7 +62,7 @@ async def test_a_cold_call_that_another_replica_has_continued_is_not_cancelled(
     one, two = pair
     _, again = await continued_elsewhere(one, two, upstream)
     others = cold(one) - 1
-    ColdExpiry(one.gateway.lot.cold, one.gateway.tasks).give_up_all()
+    one.gateway.lot.cold.give_up_all()
     await eventually(lambda: sum(ended(one).values()) == others + 1)
     assert ended(one)["continued"] == 1
     await eventually(lambda: not one.busy_tasks())
@@ -119,9 +118,8 @@ async def test_an_expired_cold_call_is_asked_about_again_if_a_replica_could_not_
     peer = await cluster.fake(telling(*words))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, hold=SOON)
     _ = await cool(one, upstream)
-    expiry = ColdExpiry(one.gateway.lot.cold, one.gateway.tasks)
     for number in range(len(words)):
-        expiry.give_up_all()
+        one.gateway.lot.cold.give_up_all()
         await eventually(lambda: len(peer.kinds) == number + 1 and not one.busy_tasks())  # noqa: B023
     assert (cold(one), ended(one)) == (0, {ending: 1})
     assert (mcp.CANCELLED in upstream.words) is (ending == "expired")

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.parking.cold_calls import ColdCall, ColdCalls, Counts, Remains, packed
+from gateway.parking.cold_calls import ColdCall, ColdCalls, Counts, packed
+from gateway.parking.orphans import Remains
+from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Whereabouts
 from gateway.telemetry import Metrics
 
@@ -37,7 +39,7 @@ def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
 
 def cold_calls(limit: int = 1 << 20) -> tuple[ColdCalls, Counts]:
     counts = Counts()
-    return ColdCalls(limit, counts), counts
+    return ColdCalls(limit, counts, Tasks(Metrics())), counts
 
 
 def test_a_record_has_what_it_takes_to_give_the_call_up() -> None:
@@ -54,7 +56,7 @@ def test_records_of_one_caller_share_the_text_of_their_headers_which_is_freed_af
     assert record().headers is not first.headers
 
 
-def test_the_headers_of_cold_calls_are_forgotten_with_the_last_one() -> None:
+async def test_the_headers_of_cold_calls_are_forgotten_with_the_last_one() -> None:
     calls, _ = cold_calls()
     first, last = record(), record(principal=b"other")
     calls.add(first)
@@ -65,8 +67,8 @@ def test_the_headers_of_cold_calls_are_forgotten_with_the_last_one() -> None:
     assert record().headers is not first.headers
 
 
-def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
-    calls, number = ColdCalls(1 << 30, Counts()), 20_000
+async def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
+    (calls, _), number = cold_calls(1 << 30), 20_000
     tracemalloc.start()
     try:
         for each in range(number):
@@ -79,7 +81,7 @@ def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
     assert estimated / number < 1024
 
 
-def test_a_record_is_taken_once() -> None:
+async def test_a_record_is_taken_once() -> None:
     calls, counts = cold_calls()
     call = record()
     calls.add(call)
@@ -91,7 +93,7 @@ def test_a_record_is_taken_once() -> None:
     assert calls.take_due(float("inf")) == []
 
 
-def test_a_newer_record_of_the_same_exchange_is_not_taken_with_an_older_one() -> None:
+async def test_a_newer_record_of_the_same_exchange_is_not_taken_with_an_older_one() -> None:
     calls, _ = cold_calls()
     older, newer = record(id_="x"), record(id_="x", round=2)
     calls.add(older)
@@ -101,7 +103,7 @@ def test_a_newer_record_of_the_same_exchange_is_not_taken_with_an_older_one() ->
     assert calls.find("x") is newer
 
 
-def test_records_are_due_in_the_order_of_their_seconds() -> None:
+async def test_records_are_due_in_the_order_of_their_seconds() -> None:
     calls, counts = cold_calls()
     late, soon, now = (record(due=due) for due in (30, 20, 10))
     for each in (late, soon, now):
@@ -113,7 +115,7 @@ def test_records_are_due_in_the_order_of_their_seconds() -> None:
     assert calls.take_due(float("inf")) == [late]
 
 
-def test_a_call_without_room_is_refused_and_counted() -> None:
+async def test_a_call_without_room_is_refused_and_counted() -> None:
     calls, _ = cold_calls(1000)
     first = record()
     assert calls.has_room(first)

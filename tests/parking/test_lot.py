@@ -6,6 +6,8 @@ from gateway.config import Hold, InForce
 from gateway.parking.lot import Lot
 from gateway.protocol.errors import Busy
 from gateway.runtime.budget import Budget
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
 from tests.support.memory import left_by
 
 
@@ -19,7 +21,7 @@ class Car:
 
 
 def parking_lot(results_bytes: int = 1_000, **caps: int) -> Lot[Car]:
-    return Lot(InForce(Hold(**caps)), Budget("limits.results_bytes", InForce(results_bytes)))
+    return Lot(InForce(Hold(**caps)), Budget("limits.results_bytes", InForce(results_bytes)), Tasks(Metrics()))
 
 
 def test_the_lot_is_bounded_per_principal_and_in_all() -> None:

@@ -2,8 +2,7 @@
 
 from unittest.mock import AsyncMock, Mock
 
-from gateway.parking.cold_calls import Remains
-from gateway.parking.orphans import end, must_not_be_cancelled
+from gateway.parking.orphans import Remains, end, must_not_be_cancelled
 from gateway.protocol.errors import Unreachable
 from gateway.seal.request_state import Whereabouts
 from tests.support.logs import Lines

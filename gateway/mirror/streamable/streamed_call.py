@@ -38,6 +38,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.fair_shares import FairTable
+from gateway.runtime.tasks import Tasks
 
 _PRIME_SECONDS: Final = 0.25
 """How long the status of a reply stays open for an error of the upstream, which may be a challenge to sign in."""
@@ -47,10 +48,10 @@ _MAX_ENDED: Final = 10_000
 class Shared:
     """What the streamed calls of one front share."""
 
-    def __init__(self, tokens: Tokens, hold: InForce[Hold], results: Budget) -> None:
+    def __init__(self, tokens: Tokens, hold: InForce[Hold], results: Budget, tasks: Tasks) -> None:
         """`results` limits what is kept of calls and of subscriptions, together with the results of other calls."""
         self.tokens = tokens
-        self.lot: Lot[StreamedCall] = Lot(hold, results)
+        self.lot: Lot[StreamedCall] = Lot(hold, results, tasks)
         """The calls that may ask, and their responses for a while."""
         self.homes = Homes(tokens, results)
         self.running: dict[tuple[str, bytes], StreamedCall] = {}
