@@ -126,11 +126,18 @@ class Pool:
     def _session(self, group: Group[Session]) -> Session:
         return Session(group, self.connect(), self.route.path, self._metrics, self._tasks)
 
-    def take_opening(self) -> None:
-        """Count the opening of such a session against the rate of the route; raises Busy."""
-        refusal = self._take_token(is_exempt=False)
-        if refusal is not None:
+    def take_opening(self, *, is_exempt: bool = False) -> None:
+        """Count the opening of a session against the rate of the route; raises Busy, unless it `is_exempt`.
+
+        Each session costs the upstream several requests, or a process. A request that continues a call takes its token
+        too, but is never refused: its client would not come again, and the answers of a person would be lost.
+        """
+        seconds = 0 if is_exempt else self._rate.wait_seconds()
+        if seconds > 0:
+            refusal = pool_errors.too_many_at_once(self.route, self._rate.per_second, seconds)
+            self._metrics.sessions_refused[self.route.path, refusal.limit].inc()
             raise refusal
+        self._rate.take()
 
     @property
     def handshake_seconds(self) -> float:
@@ -285,11 +292,13 @@ class Pool:
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
-            elif (refusal := self._take_token(is_exempt=found.request.is_exempt)) is not None:
-                self._capacity.remove(found.request)
-                found.request.outcome.set_exception(refusal)
-                continue
             else:
+                try:
+                    self.take_opening(is_exempt=found.request.is_exempt)
+                except Busy as refusal:
+                    self._capacity.remove(found.request)
+                    found.request.outcome.set_exception(refusal)
+                    continue
                 if found.evicted is not None:
                     self._remove(found.evicted)
                 # Its room is taken before its handshake begins.
@@ -298,20 +307,6 @@ class Pool:
                 self._counts[_BUSY].inc()
             self._capacity.remove(found.request)
             found.request.outcome.set_result(session)
-
-    def _take_token(self, *, is_exempt: bool) -> Busy | None:
-        """Take a token for a new session; return the error if there is none.
-
-        Each session costs the upstream several requests, or a process. A request that continues a call takes its token
-        too, but is never refused: its client would not come again, and the answers of a person would be lost.
-        """
-        seconds = 0 if is_exempt else self._rate.wait_seconds()
-        if seconds > 0:
-            refusal = pool_errors.too_many_at_once(self.route, self._rate.per_second, seconds)
-            self._metrics.sessions_refused[self.route.path, refusal.limit].inc()
-            return refusal
-        self._rate.take()
-        return None
 
     def _move(self, session: Session, state: SessionState) -> None:
         counts, states = self._counts, session.group.sessions
