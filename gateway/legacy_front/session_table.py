@@ -64,7 +64,7 @@ class SessionTable:
         if count >= pool.most:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             said = f"Legacy clients have as many sessions on route {path} as there may be ({name})"
-            raise Busy(said, status=503, reached=pool.limits)
+            raise Busy(said, reached=pool.limits)
         # Opening an uninitialized session costs nothing, so there may be few of them.
         most = max(pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
         if count >= most:
@@ -73,7 +73,6 @@ class SessionTable:
                 raise Busy(
                     "Streams whose clients have sent no `initialize` have a tenth of the places for sessions on route "
                     f"{path}; call later",
-                    status=503,
                 )
         pool.take_opening()  # last: a session that is refused takes nothing of the rate
         session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)

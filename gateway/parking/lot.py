@@ -97,7 +97,6 @@ class Lot(Generic[P]):
         if len(self._waiting) >= hold.max_calls:
             raise Busy(
                 "The gateway holds as many unanswered calls as it may (hold.max_calls); call again later",
-                status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
                 reached={"hold.max_calls": hold.max_calls},
             )

@@ -278,7 +278,7 @@ class UnsupportedEncoding(DownstreamError):
 
 
 class Busy(DownstreamError):
-    """A limit is reached."""
+    """A limit is reached: that of one caller (429), or else one of the gateway."""
 
     rejection = reason = "busy"
     fix = "raise the limit that the message names, or add a replica"
@@ -288,12 +288,11 @@ class Busy(DownstreamError):
         self,
         message: str,
         *,
-        status: int,
+        status: int = 503,
         retry_after_seconds: int = 1,
-        limit: str = "",
         reached: Mapping[str, float] | None = None,
     ) -> None:
-        """`limit` is the metric label, if it has one; `reached` are the keys to raise, with their values."""
+        """`reached` are the keys to raise, with their values."""
         raised = " or ".join(f"{key} to more than {value:.15g}" for key, value in (reached or {}).items())
         mine = "You have as much under way as one caller may have; let some of it end first, or answer it"
         super().__init__(
@@ -302,7 +301,6 @@ class Busy(DownstreamError):
             brief=mine if status == 429 else "The gateway is busy; try again later",
             fix=f"set {raised}, or add a replica" if raised else "",
         )
-        self.limit = limit
         self.headers["Retry-After"] = str(retry_after_seconds)
 
 

@@ -85,7 +85,6 @@ class CallBytes:
             raise Busy(
                 f"This call does not fit: all calls take at most {self._limit.value} bytes together "
                 "(limits.calls_bytes); call again later",
-                status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
                 reached={"limits.calls_bytes": self._limit.value},
             )

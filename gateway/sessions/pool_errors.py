@@ -14,17 +14,13 @@ _HUNG_FIX: Final = (
 )
 
 
-def too_many_at_once(route: Route, per_second: float, seconds: float) -> Busy:
+def too_many_at_once(route: Route, limit: SessionLimit, per_second: float, seconds: float) -> Busy:
     """Sessions are opened too fast."""
-    by_command = route.upstream.command is not None
-    name = SessionLimit.CHILD_RATE if by_command else SessionLimit.RATE
+    what = "processes" if limit is SessionLimit.CHILD_RATE else "sessions"
     return Busy(
-        f"Clients open {'processes' if by_command else 'sessions'} on route {route.path} faster than {name} allows; "
-        "call later",
-        status=503,
+        f"Clients open {what} on route {route.path} faster than {limit} allows; call later",
         retry_after_seconds=math.ceil(seconds),
-        limit=name,
-        reached={name: per_second},
+        reached={limit: per_second},
     )
 
 
@@ -35,14 +31,12 @@ def busy(route: Route, config: Config, limits: Mapping[str, int], *, is_pinned: 
         return Busy(
             f"Another call of the same {whose} has the one session of route {route.path} ({why}), and it did not come "
             "free in timeouts.session_wait_seconds; answer or end that call, or call later",
-            status=503,
             reached={"timeouts.session_wait_seconds": config.timeouts.session_wait_seconds},
         )
     return Busy(
         f"No session to the upstream of route {route.path} came free in timeouts.session_wait_seconds; "
         f"raise {'sessions.max' if route.upstream.command is None else 'upstream.max_children'} or "
         "sessions.max_per_principal, or call later",
-        status=503,
         reached={**limits, "sessions.max_per_principal": config.sessions.max_per_principal},
     )
 

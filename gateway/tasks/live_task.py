@@ -455,7 +455,6 @@ class TaskTable:
         if len(self._tasks) >= limits.max_calls and not self._evict(None):
             raise Busy(
                 "The gateway follows as many tasks as it may (hold.max_calls); call again later",
-                status=503,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
                 reached={"hold.max_calls": limits.max_calls},
             )

@@ -73,7 +73,6 @@ class SessionRelay(SideListener):
             raise Busy(
                 "The server does not read the messages of this session: more than limits.body_bytes of them wait; "
                 "send this one again later",
-                status=503,
                 reached={"limits.body_bytes": self.live.config.limits.body_bytes},
             )
         self._headers = message.headers

@@ -65,7 +65,6 @@ async def _arriving(http: HttpRequest, limit: int, seconds: float, budget: Budge
         raise Busy(
             f"Unfinished request bodies took more than {budget.limit} bytes ({budget.name}), and this was the oldest "
             "of them; send the request again",
-            status=503,
             reached={budget.name: budget.limit},
         )
     return b"".join((*pieces, small))

@@ -130,7 +130,7 @@ class OAuthProxy:
             seconds, budget = self._config.limits.receive_seconds, self._routes.process.traffic.receiving
             body = await read_body(http, limit, seconds, budget)
         if self._at_once >= _AT_ONCE:  # counted after the body, so a slow sender occupies no place
-            raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again", status=503)
+            raise Busy(f"{_AT_ONCE} requests to authorization servers are under way; try again")
         self._at_once += 1
         try:
             async with asyncio.timeout(self._config.timeouts.handshake_seconds):

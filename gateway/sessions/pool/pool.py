@@ -28,7 +28,7 @@ from gateway.sessions.assignment import Capacity
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import ChangeListeners, Group, SessionRequest
 from gateway.sessions.session import NOTHING, Session
-from gateway.telemetry import Event, Metrics, SessionState, get_logger
+from gateway.telemetry import Event, Metrics, SessionLimit, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
 
 log = get_logger()
@@ -134,9 +134,9 @@ class Pool:
         """
         seconds = 0 if is_exempt else self._rate.wait_seconds()
         if seconds > 0:
-            refusal = pool_errors.too_many_at_once(self.route, self._rate.per_second, seconds)
-            self._metrics.sessions_refused[self.route.path, refusal.limit].inc()
-            raise refusal
+            limit = SessionLimit.RATE if self.route.upstream.command is None else SessionLimit.CHILD_RATE
+            self._metrics.sessions_refused[self.route.path, limit].inc()
+            raise pool_errors.too_many_at_once(self.route, limit, self._rate.per_second, seconds)
         self._rate.take()
 
     @property
