@@ -16,11 +16,13 @@ class ErrorTexts:
     """Words errors for clients."""
 
     are_brief = False
+    left_out = ""
+    """What is taken out of messages: under `wrap`, the route, of which its user knows nothing."""
 
     def told(self, error: GatewayError, request_id: str) -> str:
         """The text for a client; `request_id` is empty if no HTTP request waits for it, and then a new id is told."""
         if not (self.are_brief and error.brief):
-            return error.message
+            return error.message.replace(self.left_out, "")
         request_id = request_id or world.token_hex(6)
         log.warning(Event.ERROR_SHORTENED, cause=error.message, fix=error.fix, request_id=request_id)
         return f"{error.brief} (requestId {request_id})"  # in the text too: many hosts show no data of an error

@@ -132,6 +132,7 @@ class Gateway:
         self.admin = ""
         self.metrics.config_loaded()
         self._certificates = in_force.part(validity)
+        texts.left_out = f" of route {config.routes[0].path}" if serves_host else ""
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(file, in_force, self, self.tasks, replica=self.members.own)

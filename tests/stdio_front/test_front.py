@@ -122,7 +122,8 @@ async def test_a_command_that_cannot_start_is_the_same_news_to_every_host(first:
     async with host(["no-such-program"], expects=1) as running:
         error = (await running.ask(first))["error"]
         missing = clean(f"there is no program no-such-program in PATH ({os.environ['PATH']})", 600)
-        assert error["message"].endswith(f"cannot be started: {missing}")
+        said = f"The upstream no-such-program cannot be started: {missing}"
+        assert error["message"] == said, "without the route, of which the host knows nothing"
         running.stdin.close()
         _ = await running.ended()
         (ended,) = running.events("child.ended")
