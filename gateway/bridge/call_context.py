@@ -21,7 +21,8 @@ from gateway.protocol.request import Request
 from gateway.routes.deadlines import wait_seconds
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
-from gateway.seal.request_state import Envelope, Whereabouts
+from gateway.seal.request_state import Envelope
+from gateway.seal.task_handle import TaskHandle
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
@@ -151,6 +152,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     exchange: Exchange
     was_repeatable: bool = False
     """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
+    former: tuple[str, str] | None = None
+    """The replica and the epoch of the process that left the call to this one, if one did."""
     server_info: bytes = b""
     """Known as soon as there was a session."""
     lacking_round: int = 0
@@ -188,11 +191,12 @@ class Context(ClientCall, eq=False, kw_only=True):
         self.key = session.group.key
         self.server_info = session.shaken.server_info
 
-    def left_by_another(self, exchange_id: str, upstream: Whereabouts | None, *, is_repeatable: bool = False) -> None:
-        """Another process began the call, and left it there."""
-        self.exchange_id, self.was_repeatable = exchange_id, is_repeatable
-        if upstream is not None:
-            self.server_info = upstream.server_info
+    def left_by_another(self, left: Envelope | TaskHandle, *, is_repeatable: bool = False) -> None:
+        """Another process began the call, and left it as this says."""
+        self.exchange_id, self.was_repeatable = left.exchange, is_repeatable
+        self.former = left.owner, left.epoch
+        if left.upstream is not None:
+            self.server_info = left.upstream.server_info
 
     def sealed(self, state: Envelope, *, is_whole: bool) -> None:
         """This is the newest state; `is_whole` if nothing was left out of it for its size."""

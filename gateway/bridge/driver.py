@@ -178,7 +178,7 @@ class Driver(Engine):
         may_run_twice = envelope.repeatable or context.may_run_twice
         begun = Takeover(envelope, cold, owner_is_dead=is_proven, may_run_twice=may_run_twice)
         self._takeover, past = begun, begun.envelope
-        context.left_by_another(past.exchange, past.upstream, is_repeatable=past.repeatable)
+        context.left_by_another(past, is_repeatable=past.repeatable)
         self._upstream_call.left_at(past.upstream)
         try:
             self._lot.park(self)

@@ -7,7 +7,6 @@ route is gone, except that a call is not taken over there: that would be to serv
 
 from collections.abc import Awaitable
 from contextlib import suppress
-from functools import partial
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
@@ -27,7 +26,6 @@ from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, check
 from gateway.sessions.pool.authorisation import authorise, has_authorised
-from gateway.tasks.follower import holder
 from gateway.tasks.live_task import TaskTable
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import ColdEnding, Step
@@ -233,8 +231,7 @@ class Continuation:
         round_.incoming.keep_once()
         queue = round_.queue()
         is_task = upstream is not None and upstream.task is not None
-        former = holder(envelope.owner, envelope.epoch)
-        driver = Driver(round_, self.lot, partial(TaskCall, former_holder=former) if is_task else None)
+        driver = Driver(round_, self.lot, TaskCall if is_task else None)
         try:
             driver.take_over(envelope, queue, is_proven=is_proven, cold=cold)
         except BaseException:

@@ -22,7 +22,6 @@ from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState
 from gateway.protocol.request import Request
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
-from gateway.tasks.follower import holder
 from gateway.tasks.live_task import LiveTask, TaskTable
 from gateway.telemetry import Step
 
@@ -89,7 +88,7 @@ async def _elsewhere(
     table.check(round_.key.principal)
     request = replace(round_.request.taken(), method=mcp.TOOLS_CALL)  # the call that made the task
     call = ClientCall(round_.live, request, round_.key, round_.headers)
-    task = LiveTask(call, lot, table, former_holder=holder(handle.owner, handle.epoch))
+    task = LiveTask(call, lot, table)
     task.go_on(handle, sealed, is_shared=not found.proven)
     return task
 

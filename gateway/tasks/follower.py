@@ -56,8 +56,6 @@ class Past(msgspec.Struct, frozen=True):
     """Hears of the task's status, which is asked for first."""
     is_shared: bool
     """Whether that replica may still hold tasks/result; then it is sent here only once the task is over."""
-    former_holder: str
-    """The process that held tasks/result, if it is dead."""
 
 
 class Follower:
@@ -72,7 +70,7 @@ class Follower:
         self._listener = listener
         self._context = context
         self._progress_token = progress_token
-        self._holder = holder(context.live.process.owner, context.live.process.epoch)
+        self._holder = context.live.process.owner, context.live.process.epoch
         self._tries = 0
         """How often tasks/result was sent."""
         self._is_stopped = False
@@ -85,9 +83,9 @@ class Follower:
         """Return how the task ended, or None if it was stopped. Raises the UpstreamError after which it is lost."""
         if past is not None:
             self._waits, self._looked = not past.is_shared, past.looked
-            if past.former_holder:
+            if self._context.former is not None and not past.is_shared:
                 for number in range(_HELD_IDS):  # any may still be held, and would fetch the next question
-                    await self._withdraw(past.former_holder, number)
+                    await self._withdraw(self._context.former, number)
         failures = 0
         while not self._is_stopped:
             began = world.monotonic()
@@ -127,7 +125,7 @@ class Follower:
             # before is cancelled.
             if self._tries:
                 await self._withdraw(self._holder, self._tries - 1)
-            id_ = self._held_id(self._holder, self._tries)
+            id_ = held_id(self._holder, self.task_id, self._tries)
             self._tries += 1
             result = legacy_tasks.returned(await self.ask(mcp.TASKS_RESULT, id_))
             if result is not None:
@@ -143,15 +141,10 @@ class Follower:
         # What tasks/result said before may have been said before the end.
         return legacy_tasks.ended(got, await self.ask(mcp.TASKS_RESULT))
 
-    def _held_id(self, holder: str, number: int) -> bytes:
-        """JSON of the id of a tasks/result that is held open, so that another process can name it."""
-        digest = hashlib.sha256(f"{holder} {self.task_id}".encode()).hexdigest()[:16]
-        return b'"gw-task-%b-%d"' % (digest.encode(), number % _HELD_IDS)
-
-    async def _withdraw(self, holder: str, number: int) -> None:
+    async def _withdraw(self, holder: tuple[str, str], number: int) -> None:
         """Cancel a tasks/result that nobody reads any more; the task itself goes on."""
         with suppress(UpstreamError):  # at worst, a question is lost
-            held = Call(self._held_id(holder, number), b"", self._listener)
+            held = Call(held_id(holder, self.task_id, number), b"", self._listener)
             await self.session.cancel(held, "nobody reads its stream any more", self._context.headers)
 
     async def ask(self, method: str, id_: bytes | None = None) -> Raw | jsonrpc.Error:
@@ -174,9 +167,10 @@ class Follower:
         self.session.follow_task(None)
 
 
-def holder(owner: str, epoch: str) -> str:
-    """The name of a process for the ids of its held requests."""
-    return f"{owner} {epoch}"
+def held_id(holder: tuple[str, str], task_id: str, number: int) -> bytes:
+    """JSON of the id of a tasks/result that a process holds open, so that another process can name it."""
+    digest = hashlib.sha256(" ".join((*holder, task_id)).encode()).hexdigest()[:16]
+    return b'"gw-task-%b-%d"' % (digest.encode(), number % _HELD_IDS)
 
 
 class TaskGone(CallLost):

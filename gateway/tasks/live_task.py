@@ -7,7 +7,6 @@ task needs input exactly if a question is open, whatever the server says of its 
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from msgspec import Raw
@@ -61,16 +60,8 @@ _RETRY_AFTER_SECONDS: Final = 5
 class LiveTask(Driver):
     """One call with its task."""
 
-    def __init__(
-        self,
-        asked: ClientCall,
-        lot: Lot[Driver],
-        table: "TaskTable",
-        weight: Weight | None = None,
-        former_holder: str | None = None,
-    ) -> None:
-        """`former_holder` is the process that followed the task before, if this one is to `go_on` with it."""
-        super().__init__(asked, lot, partial(TaskCall, former_holder=former_holder or ""), weight)
+    def __init__(self, asked: ClientCall, lot: Lot[Driver], table: "TaskTable", weight: Weight | None = None) -> None:
+        super().__init__(asked, lot, TaskCall, weight)
         self._table = table
         self._handle: TaskHandle
         """Set once the call is a task, as are the next ones."""
@@ -78,8 +69,6 @@ class LiveTask(Driver):
         """The handle as the client knows it."""
         self._updated: str
         self._share: Share
-        self._is_adopted = former_holder is not None
-        """Whether another replica followed the task before, and may have asked."""
         self._keys: dict[str, str] = {}
         """The sealed keys of the open questions, by those of the exchange."""
         self._outcome: tuple[str, jsonrpc.Error | None] | None = None
@@ -144,7 +133,7 @@ class LiveTask(Driver):
     def go_on(self, handle: TaskHandle, sealed: str, *, is_shared: bool) -> None:
         """Follow a task that another replica followed, and may still follow if it `is_shared`."""
         assert handle.upstream is not None, "without it, only the owner can follow the task"
-        self._context.left_by_another(handle.exchange, handle.upstream)
+        self._context.left_by_another(handle)
         self._hold(handle, sealed)
         self._context.becomes_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
@@ -392,7 +381,7 @@ class LiveTask(Driver):
             question = self._exchange.nested_requests.asked(key.upstream_id)
             if question is not None and key.digest == question_digest(question):
                 answers.append((question, raw))
-            elif self._is_adopted:  # another replica may have asked it
+            elif self._context.former is not None:  # which may have asked it
                 answers.append((Question(sealed, key.method, key.upstream_id, key.digest), raw))
         before = self._call.newest  # earlier answers, whose failure is not that of these
         try:

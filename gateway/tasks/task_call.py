@@ -10,7 +10,6 @@ from collections.abc import Awaitable
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.bridge.call_context import Context
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
@@ -21,7 +20,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
 from gateway.runtime.tasks import telling
 from gateway.seal.request_state import Whereabouts
-from gateway.sessions.call import Call, Listener
+from gateway.sessions.call import Call
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
 from gateway.tasks.follower import Follower, Past
@@ -30,15 +29,13 @@ from gateway.telemetry import Step
 
 
 class TaskCall(UpstreamCall):
-    """The call, in a session of its own: some servers lose the tasks of a session when another one ends."""
+    """The call, in a session of its own: some servers lose the tasks of a session when another one ends.
+
+    Its listener raises Busy if there is no place for a task.
+    """
 
     ends_its_session = True
-
-    def __init__(self, context: Context, listener: Listener, former_holder: str = "") -> None:
-        """`listener` raises Busy if there is no place for a task. `former_holder` followed the task before."""
-        super().__init__(context, listener)
-        self._former_holder = former_holder
-        self._follower: Follower | None = None
+    _follower: Follower | None = None
 
     def _can_be_found_in(self, session: Session) -> bool:
         """As for other calls: the task can be followed in its session, or the stream read on which it will be made."""
@@ -67,8 +64,7 @@ class TaskCall(UpstreamCall):
                 if self.newest is not None:  # answers go before tasks/result
                     _ = await asyncio.wait((self.newest,))
 
-        former = "" if is_shared else self._former_holder
-        past = Past(looked, is_shared=is_shared, former_holder=former)
+        past = Past(looked, is_shared=is_shared)
         if upstream.task:
             self._call, self._is_sent = call, not is_shared
             await self._drive(self._new_follower(session, upstream.task, call), past)

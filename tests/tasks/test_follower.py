@@ -5,7 +5,7 @@ from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.sessions import inbound
 from gateway.sessions.call import Call
-from gateway.tasks.follower import holder
+from gateway.tasks.follower import held_id
 
 
 class Heard:
@@ -21,7 +21,8 @@ class Heard:
 
 
 def test_two_processes_name_their_held_requests_differently() -> None:
-    assert len({holder("gw-1", "a"), holder("gw-1", "b"), holder("gw-2", "a")}) == 3
+    processes = ("gw-1", "a"), ("gw-1", "b"), ("gw-2", "a")
+    assert len({held_id(each, "task", 0) for each in processes}) == 3
 
 
 def test_a_response_without_an_id_does_not_answer_a_task() -> None:

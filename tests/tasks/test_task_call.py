@@ -136,6 +136,5 @@ async def test_the_end_of_an_earlier_task_does_not_end_another_run(end: Ended | 
 
     live = SimpleNamespace(config=SimpleNamespace(tasks=SimpleNamespace(ttl_seconds=1)))
     context: Any = SimpleNamespace(live=live, is_task=False)
-    report: Any = None
     earlier: Any = Earlier()
-    await TaskCall(context, report, Listener())._drive(earlier)
+    await TaskCall(context, Listener())._drive(earlier)
