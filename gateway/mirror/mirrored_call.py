@@ -35,7 +35,8 @@ class MirroredCall(Engine, Hearer):
     """One call; a subclass knows the client's transport, whose legs take notifications and the final message."""
 
     is_in_session = True
-    """Whether the client reads the statuses of errors as those of its session."""
+    """Whether errors have the statuses of a session, in which the call goes on if its stream breaks: its client may
+    still answer, and a newer one comes back for it."""
     streams = True
     """Whether the client reads notifications and comments while it waits."""
 

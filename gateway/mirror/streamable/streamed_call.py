@@ -80,8 +80,6 @@ class CallStream(Outbox, Leg):
 class StreamedCall(MirroredCall):
     """One call of this replica (`Parked`)."""
 
-    outlives_stream = True
-    """Whether the call goes on if its stream breaks: its client may answer, and a newer one comes back for it."""
     is_reported = True
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
@@ -108,7 +106,7 @@ class StreamedCall(MirroredCall):
         self._shared = shared
         self._is_continued = is_continued
         may_park = rounds.request.method in mcp.ASKING
-        may_ask = may_park and self.outlives_stream
+        may_ask = may_park and self.is_in_session
         self._resumes = may_ask and session.profile.resumes
         """Whether the client comes back for this call, if its stream breaks."""
         size = 2 * rounds.kept_bytes

@@ -24,7 +24,6 @@ class StatelessCall(StreamedCall):
     """One call of this replica."""
 
     is_in_session = False
-    outlives_stream = False
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
