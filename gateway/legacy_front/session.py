@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from msgspec import Raw
 
-from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.http.incoming import Caller
 from gateway.http.outbox import FinalMessage, error_response
@@ -63,8 +62,6 @@ class FrontSession:
         self.caller = caller
         self._is_over = False
         self.is_initialized = False
-        self.used = self._began = world.monotonic()
-        """When a request of the client last began or ended."""
         self._readers = 0
         """HTTP requests whose replies are being written."""
         self._budget = budget
@@ -77,8 +74,11 @@ class FrontSession:
         self.standalone = self._new_stream()
         self._open: dict[RequestId, _OpenRequest] = {}
         self.greeted = asyncio.Event()
-        """Set once `initialize` is answered, or the session is over."""
+        """Set once `initialize` is answered."""
         self.backend = connect(self)
+        late = InvalidRequest("`initialize` did not arrive within limits.receive_seconds")
+        live.deadlines.greeting.arm(self, self.end, late)
+        self._wait_for_client()
 
     @property
     def open_requests(self) -> int:
@@ -90,18 +90,16 @@ class FrontSession:
         """Whether nothing but the client keeps the session: no server has accepted it, or is being asked to."""
         return not (self.is_initialized or self._open)
 
-    def end_at(self, now: float) -> tuple[float, str]:
-        """When the session has to end, as far as is known now, and why.
+    def _wait_for_client(self) -> None:
+        """Limit for how long the session may be idle, from now on."""
+        self.live.deadlines.client_idle.arm(self, self._end_if_idle)
 
-        A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
-        """
-        config, is_in_use = self.live.config, self._readers and not self.is_unproven
-        idle_since = now if is_in_use else self.used
-        end = idle_since + config.sessions.client_idle_seconds, "The session was idle for sessions.client_idle_seconds"
-        if self._initialize is None and self.refusal is None:  # a client whose credential was refused may sign in
-            why = "`initialize` did not arrive within limits.receive_seconds"
-            end = min(end, (self._began + config.limits.receive_seconds, why))
-        return end
+    def _end_if_idle(self) -> None:
+        """A stream keeps a session alive only if the session is initialized, because anyone can open a stream."""
+        if self._readers and not self.is_unproven:
+            self._wait_for_client()
+        else:
+            self.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
 
     # -- from the client ----------------------------------------------------------------------------------------
 
@@ -130,6 +128,7 @@ class FrontSession:
         if is_initialize:
             self._initialize, self.refusal = request, None
             self.greeted.clear()
+            self.live.deadlines.greeting.disarm(self)  # for good: one whose credential was refused may sign in
         try:
             self.backend.receive(message)
         except BaseException:
@@ -258,9 +257,10 @@ class FrontSession:
         if self._is_over:
             return
         self._is_over = True
+        self.live.deadlines.greeting.disarm(self)
+        self.live.deadlines.client_idle.disarm(self)
         for request in tuple(self._open):
             self.refuse(request, error)
-        self.greeted.set()
         for stream in self.streams.values():
             if stream.final is None:
                 stream.finish(ENDED)
@@ -287,7 +287,8 @@ class FrontSession:
                 yield
         finally:
             self._readers -= 1
-            self.used = world.monotonic()
+            if not self._is_over:
+                self._wait_for_client()
             self._free()
             process.metrics.passed[self.live.route.path, TrafficEra.LEGACY, Passed.RELAYED].inc()
 

@@ -9,15 +9,12 @@ from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.session import FrontSession
 from gateway.legacy_front.session_ids import Front, SessionId
-from gateway.protocol.errors import Busy, GatewayError, InvalidRequest
+from gateway.protocol.errors import Busy, GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
-from gateway.runtime.coarse_timer import Alarm
-from gateway.runtime.tasks import Tasks
 from gateway.seal.claims import Claims
 from gateway.telemetry import Metrics
 
-_SWEEP_SECONDS: Final = 1.0
 _UNPROVEN_PART: Final = 10
 """One in so many sessions may be uninitialized."""
 _LEAST_UNPROVEN: Final = 8
@@ -30,7 +27,7 @@ the most notices the limit."""
 class SessionTable:
     """Sessions by their sealed ids."""
 
-    def __init__(self, ids: Claims[SessionId], in_force: InForce[Config], metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(self, ids: Claims[SessionId], in_force: InForce[Config], metrics: Metrics) -> None:
         self.ids = ids
         self.budget = Budget(
             "limits.replay_bytes", in_force.part(lambda config: max(REPLAY_BYTES, config.limits.event_bytes))
@@ -39,7 +36,6 @@ class SessionTable:
         self._sessions: dict[str, FrontSession] = {}
         self._counts: Counter[tuple[str] | tuple[str, bytes]] = Counter()
         """By the path of a route, alone or with a principal."""
-        self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "session sweeper of legacy clients")
 
     def find(self, id_: str) -> FrontSession | None:
         """Return a session that lives here."""
@@ -78,7 +74,6 @@ class SessionTable:
         session = FrontSession(live, front, id_, caller, self.budget, connect, self._ended)
         self._sessions[id_] = session
         self._count(session, 1)
-        self._alarm.set(session.end_at(session.used)[0])
         return session
 
     def _count(self, session: FrontSession, change: int) -> None:
@@ -93,17 +88,6 @@ class SessionTable:
         del self._sessions[session.id]
         self._count(session, -1)
 
-    def _sweep(self, now: float) -> float | None:
-        """End the sessions whose time is over."""
-        dues = []
-        for session in tuple(self._sessions.values()):
-            due, why = session.end_at(now)
-            if now >= due:
-                session.end(InvalidRequest(why))
-            else:
-                dues.append(due)
-        return min(dues, default=None)
-
     def keep_only(self, paths: Iterable[str], error: GatewayError) -> None:
         """End the sessions of all other paths, which a reload has removed."""
         kept = set(paths)
@@ -114,4 +98,3 @@ class SessionTable:
     def end_all(self, error: GatewayError) -> None:
         """End every session."""
         self.keep_only((), error)
-        self._alarm.stop()

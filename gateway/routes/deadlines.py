@@ -1,4 +1,4 @@
-"""The deadlines that all exchanges of a route share, with the lengths that its configuration gives them."""
+"""The deadlines that all exchanges and client sessions of a route share, as long as its configuration says."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ def wait_seconds(config: Config) -> float:
 
 
 class Deadlines:
-    """The deadlines that the exchanges of a route share; GRACE has timers of its own.
+    """The deadlines that the exchanges and client sessions of a route share; GRACE has timers of its own.
 
     A coarse timer has one length. After a reload new exchanges use new timers, and the previous ones tick until their
     last exchange has ended.
@@ -32,6 +32,8 @@ class Deadlines:
         idle, silence, quiet = timeouts.idle_seconds, timeouts.keepalive_seconds, hold.quiet_seconds
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
+        self.client_idle = CoarseTimer(config.sessions.client_idle_seconds, tasks, "idle session of a client")
+        self.greeting = CoarseTimer(config.limits.receive_seconds, tasks, "initialize of a client")
         self.plain_seconds = min(idle, silence, leg)
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
         self.shared = {

@@ -228,7 +228,7 @@ class Gateway:
         self.routes = RouteTable(self.config, self._tls, client, process, self.recent_errors)
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
-        self.sessions = SessionTable(session_ids(keys), in_force, self.metrics, tasks)
+        self.sessions = SessionTable(session_ids(keys), in_force, self.metrics)
         mirrored = Shared(Tokens(keys), in_force.part(lambda config: config.hold), self.lot.results, tasks)
         legacy = LegacyRouting(self.sessions, mirrored)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
