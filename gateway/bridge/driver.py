@@ -116,6 +116,11 @@ class Driver(Engine):
         return self._reply_bytes + self._context.body_bytes
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the call was lost while its client was away."""
+        return self._exchange.is_lost
+
+    @property
     def is_finished(self) -> bool:
         """Whether the call has its final result or error, or is a task that its client holds the handle of."""
         return self._exchange.state in {OWNED, SETTLED, FINISHED, ENDED}
@@ -481,6 +486,11 @@ class Driver(Engine):
             return
         if (error := self._exchange.untold) is not None:
             context.failed(error)
+        if self._exchange.is_lost:
+            # Only its error is left. That is kept as a result is, and takes no place of a call.
+            self._weight.release()
+            call.end()
+            self._lot.keep(self)
         if before in HELD or after not in _WAITING:
             # Not as soon as a question comes: those of a round are weighed together, when their quiet window ends.
             self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)

@@ -55,7 +55,8 @@ class Engine(ABC):
         """Take the end of a timer."""
 
     def forget(self) -> None:
-        """Drop the kept result."""
+        """Drop the kept result, or error."""
+        self._feed(on.Expired())
         self._disarm(LINGER)
 
     def _restore(self, past: Snapshot) -> None:

@@ -449,7 +449,7 @@ class Exchange:
             self.state = BROKEN
             return [*out, self._release(completed=False), _ARM_TTL]
         if not event.replayable or not self._ledger.can_run_again:
-            self._ledger.forget_withdrawn()  # the call cannot be run again, so late answers are useless
+            self._ledger.drop_record()
             out = self._cancel("the gateway cannot read the result any more") if event.runs_on else []
             return [*out, *self._end(do.Fail((), event.error), completed=False)]
         return self._run_again(completed=False, runs_on=event.runs_on)
@@ -674,7 +674,7 @@ class Exchange:
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
-        self._ledger.forget_withdrawn()  # a late answer must not run the call again
+        self._ledger.drop_record()  # a late answer must not run the call again
         return [*self._cancel(error.message), *self._end(do.Fail((), error), completed=False)]
 
     def _cancel(self, reason: str) -> Commands:

@@ -1,7 +1,8 @@
 """The parking lot: holds exchanges for a later round, with a cap for all of them, another one for each principal.
 
 Only the lot finds an exchange by its id. It also keeps exchanges that have ended, because their last reply may have
-been lost. Those do not count against the caps, but share a budget of bytes.
+been lost, and lost ones, whose clients have still to be told. Neither count against the caps, but share a budget of
+bytes.
 """
 
 from collections.abc import Iterator, Mapping, ValuesView
@@ -32,7 +33,7 @@ class Parked(Protocol):
         """The memory that it takes after its end."""
 
     def forget(self) -> None:
-        """Drop the kept result; called for kept exchanges only."""
+        """Drop the kept result, or error; called for kept exchanges only."""
 
 
 P = TypeVar("P", bound=Parked)

@@ -6,9 +6,11 @@ import json
 import pytest
 
 from gateway.exchange.commands import TTL, Timer
+from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.logs import Lines
 from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import told
@@ -96,6 +98,67 @@ async def test_calls_beyond_the_caps_on_held_calls_are_refused_until_one_ends(
     assert (await eve.call()).questions
     await bob.answer(other)
     await drop(stand)
+
+
+@pytest.mark.parametrize("limits", [{}, {"calls_bytes_per_principal": 450_000}, {"results_bytes": 150_000}])
+async def test_calls_whose_server_died_leave_their_places_to_new_ones_and_keep_their_errors(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines, limits: dict[str, int]
+) -> None:
+    stand = await begin(hold={"max_calls": 2, "max_calls_per_principal": 2}, limits=limits)
+    client, dies, arguments = stand.client(), asyncio.Event(), {"text": "x" * 100_000}
+    keeps_both = "results_bytes" not in limits
+    for _ in range(2):  # the second time, the errors of the first time make room
+        dies.clear()
+        upstream.tool(gives_up(dies, Turn.reset))
+        asked = [await client.call(arguments=arguments) for _ in range(2)]
+        dies.set()
+        await eventually(lambda: len(stand.gateway.lot) == 0)
+        assert stand.gateway.calls.used == 0
+        assert stand.gateway.lot.per_principal == {}
+        listed = (await told(stand)).held
+        assert [call.is_lost for call in listed] == [True] * (2 if keeps_both else 1)
+        assert all(call.silent_seconds is None for call in listed), "what was sent upstream is not kept either"
+    lost = [line for line in log_lines("exchange.finished") if line["outcome"] == "error"]
+    assert len(lost) == (2 if keeps_both else 3), "an error that makes room is told of, in place of its client"
+    assert all(line["reason"] == "call_lost" for line in lost)
+    upstream.tool(ask)
+    newer = await client.call()
+    told_last = await client.answer(asked[1])
+    assert (told_last.status, told_last.error["data"]["reason"]) == (200, "call_lost")
+    assert (await client.answer(asked[1])).error["message"] == told_last.error["message"], "a repeat is told the same"
+    if not keeps_both:
+        assert (await client.answer(asked[0])).outcome == (400, -32602, "invalid_request_state")
+    assert json.loads((await client.answer(newer)).text) == ACCEPT
+    await drop(stand)
+
+
+async def test_a_call_whose_server_died_and_that_may_run_twice_keeps_its_place(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"max_calls": 1}, route={"ephemeral": ["tool"]})
+    client, dies = stand.client(), asyncio.Event()
+    upstream.each("tools/call", gives_up(dies, Turn.reset), lambda turn: turn.result(text("ok")))
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    dies.set()
+    await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
+    assert (await client.call()).status == 503
+    assert (await client.answer(asked)).text == "ok"
+
+
+async def test_the_error_of_a_lost_call_is_dropped_when_its_time_is_over(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    client, dies = stand.client(), asyncio.Event()
+    upstream.tool(gives_up(dies, Turn.reset))
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    dies.set()
+    await eventually(lambda: driver.is_lost)
+    assert driver in stand.gateway.lot
+    driver.fire(TTL)
+    assert list(stand.gateway.lot) == []
+    assert stand.gateway.lot.results.used == 0
+    assert (await client.answer(asked)).outcome == (400, -32602, "invalid_request_state")
 
 
 async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpstream, begin: Start) -> None:

@@ -380,6 +380,14 @@ def test_a_call_is_lost_if_its_upstream_failed_while_its_client_was_away(end: on
     assert not (play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})).exchange.is_lost, "the client knows"
 
 
+def test_a_lost_call_keeps_none_of_its_answers() -> None:
+    play = parked(FIRST) >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ANY >> on.Left(SECOND)
+    assert play.exchange.kept_bytes > 0
+    play = play >> on.Broke(LOST) << ANY
+    assert play.exchange.is_lost
+    assert play.exchange.kept_bytes == 0
+
+
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Expired()
     assert play.state is State.ENDED

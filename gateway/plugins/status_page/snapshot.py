@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from heapq import nlargest
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +45,7 @@ _REJECTIONS: Final = 5
 def take_snapshot(source: ProcessParts) -> Status:
     """Return the status of one process."""
     running = _running(source)
+    lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.table)
     oldest = {call.live.route.path: seconds for call, seconds in reversed(running.items())}
@@ -65,7 +66,8 @@ def take_snapshot(source: ProcessParts) -> Status:
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
-        held=_shown(source, islice(source.lot.waiting(), MOST_HELD)),  # those that were parked first
+        # Those that were parked first, then those whose clients have still to be told.
+        held=_shown(source, islice(chain(source.lot.waiting(), lost), MOST_HELD)),
         held_total=own.held,
         running=_shown(source, islice(running, MOST_HELD)),
         running_total=len(running),
