@@ -37,6 +37,8 @@ class GatewayError(Exception):
     status = 200
     reason = ""
     """`data.reason` for the client, if the error has one."""
+    rejection = ""
+    """The metric label of an error that the client has caused."""
     retry_after_seconds = 0
     """When the client may try again; 0 if it is not told."""
     fix = "look for this requestId in the gateway's log"
@@ -72,7 +74,7 @@ class GatewayError(Exception):
     @property
     def label(self) -> str | None:
         """The reason in the line of the request in the log."""
-        return self.reason or None
+        return self.reason or self.rejection or None
 
     @property
     def status_in_session(self) -> int:
@@ -90,12 +92,6 @@ class DownstreamError(GatewayError):
     status = 400
     brief = ""  # the message is about the request
     rejection = "invalid_request"
-    """The metric label for this error."""
-
-    @property
-    def label(self) -> str:
-        """See `GatewayError`."""
-        return self.reason or self.rejection
 
 
 class ParseError(DownstreamError):
