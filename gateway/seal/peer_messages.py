@@ -142,7 +142,7 @@ class PeerSealer:
 
     def frames(self, request: PeerRequest) -> "Frames":
         """What seals or opens the reply to a request; a reload does not change the keys in the middle of it."""
-        return Frames(self._keyring.value, request.nonce, FRAME_BYTES)
+        return Frames(self._keyring.value, request.nonce)
 
     def seal(self, request: PeerRequest) -> bytes:
         """A request, sealed."""
@@ -175,10 +175,9 @@ class PeerSealer:
 class Frames:
     """Seals the frames of one reply in order, or opens them; both ends use it."""
 
-    def __init__(self, keyring: Keyring, nonce: bytes, max_bytes: int) -> None:
+    def __init__(self, keyring: Keyring, nonce: bytes) -> None:
         self._keyring = keyring
         self._nonce = nonce
-        self._max = max_bytes
         self._number = 0
         self._received = bytearray()
 
@@ -193,7 +192,7 @@ class Frames:
         frames: list[Frame] = []
         while len(self._received) >= _LENGTH_BYTES:
             length = int.from_bytes(self._received[:_LENGTH_BYTES])
-            if length > self._max:
+            if length > FRAME_BYTES:
                 raise InvalidState("too_large")
             if len(self._received) < _LENGTH_BYTES + length:
                 break

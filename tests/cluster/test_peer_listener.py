@@ -378,7 +378,7 @@ async def test_a_whole_reply_is_not_accepted_once_more() -> None:
     """The time to accept its request may end before the reply is written."""
     wire = Mock()
     http = HttpRequest(ReceivedHead("POST", "/peer", NO_HEADERS, URL("/peer")), RequestBody(), wire)
-    reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), accept_seconds=1e-9)
+    reply = PeerReply(http, Frames(RING, messages.nonce()), accept_seconds=1e-9)
     whole_reply = await reply.only(FinalMessage(b"{}"))
     for _ in range(3):
         await asyncio.sleep(0)  # the time ends
@@ -389,7 +389,7 @@ async def test_a_whole_reply_is_not_accepted_once_more() -> None:
 
 async def test_a_message_larger_than_a_frame_may_be_is_written_in_several() -> None:
     http = HttpRequest(ReceivedHead("POST", "/peer", NO_HEADERS, URL("/peer")), RequestBody(), Mock())
-    reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), accept_seconds=60)
+    reply = PeerReply(http, Frames(RING, messages.nonce()), accept_seconds=60)
     frames: list[messages.Frame] = []
 
     async def note(*each: messages.Frame) -> None:

@@ -159,7 +159,7 @@ async def repeats_a_frame(asked: Asked) -> None:
 
 async def answers_another_request(asked: Asked) -> None:
     await asked.take()
-    asked.frames = Frames(Keyring((KEY,), "peer"), bytes(16), 1 << 20)
+    asked.frames = Frames(Keyring((KEY,), "peer"), bytes(16))
     await asked.reply(b"{}")
     await asked.silence()
 
@@ -263,11 +263,11 @@ async def test_a_reply_with_an_outcome_of_another_version_is_complete(cluster: C
 @pytest.mark.usefixtures("busy_clock")
 async def test_many_frames_at_once_let_others_run() -> None:
     nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
-    sealing = Frames(keyring, nonce, 1 << 20)
+    sealing = Frames(keyring, nonce)
     frames = [Head(200, (), streamed=True), *[Data(b":\n\n")] * 500, End("complete", "")]
     chunk = b"".join(map(sealing.seal, frames))
     request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
-    arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving = PeerExchange(request, Frames(keyring, nonce), Timeouts())
     arriving.reply.pending = FakeCarrier().begin(arriving.reply)
     arriving.reply.on_body(chunk)
     arriving.reply.on_end()
@@ -282,9 +282,9 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_late
     frames: tuple[Head | Whole, ...],
 ) -> None:
     nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
-    sealing = Frames(keyring, nonce, 1 << 20)
+    sealing = Frames(keyring, nonce)
     request = PeerRequest(kind="new", to="gw-2", issued=0, nonce=nonce)
-    arriving = PeerExchange(request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving = PeerExchange(request, Frames(keyring, nonce), Timeouts())
     arriving.reply.pending = FakeCarrier().begin(arriving.reply)
     for frame in frames:  # in the turn of the event loop in which the deadline is noticed, which is long over
         _ = asyncio.get_running_loop().call_soon(arriving.reply.on_body, sealing.seal(frame))

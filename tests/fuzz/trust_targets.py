@@ -152,14 +152,14 @@ def peer_message(data: bytes) -> None:
         assert not _accepts(peers, rest)
     elif kind == b"f":
         try:
-            assert not Frames(PEERS, b"n", 4096).feed(rest)
+            assert not Frames(PEERS, b"n").feed(rest)
         except InvalidState:
             return
     else:
         _ = _accepts(peers, PEERS.seal_bytes(rest, b"request"))
         sealed = PEERS.seal_bytes(rest, b"reply" + b"n" + bytes(8))
         try:
-            _ = Frames(PEERS, b"n", 1 << 20).feed(len(sealed).to_bytes(4) + sealed)
+            _ = Frames(PEERS, b"n").feed(len(sealed).to_bytes(4) + sealed)
         except InvalidState:
             return
 

@@ -49,7 +49,6 @@ FRAMES: list[Frame] = [
     Whole(401, (("WWW-Authenticate", "Bearer"),), b"no", "error", "-32603"),
     End("complete"),
 ]
-MAX = 100_000
 
 
 def ring(*keys: bytes, purpose: str = "peer") -> Keyring:
@@ -68,7 +67,7 @@ def refusal(sealed: bytes, by: PeerSealer | None = None, now: float = NOW) -> st
 
 
 def sealing(nonce: bytes = REQUEST.nonce, *keys: bytes) -> Frames:
-    return Frames(ring(*keys), nonce, MAX)
+    return Frames(ring(*keys), nonce)
 
 
 def broken(data: bytes, by: Frames | None = None) -> str:
@@ -116,7 +115,7 @@ def test_no_other_purposes_key_opens_a_request_and_a_request_opens_no_state() ->
 
 def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
     keys = ring()
-    frame = Frames(keys, REQUEST.nonce, MAX).seal(FRAMES[0])
+    frame = Frames(keys, REQUEST.nonce).seal(FRAMES[0])
     assert refusal(frame[4:]) == "forged"
     request = peer().seal(REQUEST)
     assert broken(len(request).to_bytes(4) + request) == "forged"
@@ -297,10 +296,10 @@ def test_frames_of_another_reply_are_refused() -> None:
 
 
 def test_a_frame_larger_than_the_bound_is_refused_before_it_is_there() -> None:
-    assert broken((MAX + 1).to_bytes(4)) == "too_large"
+    assert broken((messages.FRAME_BYTES + 1).to_bytes(4)) == "too_large"
     assert broken(b"\xff\xff\xff\xff") == "too_large"
-    assert sealing().feed(MAX.to_bytes(4)) == []
-    assert broken(Frames(ring(), REQUEST.nonce, 2 * MAX).seal(Data(bytes(MAX)))) == "too_large"
+    assert sealing().feed(messages.FRAME_BYTES.to_bytes(4)) == []
+    assert broken(Frames(ring(), REQUEST.nonce).seal(Data(bytes(messages.FRAME_BYTES)))) == "too_large"
 
 
 def test_a_frame_cut_short_or_with_a_wrong_length_is_refused() -> None:
@@ -320,7 +319,7 @@ def test_another_versions_frame_is_refused(content: Any) -> None:
 
 def test_frames_of_other_keys_and_purposes_are_refused() -> None:
     assert broken(sealed_frames(REQUEST.nonce, TWO)[0]) == "unknown_key"
-    state = Frames(ring(purpose="state"), REQUEST.nonce, MAX).seal(FRAMES[0])
+    state = Frames(ring(purpose="state"), REQUEST.nonce).seal(FRAMES[0])
     assert broken(state) == "forged"
 
 

@@ -13,7 +13,6 @@ from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerReque
 from tests.support.fake_http import FakeHttp, Wire
 
 KEY = bytes(range(32))
-_MAX_BYTES = 1 << 26
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -35,7 +34,7 @@ class Asked:
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
         self.peer_request = PeerSealer(InForce(Keys((KEY,)))).open(body, time.time())
-        self.frames = Frames(ring, self.peer_request.nonce, _MAX_BYTES)
+        self.frames = Frames(ring, self.peer_request.nonce)
         return self.peer_request
 
     async def raw(self, data: bytes) -> None:

@@ -76,7 +76,7 @@ def seal(peer_request: PeerRequest) -> bytes:
 
 def frames_for(peer_request: PeerRequest) -> Frames:
     """Opens the frames of the reply to a message."""
-    return Frames(Keyring((KEY,), "peer"), peer_request.nonce, 1 << 24)
+    return Frames(Keyring((KEY,), "peer"), peer_request.nonce)
 
 
 def asked_peers(stand: Stand) -> dict[str, int]:
