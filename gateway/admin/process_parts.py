@@ -1,8 +1,5 @@
 """The parts of one process of which an operator can ask."""
 
-from dataclasses import dataclass, field
-
-from gateway import world
 from gateway.admin.reload import Reload
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
@@ -18,9 +15,8 @@ from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessParts:
-    """What metrics and the status page read."""
+    """What metrics and the status page read of a process."""
 
     in_force: InForce[Config]
     certificates: InForce[Validity]
@@ -28,15 +24,16 @@ class ProcessParts:
     reload: Reload
     keys: InForce[Keys]
     downstream: RequestHandler
-    clients: Listener
+    client_listener: Listener
     tasks: Tasks
     lot: Lot[Driver]
-    table: TaskTable
+    task_table: TaskTable
     routes: RouteTable
     members: Membership
     metrics: Metrics
     recent_errors: RecentErrors
-    began: float = field(default_factory=world.monotonic)
+    began: float
+    """Monotonic."""
 
     @property
     def config(self) -> Config:

@@ -70,7 +70,7 @@ _FLUSH_SECONDS: Final = 3.0
 """How long sending the last spans may take at the end."""
 
 
-class Gateway:
+class Gateway(ProcessParts):
     """One process."""
 
     def __init__(
@@ -87,7 +87,8 @@ class Gateway:
         `serves_host`: the only client is the host that started this process (`wrap`), so one child serves everything.
         Raises ConfigError if a file that the configuration names cannot be used, and TracesUnavailable.
         """
-        self._in_force = in_force = InForce(config)
+        self.began = world.monotonic()
+        self.in_force = in_force = InForce(config)
         self._worker = worker
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.tasks = Tasks(self.metrics)
@@ -98,9 +99,9 @@ class Gateway:
             self.tasks,
         )
         self.calls = CallBytes(in_force.part(lambda config: config.limits))
-        self._keys = state_keys(in_force, worker.key if worker is not None else None)
-        self.task_table = TaskTable(in_force.part(lambda config: config.hold), TaskSealer(self._keys))
-        self._peer_sealer = PeerSealer(self._keys)
+        self.keys = state_keys(in_force, worker.key if worker is not None else None)
+        self.task_table = TaskTable(in_force.part(lambda config: config.hold), TaskSealer(self.keys))
+        self._peer_sealer = PeerSealer(self.keys)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
         own = member_id(config.replica, worker)
@@ -131,46 +132,26 @@ class Gateway:
         """The address that clients can reach; known after `start`."""
         self.admin = ""
         self.metrics.config_loaded()
-        self._certificates = in_force.part(validity)
+        self.certificates = in_force.part(validity)
         texts.left_out = f" of route {config.routes[0].path}" if serves_host else ""
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(file, in_force, self, self.tasks, replica=self.members.own)
-        parts = self._parts = ProcessParts(
-            in_force=in_force,
-            certificates=self._certificates,
-            reload=self.reload,
-            keys=self._keys,
-            downstream=self.downstream,
-            clients=self.client_listener,
-            tasks=self.tasks,
-            lot=self.lot,
-            table=self.task_table,
-            routes=self.routes,
-            members=self.members,
-            metrics=self.metrics,
-            recent_errors=self.recent_errors,
-        )
         # Those who can ask: an operator, another replica, another worker of this host.
         is_asked = config.admin is not None or config.replica.listen is not None or worker is not None
         self._pages: StatusPages | None = None
         if is_asked and (status_pages := find("status-page")) is not None:
-            self._pages = status_pages(parts, self._peers)
-
-    @property
-    def config(self) -> Config:
-        """The configuration in force."""
-        return self._in_force.value
+            self._pages = status_pages(self, self._peers)
 
     @property
     def key_ids(self) -> tuple[str, ...]:
         """Ids of the state keys; the first one seals."""
-        return tuple(map(key_id, self._keys.value.present))
+        return tuple(map(key_id, self.keys.value.present))
 
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
         config, worker, pages = self.config, self._worker, self._pages
-        peers = PeerListener(self._in_force, self._peer_sealer, self.downstream, self._witness, pages, self._traffic)
+        peers = PeerListener(self.in_force, self._peer_sealer, self.downstream, self._witness, pages, self._traffic)
         if (address := config.replica.listen) is not None:
             shared = Listener(peers.handle, address, self._traffic, reuse_port=worker is not None)
             _ = await self._open(shared, address)
@@ -180,7 +161,7 @@ class Gateway:
         # After the peer listener: replicas that hear of this one ask at its address for its id.
         await self.members.begin()
         self.listen = await self._open(self.client_listener, config.listen)
-        admin = Admin(self._parts, pages)
+        admin = Admin(self, pages)
         address = config.admin if worker is None else worker.socket("admin")  # where the supervisor asks
         if address is not None:
             self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
@@ -202,7 +183,7 @@ class Gateway:
 
     def _assemble(self, stream_times: StreamTimes, *, serves_host: bool) -> None:
         """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
-        in_force, keys, tasks = self._in_force, self._keys, self.tasks
+        in_force, keys, tasks = self.in_force, self.keys, self.tasks
         process = ProcessScope(
             states=states(keys, in_force.part(lambda config: config.limits.state_bytes)),
             items=items(keys),
@@ -238,13 +219,13 @@ class Gateway:
         """Load what answers clients by this configuration; raises ImportError, with nothing changed."""
         downstream, stages, legacy = self.downstream, self.downstream.stages, self.downstream.legacy
         if legacy.stateless is None and any("sep-1442" in route.dialects for route in config.routes):
-            hold = self._in_force.part(lambda config: config.hold)
-            shared = Shared(Tokens(self._keys, "sep-1442, "), hold, self.lot.results, self.tasks)
+            hold = self.in_force.part(lambda config: config.hold)
+            shared = Shared(Tokens(self.keys, "sep-1442, "), hold, self.lot.results, self.tasks)
             legacy.stateless = plugin("sep-1442")(shared, downstream.handle_hop, downstream.continuation.give_up)
         # An upstream over HTTP may have an OAuth of its own, and so may an issuer that the gateway requires.
         has_oauth = config.principal.source == "jwt" or any(route.upstream.url for route in config.routes)
         if has_oauth and stages.oauth_proxy is None and (oauth_proxy := find("oauth")) is not None:
-            stages.oauth_proxy = oauth_proxy(self._in_force, self.routes)
+            stages.oauth_proxy = oauth_proxy(self.in_force, self.routes)
 
     async def _open(self, listener: Listener, address: str) -> str:
         """Listen and return the address."""
@@ -260,7 +241,7 @@ class Gateway:
         tls = contexts(config)
         self._load_plugins(config)
         self._authenticator.use(config, tls)
-        self._in_force.replace(config)
+        self.in_force.replace(config)
         for listener in self.listeners:
             listener.forget_heads()  # what is remembered with a head holds for the former configuration
         self.routes.rebuild(config, tls)
@@ -274,13 +255,13 @@ class Gateway:
         self.metrics.config_reloaded(applied=applied)
 
     def _show_settings(self, config: Config) -> None:
-        self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in self._certificates.value.items()})
+        self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in self.certificates.value.items()})
         self.metrics.held_calls_limit.set(config.hold.max_calls)
         bodies.on, access.on = config.debug.bodies, config.log.access
         texts.are_brief = config.errors == "brief"
 
     def _log_cautions(self) -> None:
-        for sentence in cautions(self.config, self._certificates.value, is_served=True):
+        for sentence in cautions(self.config, self.certificates.value, is_served=True):
             log.warning(Event.CONFIG_CAUTION, note=sentence)
 
     async def close(self) -> None:

@@ -236,7 +236,7 @@ class History:
             gateway = _gateway_of(self.simulation.processes[line.process])
             assert gateway is not None
             configured = gateway.config.state.raw_keys()
-            self.outcome.own_keys += [key for key in gateway._keys.value.present if key not in configured]
+            self.outcome.own_keys += [key for key in gateway.keys.value.present if key not in configured]
         if self._traces:
             self.outcome.trace.append(f"{line.at!r} {line.process} {line.level} {line.event} {line.fields!r}")
 

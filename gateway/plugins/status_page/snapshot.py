@@ -47,7 +47,7 @@ def take_snapshot(source: ProcessParts) -> Status:
     running = _running(source)
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
-    tasks = Counter(task.live.route.path for task in source.table)
+    tasks = Counter(task.live.route.path for task in source.task_table)
     oldest = {call.live.route.path: seconds for call, seconds in reversed(running.items())}
     routes = [
         _route(live, held[path], tasks[path], oldest.get(path), source.metrics)
@@ -165,7 +165,7 @@ def _process(source: ProcessParts) -> ProcessStatus:
         lost_at_end=sum(driver.at_end == "lost" for driver in lot.waiting()),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),
-        connections=source.clients.connections,
+        connections=source.client_listener.connections,
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
