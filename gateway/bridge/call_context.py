@@ -307,7 +307,7 @@ class Context(ClientCall, eq=False, kw_only=True):
         self._outcome = Outcome.ERROR
         if isinstance(error, GatewayError):
             self._cause, self._error = error.message, error
-            self.live.upstream.health.note(error)
+            self.live.upstream.note(error)
         else:
             self._cause = f"the upstream answered with error {error.code}"
 

@@ -391,7 +391,7 @@ class Driver(Engine):
                 )
             await call.resume(begun.upstream(is_recorded=is_recorded), is_shared=not is_dead)
         except GatewayError as exc:
-            self.live.upstream.health.note(exc)
+            self.live.upstream.note(exc)
             replayable = context.may_run_again(exc) and self._exchange.record is not None
             if not is_dead and not replayable and self._exchange.round == left.round:
                 why = "cannot be reached, and its call cannot be picked up here while it may live"

@@ -220,7 +220,7 @@ class UpstreamCall(Runner, ABC):
     def _failed(self, exc: GatewayError, call: Call | None) -> None:
         """Say how the call broke, unless another call of the exchange runs already: a referral had it sent again."""
         live = self._context.live
-        live.upstream.health.note(exc)
+        live.upstream.note(exc)
         if call is not None and call.span is not None:
             call.span.end(ending_of(exc))
         live.upstream.health.count(exc)

@@ -62,7 +62,7 @@ async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes:
         log.error(Event.TASK_FAILED, task="request", route=incoming.path, exc_info=exc, **incoming.about)
         error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
     if live is not None:  # else the client made the path up
-        live.upstream.health.note(error)
+        live.upstream.note(error)
     _record(error, incoming, live, metrics)
     if reply.started and incoming.method == "GET":
         reply.break_off()

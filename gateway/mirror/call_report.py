@@ -81,7 +81,7 @@ class CallReport:
         if self._is_over:
             return
         if error is not None:
-            self._live.upstream.health.note(error)
+            self._live.upstream.note(error)
             ending = Ending(Outcome.ERROR, str(error.code))
         self._is_over = True
         self._end_round(ending)

@@ -252,7 +252,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
                 self._read(reply, hearer)
         except GatewayError as exc:
             live.upstream.health.count(exc)
-            live.upstream.health.note(exc)
+            live.upstream.note(exc)
             raise
         live.upstream.health.ok()
 

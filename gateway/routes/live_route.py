@@ -18,7 +18,7 @@ from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
-from gateway.protocol.errors import InvalidState
+from gateway.protocol.errors import GatewayError, InvalidState
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.tool_catalog import ToolCatalog
 from gateway.runtime.call_bytes import CallBytes
@@ -116,6 +116,12 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
         """How long ago the upstream last answered; None if it has not yet."""
         last = max(self.health.answered, self.pool.served)
         return world.monotonic() - last if last > float("-inf") else None
+
+    def note(self, error: GatewayError) -> None:
+        """Record an error of a request of this route; the same error may be given several times."""
+        # Failures come in crowds, and it takes time to ask all sessions: one failure a second does.
+        is_judged = world.monotonic() - self.health.judged > 1.0
+        self.health.note(error, self.pool.served if is_judged else None)
 
     @property
     def has_served(self) -> bool:

@@ -44,6 +44,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     cause: str
     fix: str
     seconds_ago: float
+    since_seconds_ago: float = 0.0
+    """That of the first failure after the last answer; 0 if an older replica does not tell it."""
 
 
 def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> UpstreamHealth:

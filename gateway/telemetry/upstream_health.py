@@ -36,18 +36,24 @@ class UpstreamHealth:
         self._metrics = metrics
         self._errors = errors
         self._failure: RecentError | None = None
+        self._failing_since = self.judged = float("-inf")
+        """Monotonic times of the first failure after an answer, and of the last failure of which that was asked."""
 
     def ok(self, *, is_probe: bool = False) -> None:
         """The upstream has answered."""
         self.answered = world.monotonic()
         self.has_served |= not is_probe
 
-    def note(self, error: GatewayError) -> None:
-        """Record an error of a request of this route; the same error may be given several times."""
+    def note(self, error: GatewayError, served: float | None) -> None:
+        """Record an error of a request; `served`: when a session was served last (monotonic), if that was asked."""
         self.advise(error)
         noted = self._errors.note(error, self._route)
         if noted is not None and noted.kind in _FAILURES:
             self._failure = noted
+            if served is not None:
+                self.judged = noted.last
+                if max(served, self.answered) >= self._failing_since:
+                    self._failing_since = noted.last
 
     def advise(self, error: GatewayError) -> None:
         """Complete the commands of an error's fix, for the log and the status page alike."""
@@ -89,4 +95,5 @@ class UpstreamHealth:
         """The last failure, however long ago."""
         if (last := self._failure) is None:
             return None
-        return Failure(kind=last.kind, cause=last.text, fix=last.fix, seconds_ago=world.monotonic() - last.last)
+        ago, since = (world.monotonic() - moment for moment in (last.last, self._failing_since))
+        return Failure(kind=last.kind, cause=last.text, fix=last.fix, seconds_ago=ago, since_seconds_ago=since)

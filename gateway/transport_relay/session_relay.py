@@ -229,7 +229,7 @@ class SessionRelay(SideListener):
         self._refuse(request, error)
 
     def _refuse(self, request: RequestId, error: GatewayError) -> None:
-        self.live.upstream.health.note(error)
+        self.live.upstream.note(error)
         self.live.upstream.health.count(error)
         self._link.refuse(request, error)
 

@@ -1,6 +1,7 @@
 """The health of an upstream follows the traffic of its route."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from gateway.bridge import upstream_call
 from gateway.config import ConfigFile
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, OwnerLost
+from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
@@ -68,6 +70,38 @@ async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Star
     assert route.health == "ok"
     assert await upstream_up(stand) == 1
     assert route.last_failure is not None, "when it failed last is still told"
+
+
+async def test_an_upstream_is_failing_since_its_first_failure_after_its_last_answer(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
+    stand = await begin()
+
+    async def since_seconds() -> float:
+        failure = (await told(stand)).routes[0].last_failure
+        assert failure is not None
+        return round(failure.since_seconds_ago, -1)
+
+    async def after(seconds: float, *, fails: bool = True) -> float:
+        passed[0] += seconds
+        upstream.forget()
+        upstream.on("initialize", (lambda turn: turn.reset()) if fails else upstream.initialize)
+        _ = await stand.client().call()
+        return await since_seconds() if fails else 0.0
+
+    assert [await after(0), await after(100), await after(100)] == [0, 100, 200]
+    served, asked = Pool.served, list[Pool]()
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "served", property(lambda pool: asked.append(pool) or served.__get__(pool)))
+        _ = await asyncio.gather(*(stand.client().call() for _ in range(3)))
+    assert asked == [], "of a crowd, one failure is judged, for many sessions are asked"
+    assert await since_seconds() == 200
+    assert "failing since " in (await fetch(stand, "/status"))[1]
+    _ = await after(100, fails=False)
+    assert (await told(stand)).routes[0].health == "ok"
+    assert [await after(50), await after(100)] == [0, 100]
 
 
 Ask = Callable[[str], Awaitable[Json]]
@@ -282,9 +316,9 @@ async def test_an_old_clients_traffic_counts(upstream: FakeUpstream, begin: Star
 
 def test_a_lost_owner_is_not_the_upstreams_failure() -> None:
     known = UpstreamHealth("/mcp", Metrics(), RecentErrors(), url="http://h/mcp")
-    known.note(OwnerLost("gw-1", "gone"))
+    known.note(OwnerLost("gw-1", "gone"), None)
     assert known.failure is None
-    known.note(CallLost("gone"))
+    known.note(CallLost("gone"), None)
     assert known.failure is not None
 
 

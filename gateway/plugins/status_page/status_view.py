@@ -1,10 +1,12 @@
-"""What the status page says, worked out from a status: rows, figures, warnings; pure, without HTML."""
+"""What the status page says, worked out from a status: rows, figures, warnings; without HTML."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.telemetry.process_status import CallStatus, RouteStatus, Status, StatusNotice
 
 NEAR: Final = 0.8
@@ -99,8 +101,10 @@ def _warnings(status: Status) -> Iterator[StatusNotice]:
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
-            since = "" if ok is None else f"; it last answered {ago(ok)}"
-            yield StatusNotice(f"The upstream of {route.path} is failing{since}", failure.fix, failure.cause)
+            last = "" if ok is None else f"; it last answered {ago(ok)}"
+            yield StatusNotice(
+                f"The upstream of {route.path} is failing{since(route)}{last}", failure.fix, failure.cause
+            )
     limits: list[tuple[str, int, int, str]] = []
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
@@ -170,6 +174,18 @@ def ago(seconds: float | None) -> str:
     if seconds is None:
         return "never"
     return f"{duration(seconds)} ago" if seconds >= 1 else "just now"
+
+
+def since(route: RouteStatus) -> str:
+    """Return since when an upstream is failing, by the clock and in words; empty if it is not, or nobody knows."""
+    if (
+        route.health != "failing"
+        or route.last_failure is None
+        or not (seconds := route.last_failure.since_seconds_ago)
+    ):
+        return ""
+    began = datetime.fromtimestamp((world.wall() - seconds) % 86_400, UTC)
+    return f" since {began:%H:%M:%S} UTC ({duration(seconds)})"
 
 
 def duration(seconds: float) -> str:

@@ -46,6 +46,7 @@ ENVIRONMENT.filters |= {
     "grouped": "{:,}".format,
     "mode": status_view.mode,
     "sessions_note": status_view.sessions_note,
+    "since": status_view.since,
     "streams": status_view.streams,
     "mebibytes": lambda count: f"{count / 1_048_576:,.1f} MiB",
 }

@@ -1,5 +1,6 @@
 """Statuses are merged into one; the latest answer or failure decides the health of a route."""
 
+import pytest
 from msgspec.structs import fields, replace
 
 from gateway.plugins.status_page.merge_statuses import Heard, health, of_cluster, of_host
@@ -66,6 +67,49 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
         ("No status from gw-1#2", "It slept"),
     ]
     assert "gw-1#2" in page(whole)
+
+
+@pytest.mark.parametrize(
+    ("rows", "since"),
+    [
+        ([(300.0, 200.0), (250.0, 40.0)], 200.0),  # the earliest
+        ([(300.0, 200.0), (None, 40.0)], 200.0),
+        ([(300.0, 200.0), (100.0, 40.0)], 100.0),  # an answer to one process came after the first failure at another
+        ([(300.0, 0.0), (100.0, 0.0)], 0.0),  # of an older version
+    ],
+)
+def test_a_route_is_failing_since_the_first_failure_of_any_process(
+    rows: list[tuple[float | None, float]], since: float
+) -> None:
+    parts = [
+        status_of(
+            process(number),
+            routes=(
+                route(
+                    health="failing",
+                    last_ok_seconds_ago=last_ok,
+                    last_failure=Failure(
+                        kind="k", cause="c", fix="f", seconds_ago=3 + number, since_seconds_ago=began
+                    ),
+                ),
+            ),
+        )
+        for number, (last_ok, began) in enumerate(rows)
+    ]
+    (row,) = of_workers(*parts).routes
+    assert row.last_failure is not None
+    assert (row.health, row.last_failure.since_seconds_ago, row.last_failure.seconds_ago) == ("failing", since, 3)
+
+
+def test_a_failure_before_an_answer_at_the_same_process_does_not_count() -> None:
+    def of_process(number: int, health: str, last_ok: float, *failed: float) -> Status:
+        failure = Failure(kind="k", cause="c", fix="f", seconds_ago=failed[0], since_seconds_ago=failed[1])
+        row = route(health=health, last_ok_seconds_ago=last_ok, last_failure=failure)
+        return status_of(process(number), routes=(row,))
+
+    (row,) = of_workers(of_process(0, "failing", 90, 3, 10), of_process(1, "ok", 20, 500, 600)).routes
+    assert row.last_failure is not None
+    assert (row.health, row.last_failure.since_seconds_ago) == ("failing", 10)
 
 
 def test_workers_with_different_configurations_are_a_notice() -> None:

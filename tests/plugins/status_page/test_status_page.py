@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.plugins.status_page import status_page
 from gateway.plugins.status_page.documents import TITLES
 from gateway.plugins.status_page.merge_statuses import cut, failing_first
@@ -27,16 +28,18 @@ from gateway.telemetry.process_status import (
 from tests.support.status import held, process, route, status_of
 
 ENDS = "pid 7 draining ends in 25 s or sooner 0 s 1 of 2 1 of 1 lost if it ends"
+SINCE = "since 00:00:10 UTC (1 min 30 s)"
+FAILING = f"auto, era not known yet failing {SINCE} Last failure 1 s ago"
 SHOWN = [
     "gw-1: ready, 1 problem - mrtr-gateway",
     "Held calls 1 of 2",
     "Upstreams failing 1 of 2",
     "Errors 2 listed below",
     "Needs attention",
-    "The upstream of /b is failing The cause The fix",
+    f"The upstream of /b is failing {SINCE} The cause The fix",
     "A caution",
     "Routes",
-    "/b [status?route=/b] http://b/mcp auto, era not known yet failing Last failure 1 s ago 2 of 10 2 busy 1 none",
+    f"/b [status?route=/b] http://b/mcp {FAILING} 2 of 10 2 busy 1 none",
     "/a [status?route=/a] http://a auto, era not known yet ok last ok just now oldest call 50 s 2 of 10 2 busy 4 none",
     "Replicas",
     f"gw-1#0 [status?replica=gw-1] {ENDS} 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa loaded 3 min ago",
@@ -63,8 +66,9 @@ def visible(html: str) -> list[str]:
     return [" ".join(line.split()) for line in unescape(re.sub("<[^>]*>", " ", html)).splitlines()]
 
 
-def test_what_the_page_of_a_cluster_shows() -> None:
-    failure = Failure(kind="k", cause="The cause", fix="The fix", seconds_ago=1)
+def test_what_the_page_of_a_cluster_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "wall", lambda: 100.0)
+    failure = Failure(kind="k", cause="The cause", fix="The fix", seconds_ago=1, since_seconds_ago=90)
     budgets = {name: BudgetStatus(used, 2 << 20, 0) for name, used in (("cold", 1 << 20), ("unused", 99))}
     limits = {"held": 1, "held_limit": 2, "connections": 3, "connections_limit": 1000}
     limits |= {"open_files": 5, "open_files_limit": 100, "loaded_seconds_ago": 180}

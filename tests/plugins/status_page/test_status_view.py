@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.plugins.status_page.status_view import ago, duration, mode, only, sessions_note, streams, view, waits_for
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import ErrorStatus, Failure, ProcessStatus, Status, StatusNotice
@@ -28,14 +29,17 @@ def test_problems_are_counted_and_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answered", "text"),
+    ("answered", "since", "text"),
     [
-        (None, "The upstream of /mcp is failing"),
-        (61, "The upstream of /mcp is failing; it last answered 1 min 1 s ago"),
+        (None, 0.0, "The upstream of /mcp is failing"),
+        (61, 60.0, "The upstream of /mcp is failing since 23:59:30 UTC (1 min); it last answered 1 min 1 s ago"),
     ],
 )
-def test_a_failing_upstream_is_a_problem_with_its_fix(answered: float | None, text: str) -> None:
-    failure = Failure(kind="call_lost", cause="the cause", fix="the fix", seconds_ago=1)
+def test_a_failing_upstream_is_a_problem_with_its_fix(
+    answered: float | None, since: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "wall", lambda: 86_430.0)
+    failure = Failure(kind="call_lost", cause="the cause", fix="the fix", seconds_ago=1, since_seconds_ago=since)
     failing = route(health="failing", last_failure=failure, last_ok_seconds_ago=answered)
     (notice,) = view(status_of(process(0), routes=(failing,), routes_total=1)).notices
     assert (notice.text, notice.fix, notice.detail) == (text, "the fix", "the cause")
