@@ -124,7 +124,7 @@ class JwksVerifier:
 
     async def _get(self, url: URL) -> bytes:
         """The body at a URL; raises RequestFailed or ValueError."""
-        with closing(await self._client.send("GET", url, _ACCEPTED, b"", is_lenient=True)) as reply:
+        with closing(await self._client.send("GET", url, _ACCEPTED, b"")) as reply:
             if reply.status != 200:
                 raise ValueError(f"answered HTTP {reply.status}")
             body = await reply.read_at_most(_MAX_BYTES)

@@ -159,9 +159,10 @@ class PeerConnections:
             b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
             sealed,
             timeouts.peer_connect_seconds,
+            is_fresh=fresh,
             awaits_continue=True,
         )
-        self._http.begin(pending, is_fresh=fresh)
+        self._http.begin(pending)
         return exchange, pending
 
     # -- failures -----------------------------------------------------------------------------------------------

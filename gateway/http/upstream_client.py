@@ -86,23 +86,21 @@ class Client:
         self.answering = CoarseTimer(bounds.timeouts.answer_seconds, self._calls.tasks, "answer")
         """The deadline of messages that need no reply but that the server has accepted them."""
 
-    def send(  # noqa: PLR0913  (what one request consists of)
+    def send(
         self,
         method: str,
         url: URL,
         headers: Mapping[str, str] | HeaderLines,
         body: bytes,
         *,
-        is_lenient: bool = False,
         is_repeatable: bool = False,
     ) -> Coroutine[Any, Any, AwaitedReply]:
         """Send one request; return its reply, awaited, as soon as its head is here. The caller closes it.
 
-        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
-        twice, whatever its method. Raises RequestFailed.
+        The headers of the reply may have control characters in their values. Raises RequestFailed.
         """
         reply = AwaitedReply()
-        pending = self.begin(method, url, headers, body, reply, is_lenient=is_lenient, is_repeatable=is_repeatable)
+        pending = self.begin(method, url, headers, body, reply, is_lenient=True, is_repeatable=is_repeatable)
         return reply.begun(pending)
 
     def begin(  # noqa: PLR0913  (what one request consists of)
@@ -117,10 +115,7 @@ class Client:
         is_repeatable: bool = False,
         is_fresh: bool = False,
     ) -> PendingRequest:
-        """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent.
-
-        `is_repeatable`: it may run twice, whatever its method. `is_fresh`: on a new connection, and only once.
-        """
+        """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
         bounds = self._bounds.value
         origin, head = _address(method, url, bounds.tls, bounds.server_name)
         pending = PendingRequest(
@@ -131,8 +126,10 @@ class Client:
             bounds.timeouts.connect_seconds,
             method=method,
             is_lenient=is_lenient,
+            is_repeatable=is_repeatable,
+            is_fresh=is_fresh,
         )
-        self._calls.begin(pending, is_repeatable=is_repeatable, is_fresh=is_fresh)
+        self._calls.begin(pending)
         return pending
 
     def prepared(
@@ -172,8 +169,8 @@ class Client:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
         head = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
         seconds = self.timeouts.connect_seconds
-        pending = PendingRequest(prepared.origin, listener, head, body, seconds)
-        self._calls.begin(pending, is_repeatable=is_repeatable)
+        pending = PendingRequest(prepared.origin, listener, head, body, seconds, is_repeatable=is_repeatable)
+        self._calls.begin(pending)
         return pending
 
     def close(self) -> None:

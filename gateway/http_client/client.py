@@ -11,13 +11,11 @@ from typing import Final
 
 from gateway.http_client.connection import Connection, PendingRequest
 from gateway.http_client.connector import Connector
-from gateway.http_client.errors import ClientClosed, NoReply, NotConnected, RequestFailed
+from gateway.http_client.errors import ClientClosed, NoReply, NotConnected
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.runtime.tasks import Tasks
 
-_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-"""Methods that may run twice (RFC 9110 section 9.2.2)."""
 _SERVERS: Final = 256
 """Servers whose heads are remembered."""
 
@@ -40,30 +38,21 @@ class HttpClient:
         self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
         self._is_closed = False
 
-    def begin(self, pending: PendingRequest, *, is_repeatable: bool = False, is_fresh: bool = False) -> None:
-        """Send a request, at once if a connection is idle.
-
-        `is_repeatable`: it may run twice, whatever its method. `is_fresh`: on a new connection, and only once.
-        """
-        is_idempotent = pending.method in _IDEMPOTENT
-        is_last = is_fresh or not (is_repeatable or is_idempotent)
+    def begin(self, pending: PendingRequest) -> None:
+        """Send a request, at once if a connection is idle."""
         connection = None
-        if not (is_fresh or self._is_closed):
+        if not (pending.is_fresh or self._is_closed):
             # A request whose body waits can be sent again if the connection turns out to have ended.
-            is_safe = is_idempotent or pending.awaits_continue
+            is_safe = pending.is_idempotent or pending.awaits_continue
             connection = self.idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
         if connection is not None:
-            connection.start(pending, is_last=is_last)
+            connection.start(pending)
         else:
-            self._connect(pending, is_last=is_last)
+            self.connect(pending)
 
-    def send_again(self, pending: PendingRequest) -> None:
-        """Send a request once more, on a new connection."""
-        # If that fails, the upstream may have got the first one, and ended since.
-        self._connect(pending, None if pending.method in _IDEMPOTENT else NoReply(), is_last=True)
-
-    def _connect(self, pending: PendingRequest, failure: RequestFailed | None = None, *, is_last: bool) -> None:
-        task = self.tasks.start(self._open(pending, failure, is_last=is_last), "connect upstream")
+    def connect(self, pending: PendingRequest) -> None:
+        """Send a request, or send it once more, on a new connection."""
+        task = self.tasks.start(self._open(pending), "connect upstream")
         self._connecting[task] = None
         pending.waits_for(task)
         task.add_done_callback(partial(self._connected, pending))
@@ -79,8 +68,7 @@ class HttpClient:
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
-    async def _open(self, pending: PendingRequest, failure: RequestFailed | None, *, is_last: bool) -> None:
-        """Send a request on a new connection; `failure` is what it means that there is none."""
+    async def _open(self, pending: PendingRequest) -> None:
         origin = pending.origin
         if self._is_closed:
             return
@@ -91,14 +79,16 @@ class HttpClient:
         try:
             await self._connector.connect(connection, pending.connect_seconds)
         except NotConnected as exc:
-            pending.fail(failure or exc, self)
-            return
-        self.connections[connection] = None
-        if connection.is_open and pending.stage != "over":
-            connection.start(pending, is_last=is_last)
+            failure = exc
         else:
+            self.connections[connection] = None
+            if connection.is_open and pending.stage != "over":
+                connection.start(pending)
+                return
             connection.abort()
-            pending.fail(failure or NotConnected("it closed the connection at once"), self)
+            failure = NotConnected("it closed the connection at once")
+        # If it was sent before, the upstream may have got that, and ended since.
+        pending.fail(NoReply() if pending.is_sent and not pending.is_idempotent else failure, self)
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""

@@ -29,6 +29,8 @@ from gateway.runtime.pieces import PIECE_BYTES, Pieces
 _EVENTS: Final = "text/event-stream"
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+"""Methods that may run twice (RFC 9110 section 9.2.2)."""
 _FEW_LINES: Final = 64
 """A part of an event stream that has fewer is cheap to read, whatever its size."""
 
@@ -36,8 +38,8 @@ _FEW_LINES: Final = 64
 class Owner(Protocol):
     """The client that a connection belongs to."""
 
-    def send_again(self, pending: "PendingRequest") -> None:
-        """The connection has ended without a byte of a reply to this request, which may be sent once more."""
+    def connect(self, pending: "PendingRequest") -> None:
+        """Send a request once more whose connection has ended without a byte of a reply."""
 
     def freed(self, connection: "Connection") -> None:
         """The connection can carry another request."""
@@ -65,6 +67,12 @@ class PendingRequest(msgspec.Struct, eq=False):
     method: str = "POST"
     is_lenient: bool = False
     """Whether the values of the reply's headers may have control characters, which the listener then removes."""
+    is_repeatable: bool = False
+    """Whether it may run twice, whatever its method."""
+    is_fresh: bool = False
+    """Whether it is sent on a new connection, and only once."""
+    is_sent: bool = False
+    """Whether a connection has carried it."""
     awaits_continue: bool = False
     """Whether the body is not sent yet: the server has not said `100 Continue`, for which the head has to ask."""
     stage: Literal["in flight", "read", "over"] = "in flight"
@@ -127,17 +135,22 @@ class PendingRequest(msgspec.Struct, eq=False):
         """Whether the request still waits for its connection."""
         return isinstance(self.carrier, asyncio.Task)
 
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether its method says that it may run twice."""
+        return self.method in _IDEMPOTENT
+
     # -- for the client and the connection ----------------------------------------------------------------------
 
     def waits_for(self, task: asyncio.Task[None]) -> None:
         """A task opens a connection for the request."""
         self.carrier = task
 
-    def sent_on(self, connection: "Connection", *, is_last: bool) -> None:
-        """It is sent on this connection, and may be in flight for long. If `is_last`, it will not be sent again."""
-        self.carrier = connection
-        if is_last:
-            self.head = self.body = b""
+    def sent_on(self, connection: "Connection") -> None:
+        """It is sent on this connection, and may be in flight for long."""
+        if self.is_sent or self.is_fresh or not (self.is_repeatable or self.is_idempotent):
+            self.head = self.body = b""  # this is the last time
+        self.carrier, self.is_sent = connection, True
 
     def continued(self) -> None:
         """The server has asked for the body."""
@@ -235,10 +248,10 @@ class Connection(asyncio.Protocol):
             poll = self._poll = world.poll(self._transport.get_extra_info("socket"))
         return not poll()
 
-    def start(self, pending: PendingRequest, *, is_last: bool) -> None:
-        """Send a request on an open connection; see `PendingRequest.sent_on`."""
+    def start(self, pending: PendingRequest) -> None:
+        """Send a request on an open connection."""
         head, body = pending.head, pending.body
-        pending.sent_on(self, is_last=is_last)
+        pending.sent_on(self)
         self._pending = pending
         if pending.is_paused:
             self._transport.pause_reading()
@@ -258,7 +271,7 @@ class Connection(asyncio.Protocol):
         if isinstance(failure, NoReply) and pending.head:
             # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
             # have closed a new one, if this process stood still before it used that.
-            self._owner.send_again(pending)
+            self._owner.connect(pending)
             return
         pending.fail(failure, self._owner)
 

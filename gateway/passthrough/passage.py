@@ -133,8 +133,8 @@ class HttpPassage(Passage):
             with CoarseTimeout(self.live.deadlines.idle if waits else upstream.client.answering):
                 for _ in range(2):
                     url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
-                    # Lenient: a header that HTTP forbids is left out (`passed_back`), and does not cost the reply.
-                    reply = await upstream.client.send(incoming.method, url, headers, incoming.body, is_lenient=True)
+                    # A header that HTTP forbids is left out (`passed_back`), and does not cost the reply.
+                    reply = await upstream.client.send(incoming.method, url, headers, incoming.body)
                     if reply.head.status not in REDIRECTS:
                         upstream.health.ok()
                         self._said = reply

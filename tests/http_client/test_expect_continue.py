@@ -119,7 +119,7 @@ async def test_a_fresh_connection_is_opened_beside_an_idle_one(client: HttpClien
             recorder = Recorder()
             head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
             origin = Origin("127.0.0.1", server.port)
-            client.begin(PendingRequest(origin, recorder, head, b"{}", 20), is_fresh=is_fresh)
+            client.begin(PendingRequest(origin, recorder, head, b"{}", 20, is_fresh=is_fresh))
             await recorder.over()
             assert (recorder.words, server.connections) == (COMPLETE, count)
 

@@ -51,7 +51,7 @@ class Begun:
         self.connection = Connection(ORIGIN, self.owner, familiar or FamiliarHeads())
         self.connection.connection_made(self.transport)
         self.pending = PendingRequest(ORIGIN, self.heard)
-        self.connection.start(self.pending, is_last=True)
+        self.connection.start(self.pending)
 
     def receive(self, *parts: bytes) -> "Begun":
         """Have these parts come, each as a read of its own."""
@@ -62,5 +62,5 @@ class Begun:
     def heard_again(self) -> Recorder:
         """Begin the next request on the connection; what is heard of it."""
         heard = Recorder()
-        self.connection.start(PendingRequest(ORIGIN, heard), is_last=True)
+        self.connection.start(PendingRequest(ORIGIN, heard))
         return heard

@@ -113,8 +113,9 @@ class Sender:
             seconds,
             method=method,
             is_lenient=is_lenient,
+            is_repeatable=is_repeatable,
         )
-        self.client.begin(pending, is_repeatable=is_repeatable)
+        self.client.begin(pending)
         assert recorder.words == [], "the listener was called before begin returned"
         return recorder, pending
 

@@ -79,7 +79,7 @@ async def request(
     url = URL(f"{oauth_metadata.origin(live.route.upstream.url)}{target}", encoded=True)
     try:
         # Lenient: sign-in pages often fold a long Content-Security-Policy onto several lines.
-        with closing(await live.upstream.client.send(method, url, sent, body, is_lenient=True)) as reply:
+        with closing(await live.upstream.client.send(method, url, sent, body)) as reply:
             yield reply
     except RequestFailed as exc:
         raise exc.mapped(where(live)) from exc
