@@ -30,6 +30,7 @@ from gateway.sessions.pool.tool_schemas import only_page, read_pages
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import NO_HEADERS, Answer, Headers, Hearer
 from gateway.upstream.http.http_errors import mapped, refused
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader
 
 T = TypeVar("T")
@@ -187,10 +188,15 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
     principal: bytes
 
     @property
+    def upstream(self) -> HttpUpstream:
+        """The server over HTTP."""
+        assert self.live.upstream.era is not None, "an upstream without a command has a URL"
+        return self.live.upstream.era.upstream
+
+    @property
     def endpoint(self) -> Endpoint:
         """The address of the server over HTTP."""
-        assert self.live.upstream.era is not None, "an upstream without a command has a URL"
-        return self.live.upstream.era.endpoint
+        return self.upstream.endpoint
 
     async def tool(self, request: ModernRequest) -> Tool:
         """What is known of the tool that a request is to call, once the tools were listed."""
@@ -258,7 +264,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
 
     def _sent(self, request: ModernRequest, repeated: Headers, hearer: Hearer) -> Awaitable[_ModernReply]:
         """Send the request; what is returned waits for the end of its reply."""
-        live, client = self.live, self.live.upstream.client
+        live, upstream = self.live, self.upstream
         headers = {
             **request.headers,
             **repeated,
@@ -266,19 +272,18 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             "Content-Type": "application/json",
             **request.repeated,
         }
-        limit = client.limits.event_bytes
+        limit = upstream.client.limits.event_bytes
         reply = _ModernReply(
             hearer,
             limit,
-            client.arriving,
-            live.process.stream_times.drain_seconds,
+            upstream,
             unread=REDIRECTS,
             refusal_bytes=limit,  # an error of a modern server is a response like others, whatever its status
             request=request,
             idle=None if request.method == mcp.LISTEN else live.deadlines.idle,
         )
         try:
-            pending = client.begin("POST", self.endpoint.url, headers, request.body, reply)
+            pending = upstream.client.begin("POST", upstream.endpoint.url, headers, request.body, reply)
         except ValueError as exc:
             raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
         return reply.over(pending)

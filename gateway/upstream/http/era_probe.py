@@ -48,12 +48,11 @@ class _Probe(Hearer):
 
     async def send(self) -> ReplyReader:
         """Send the probe, and wait for the end of its reply; raises UpstreamError."""
-        client, endpoint, _, times = self._upstream
-        reply = self._reply = ReplyReader(
-            self, _ANSWER_BYTES, client.arriving, times.drain_seconds, unread=REDIRECTS, refusal_bytes=_ANSWER_BYTES
-        )
+        upstream, largest = self._upstream, _ANSWER_BYTES
+        reply = self._reply = ReplyReader(self, largest, upstream, unread=REDIRECTS, refusal_bytes=largest)
         headers, message = discover_headers(self.headers), era.discover(self._asked)
-        return await reply.over(client.begin("POST", endpoint.url, headers, message, reply, is_repeatable=True))
+        url, client = upstream.endpoint.url, upstream.client
+        return await reply.over(client.begin("POST", url, headers, message, reply, is_repeatable=True))
 
     def hear(self, data: bytes, /) -> bool:
         """Take a message, or a body; whether it tells the era. A stream may stay open after that."""
@@ -69,7 +68,7 @@ class EraProbe:
 
     def __init__(self, upstream: HttpUpstream, health: UpstreamHealth) -> None:
         self._health = health
-        self._upstream, self.endpoint = upstream, upstream.endpoint
+        self.upstream, self.endpoint = upstream, upstream.endpoint
         self.known: bool | None = None
         """Whether the upstream is modern; None if a probe has to find out."""
         self.refuses_legacy = False
@@ -98,9 +97,9 @@ class EraProbe:
                     return False
                 if self._probe is not None or self.known is not None:
                     continue  # another request that waited came first
-                self._next_start = world.monotonic() + self._upstream.times.probe_pause_seconds
-                probe = self._probe = _Probe(self._upstream, headers)
-                self._asking = self._upstream.tasks.start(self._ask(probe), "era probe")
+                self._next_start = world.monotonic() + self.upstream.times.probe_pause_seconds
+                probe = self._probe = _Probe(self.upstream, headers)
+                self._asking = self.upstream.tasks.start(self._ask(probe), "era probe")
             # The probe outlives the request that started it, because other requests wait for it too.
             _ = await asyncio.wait((self._asking,))
             if probe.found is not None:

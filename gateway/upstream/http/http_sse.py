@@ -28,7 +28,7 @@ from gateway.upstream.http.http_errors import (
     read_refusal,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, redirected
+from gateway.upstream.http.reply_reader import UNHEARD, Acceptance, ReplyReader, StreamReply, redirected
 from gateway.upstream.one_stream import Answered, OneStreamChannel, settle
 
 _ENDPOINT_BYTES: Final = 4096
@@ -37,7 +37,6 @@ _POST_REDIRECTS: Final = (307, 308)
 _FAILURES: Final = (RequestFailed, UpstreamError, sse.EventTooLarge)
 _UNREAD: Final = frozenset(range(300, 500)) - {401, 403}
 """Statuses of a GET whose body does not matter."""
-_UNHEARD: Final = Hearer()
 
 
 class _SessionStream(StreamReply, kw_only=True):
@@ -55,7 +54,7 @@ class HttpSseChannel(OneStreamChannel):
 
     def __init__(self, upstream: HttpUpstream) -> None:
         super().__init__()
-        self._client, self._endpoint, _, self._times = upstream
+        self._upstream, self._endpoint = upstream, upstream.endpoint
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._stream: _SessionStream | None = None
         """The reply to the GET, while it is open. No task reads it, because it is silent most of the time."""
@@ -69,7 +68,7 @@ class HttpSseChannel(OneStreamChannel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Open the stream, wait for its endpoint, send `initialize`. Also raises WrongTransport."""
-        where, seconds = self._endpoint.where, self._times.endpoint_seconds
+        where, seconds = self._endpoint.where, self._upstream.times.endpoint_seconds
         try:
             async with asyncio.timeout(seconds):
                 await self._open_stream(headers)
@@ -95,11 +94,11 @@ class HttpSseChannel(OneStreamChannel):
 
     async def _open_stream(self, headers: Headers) -> None:
         """GET the stream, following one redirect. Raises WrongTransport, Unreachable, CallLost or Refused."""
-        endpoint, client = self._endpoint, self._client
+        endpoint, client = self._endpoint, self._upstream.client
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
 
         async def send() -> ReplyReader:
-            stream = _SessionStream(self, client.limits.event_bytes, client.arriving, unread=_UNREAD, channel=self)
+            stream = _SessionStream(self, client.limits.event_bytes, self._upstream, unread=_UNREAD, channel=self)
             # Each GET opens a session, so it is not repeated, and needs a connection that is surely alive.
             pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
             self._stream = stream
@@ -260,16 +259,13 @@ class HttpSseChannel(OneStreamChannel):
 
         An answer, a notification or a ping may come twice.
         """
-        where, target, client = self._endpoint.where, self._messages, self._client
+        where, target, client = self._endpoint.where, self._messages, self._upstream.client
         try:
             async with asyncio.timeout(client.timeouts.answer_seconds):
                 for _ in range(2):
                     if target is None:
                         break
-                    drain_seconds = self._times.drain_seconds
-                    reply = ReplyReader(
-                        _UNHEARD, 0, client.arriving, drain_seconds, needs_body=False, unread=_POST_REDIRECTS
-                    )
+                    reply = Acceptance(UNHEARD, 0, self._upstream, unread=_POST_REDIRECTS)
                     own = {**headers, **self._fixed}
                     pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)
                     if answered is not None:

@@ -19,10 +19,13 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import Redirected
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
+from gateway.runtime.arrivals import SMALL_BYTES
 from gateway.upstream.channel import Hearer
+from gateway.upstream.http.http_upstream import HttpUpstream
 
 REFUSAL_BYTES: Final = 65_536
+UNHEARD: Final = Hearer()
+"""For a reply without messages."""
 
 
 async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyReader]"]) -> "ReplyReader":
@@ -42,11 +45,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     hearer: Hearer
     max_bytes: int
     """The size of the largest message."""
-    arriving: Arrivals
-    drain_seconds: float = 0.0
-    """How long a stream may stay open after the answer."""
-    needs_body: bool = True
-    """Whether more is wanted than that the server has accepted the request."""
+    upstream: HttpUpstream
     unread: Collection[int] = ()
     """Statuses of a reply whose body is not waited for."""
     refusal_bytes: int = REFUSAL_BYTES
@@ -125,8 +124,6 @@ class ReplyReader(msgspec.Struct, eq=False):
             if head.content_type == EVENT_STREAM:
                 self.content = sse.PlainParser(self.max_bytes)
             self.accepted()
-            if not self.needs_body:
-                self.answered()
         else:
             self.max_bytes = self.refusal_bytes
             if head.status in self.unread:
@@ -157,7 +154,7 @@ class ReplyReader(msgspec.Struct, eq=False):
                 self._end(sse.EventTooLarge(f"a body is larger than {self.max_bytes} bytes"))
                 return
         if self.size > SMALL_BYTES or before > SMALL_BYTES:  # nearly never
-            _ = self.arriving.hold(self.pending, self.size)
+            _ = self.upstream.client.arriving.hold(self.pending, self.size)
 
     def on_end(self) -> None:
         """Hand over a body, if the server has accepted the request: it is the answer, or there is none."""
@@ -209,7 +206,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     def answered(self) -> None:
         """The answer is here; the reply should end now, so that its connection can be used again."""
         self._done()
-        self.pending.end_within(self.drain_seconds)
+        self.pending.end_within(self.upstream.times.drain_seconds)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the request."""
@@ -234,10 +231,18 @@ class ReplyReader(msgspec.Struct, eq=False):
         self.stage, hearer = stage, self.hearer
         del self.hearer
         if self.size > SMALL_BYTES:
-            self.arriving.release(self.pending)
+            self.upstream.client.arriving.release(self.pending)
         if self.waiter is not None:
             self.wake()
         return hearer
+
+
+class Acceptance(ReplyReader):
+    """The reply to a message of which nothing is wanted but that the server accepts it."""
+
+    def accepted(self) -> None:
+        """Read no more."""
+        self.answered()
 
 
 class StreamReply(ReplyReader):

@@ -78,8 +78,8 @@ class StandaloneStream(Hearer):
         self._attempts += 1
         self._began = world.monotonic()
         try:
-            client = self._session.upstream.client
-            reply = StreamReply(self, client.limits.event_bytes, client.arriving, unread=_UNREAD)
+            upstream = self._session.upstream
+            reply = StreamReply(self, upstream.client.limits.event_bytes, upstream, unread=_UNREAD)
             reply.pending = self._session.get(self._headers, reply)
             self._next = reply
         except BaseException:  # headers that cannot be sent, for one: `open` must not wait in vain

@@ -33,7 +33,7 @@ from gateway.upstream.http.http_errors import (
 )
 from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.reply_reader import ReplyReader, redirected
+from gateway.upstream.http.reply_reader import UNHEARD, Acceptance, ReplyReader, redirected
 from gateway.upstream.http.resumption import asked_seconds
 from gateway.upstream.http.standalone_stream import StandaloneStream
 
@@ -45,18 +45,16 @@ _SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}"
 _OTHER_TRANSPORT: Final = (400, 404, 405)
 """How a server of HTTP+SSE may answer `initialize` (2025-11-25 basic/transports, Backwards Compatibility)."""
 
-_UNHEARD: Final = Hearer()
-
 
 class StreamableChannel(Channel):
     """One session over streamable HTTP."""
 
     answers_apart = True
 
-    __slots__ = ("_client", "_endpoint", "_is_ready", "_request", "_session", "_standalone", "_times", "can_ask")
+    __slots__ = ("_endpoint", "_is_ready", "_request", "_session", "_standalone", "_upstream", "can_ask")
 
     def __init__(self, upstream: HttpUpstream) -> None:
-        self._client, self._endpoint, _, self._times = upstream
+        self._upstream, self._endpoint = upstream, upstream.endpoint
         self.can_ask = True
         self._session = HttpSession(upstream)
         self._request: CallReply | None = None
@@ -92,7 +90,7 @@ class StreamableChannel(Channel):
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Send `initialize`, following one redirect within the origin. Also raises WrongTransport."""
         answer = Answer(message)
-        reply = await self._beside(message, headers, answer, self._client.limits.event_bytes)
+        reply = await self._beside(message, headers, answer, self._upstream.client.limits.event_bytes)
         where = self._endpoint.where
         try:
             found = answer.found if reply.is_done else read_refusal(reply, self._endpoint)
@@ -122,8 +120,7 @@ class StreamableChannel(Channel):
         """POST what may run twice, beside the request in flight; return its reply once that is over."""
 
         async def send() -> ReplyReader:
-            client, drain_seconds = self._client, self._times.drain_seconds
-            reply = ReplyReader(hearer, max_bytes, client.arriving, drain_seconds, unread=REDIRECTS)
+            reply = ReplyReader(hearer, max_bytes, self._upstream, unread=REDIRECTS)
             return await reply.over(self._session.post(message, headers, reply, is_repeatable=True))
 
         reply = await redirected(self._endpoint, send)
@@ -168,16 +165,8 @@ class StreamableChannel(Channel):
         return reply
 
     def _call_reply(self, message: bytes, headers: Headers, hearer: Hearer) -> CallReply:
-        client, drain_seconds = self._client, self._times.drain_seconds
-        return CallReply(
-            hearer,
-            client.limits.event_bytes,
-            client.arriving,
-            drain_seconds,
-            session=self._session,
-            message=message,
-            headers=headers,
-        )
+        largest = self._upstream.client.limits.event_bytes
+        return CallReply(hearer, largest, self._upstream, session=self._session, message=message, headers=headers)
 
     async def request(
         self, message: bytes, headers: Headers, hearer: Hearer, *, is_repeatable: bool = False
@@ -238,14 +227,13 @@ class StreamableChannel(Channel):
 
     async def _resume(self, request: CallReply, hearer: Hearer) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
-        client, resumption, where = self._client, request.resumption, self._endpoint.where
+        upstream, resumption, where = self._upstream, request.resumption, self._endpoint.where
         while True:
             newest = self._session.newest or request.headers
-            reply = ResumedReply(
-                hearer, client.limits.event_bytes, client.arriving, unread=_MAY_PASS, request=request, newest=newest
-            )
+            largest = upstream.client.limits.event_bytes
+            reply = ResumedReply(hearer, largest, upstream, unread=_MAY_PASS, request=request, newest=newest)
             try:
-                async with asyncio.timeout(self._times.resume_head_seconds) as deadline:
+                async with asyncio.timeout(upstream.times.resume_head_seconds) as deadline:
                     reply.deadline = deadline
                     _ = await reply.over(self._session.get(request.headers, reply, last_event_id=resumption.place))
             except TimeoutError:
@@ -297,9 +285,9 @@ class StreamableChannel(Channel):
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        reply = self._acceptance()
+        reply = Acceptance(UNHEARD, 0, self._upstream)
         try:
-            with CoarseTimeout(self._client.answering):
+            with CoarseTimeout(self._upstream.client.answering):
                 # All servers that were measured take the first of two answers, and say 202 to both.
                 _ = await reply.over(self._session.post(message, headers, reply, is_repeatable=True))
                 if not reply.is_done:
@@ -315,10 +303,6 @@ class StreamableChannel(Channel):
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
                 "had effects"
             ) from exc
-
-    def _acceptance(self) -> ReplyReader:
-        """Read no more of a reply than whether the server accepts the message."""
-        return ReplyReader(_UNHEARD, 0, self._client.arriving, self._times.drain_seconds, needs_body=False)
 
     async def _refused(self, reply: ReplyReader, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
@@ -338,7 +322,7 @@ class StreamableChannel(Channel):
         """
         endpoint, message = self._endpoint, new_ping()
         try:
-            with CoarseTimeout(self._client.answering):
+            with CoarseTimeout(self._upstream.client.answering):
                 reply = await self._beside(message, headers, Answer(message), _PING_ANSWER_BYTES)
         except TimeoutError as exc:
             raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
@@ -356,10 +340,11 @@ class StreamableChannel(Channel):
             standalone.stop_reporting()
         try:
             if end_session and self.session_id is not None and not self.forgotten:
-                reply, headers = self._acceptance(), self._session.headers(self._session.newest)
+                reply, headers = Acceptance(UNHEARD, 0, self._upstream), self._session.headers(self._session.newest)
+                client = self._upstream.client
                 with suppress(TimeoutError):  # the server drops the session after its own timeout
-                    async with asyncio.timeout(self._client.timeouts.cancel_seconds):
-                        _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))
+                    async with asyncio.timeout(client.timeouts.cancel_seconds):
+                        _ = await reply.over(client.begin("DELETE", self._endpoint.url, headers, b"", reply))
         finally:
             if standalone is not None:
                 standalone.close()

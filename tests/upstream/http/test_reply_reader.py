@@ -15,7 +15,7 @@ from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.upstream.channel import Headers, Hearer
 from gateway.upstream.http.call_reply import CallReply
 from gateway.upstream.http.http_session import HttpSession
-from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES
 from tests.support.fake_carrier import FakeCarrier
 from tests.support.workbench import eventually
@@ -32,12 +32,13 @@ class Reading(Hearer):
         self.heard: list[bytes] = []
         self.overs = 0
         self.carrier = FakeCarrier()
-        self.session = HttpSession(HttpUpstream(Mock(), Mock(), Mock()))
+        client = Mock(arriving=arrivals or Arrivals(1 << 20))
+        upstream = HttpUpstream(client, Mock(), Mock(), StreamTimes(drain_seconds=drain_seconds))
+        self.session = HttpSession(upstream)
         self.reply = CallReply(
             self,
             max_bytes,
-            arrivals or Arrivals(1 << 20),
-            drain_seconds,
+            upstream,
             session=self.session,
             message=b"message",
             headers=HEADERS,
