@@ -432,8 +432,10 @@ class Connection(asyncio.Protocol):
             for part in parts:
                 if self._pending is pending:
                     listener.on_body(part)
-        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self._stop(exc)
+        except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
+            failure = ListenerFailed()
+            failure.__cause__ = exc
+            self.close(failure)
         if self._pending is not pending:
             return  # it was aborted, or has failed
         if isinstance(rest, str):
@@ -480,15 +482,6 @@ class Connection(asyncio.Protocol):
                 listener.on_whole(head, body)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
-
-    def _stop(self, error: BaseException) -> None:
-        """The listener raised."""
-        if not isinstance(error, Exception):
-            self.abort()
-            raise error
-        failure = ListenerFailed()
-        failure.__cause__ = error
-        self.close(failure)
 
     def _loss(self, exc: Exception | None) -> RequestFailed:
         """What it means for the request in flight that the connection ends now."""
