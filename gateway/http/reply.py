@@ -13,7 +13,6 @@ from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import JsonResponse, Response, StreamResponse, WholeResponse
 from gateway.protocol import sse
-from gateway.protocol.errors import GatewayError
 from gateway.runtime.budget import Share
 from gateway.runtime.pieces import Turn
 from gateway.telemetry import Direction, Ending, bodies
@@ -68,12 +67,12 @@ class ReplyWriter(ABC):
         """Leave the stream without its end, so that its client opens it again; raises ConnectionResetError."""
         raise ConnectionResetError("this stream has to be opened again")
 
-    async def whole(self, final: FinalMessage) -> Response:
-        """Send the final message; in a stream it is the last event, since the head has been sent."""
+    async def whole(self, final: FinalMessage, event: bytes = b"") -> Response:
+        """Send the final message; in a stream it is the last event, as `event` has it if that is given."""
         if final.cause is not None:
-            self._note(final.cause)
+            self.told = final.cause.label, final.cause.message
         if self.started:
-            await self.write(sse.encode(final.body))
+            await self.write(event or sse.encode(final.body))
             return await self.end(final.ending)
         response = await self.only(final)
         response.ending = final.ending
@@ -114,19 +113,12 @@ class ReplyWriter(ABC):
             outbox.end_writing()
 
     async def finish(self, last: FinalMessage, event: bytes = b"") -> Response:
-        """Send the final message, which may be empty: as one JSON body, or in a stream as `event` if that is given."""
-        if last.body and not (event and self.started):
-            return await self.whole(last)
+        """As `whole`, for a final message that may be empty: then a stream ends without one."""
+        if last.body:
+            return await self.whole(last, event)
         if not self.started:
             await self.start()
-        if last.cause is not None:
-            self._note(last.cause)
-        if last.body:
-            await self.write(event)
         return await self.end(last.ending)
-
-    def _note(self, error: GatewayError) -> None:
-        self.told = error.label, error.message
 
 
 class Discarded(ReplyWriter):
