@@ -31,7 +31,6 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.passthrough.forwarder import pass_modern
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
-from gateway.protocol.era import names_modern
 from gateway.protocol.errors import (
     DownstreamError,
     GatewayError,
@@ -150,11 +149,10 @@ class RequestHandler:
                 at = await self._arrival(incoming, reply, live)
                 if (served := await self.legacy.hop(at, is_relayed=is_relayed)) is not None:
                     return served
-        elif not _is_bridged(incoming, live):
-            if _is_legacy(incoming):
-                return await self.legacy.serve(await self._arrival(incoming, reply, live))
-            return await self._pass_modern(incoming, reply, live)
-        return await self._bridge(incoming, reply, live)
+            return await self._bridge(incoming, reply, live)
+        if _is_legacy(incoming):
+            return await self.legacy.serve(await self._arrival(incoming, reply, live))
+        return await self._pass_modern(incoming, reply, live)
 
     async def _arrival(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Arrival:
         return Arrival(incoming, reply, live, incoming.caller or await self._caller(incoming, live))
@@ -170,9 +168,7 @@ class RequestHandler:
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, *, waits: bool = False
     ) -> Response | None:
         """Return a modern server's own reply to a modern request; None if the request must be bridged."""
-        era = live.upstream.era
-        is_http = era is not None and isinstance(reply, HttpReply)
-        if live.route.era == "bridge" or (is_http and era is not None and era.known is False):
+        if live.route.era == "bridge" or live.upstream.is_modern is False:
             return None
         # The caller is known before the probe, which carries this request's headers upstream.
         at = await self._arrival(incoming, reply, live)
@@ -183,6 +179,7 @@ class RequestHandler:
             with suppress(DownstreamError):
                 _ = incoming.open_state(live.process.states, at.caller)
                 return None
+        is_http = live.upstream.era is not None and isinstance(reply, HttpReply)
         return await (pass_modern(at, waits=waits) if is_http else stdio_forwarding.serve(at))
 
     async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
@@ -245,18 +242,6 @@ class RequestHandler:
         finally:
             round_.count(ending)
         return response
-
-
-def _is_bridged(incoming: Incoming, live: LiveRoute) -> bool:
-    """Whether it is clear at once that a request is bridged, as it is for most."""
-    era = live.upstream.era or live.upstream.stdio
-    if not (era is None or live.route.era == "bridge" or era.known is False):
-        return False
-    known = incoming.known
-    if known is not None and known.repeated is not None:  # only a POST is known
-        return known.repeated.version in mcp.SUPPORTED_VERSIONS or names_modern(known.repeated.version)
-    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-    return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))
 
 
 def _is_legacy(incoming: Incoming) -> bool:
