@@ -132,9 +132,8 @@ class DirectCalls:
             return None
         started = world.monotonic()
         http = HttpRequest(head, ALL_READ, connection.wire)
-        request_id, headers = http.identify(self._own_ids), way.headers
-        if live.route.upstream.request_id_header is not None:
-            headers = with_request_id(live.route, headers, request_id)
+        request_id = http.identify(self._own_ids)
+        headers = with_request_id(live.route, way.headers, request_id)
         call = DirectCall(
             ClientCall(live, request, way.key, headers, len(body), request_id),
             self._lot,

@@ -144,14 +144,11 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         sender = _Sender(said, live.route, key, headers)
         if known is not None and request.said.is_shared:  # else the next request has another object
             known.sender = sender
-    headers = sender.headers
-    if live.route.upstream.request_id_header is not None:
-        headers = with_request_id(live.route, headers, incoming.request_id)
     return Round(
         live,
         request,
         sender.key,
-        headers,
+        with_request_id(live.route, sender.headers, incoming.request_id),
         len(incoming.body),
         incoming.request_id,
         incoming.span,
