@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.http.upstream_headers import is_valid_value
+from gateway.http.upstream_headers import joined, passed_back
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import NotConnected, RequestFailed
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
@@ -22,7 +22,6 @@ from gateway.upstream.http.reply_reader import ReplyReader
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _CHALLENGE_CHARACTERS: Final = 8190
 """Most HTTP parsers refuse a longer header."""
-_ABOUT_CREDENTIALS: Final = ("www-authenticate", "dpop-nonce")
 _LOCAL_CAUSES: Final = (
     *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
     *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
@@ -146,15 +145,10 @@ def refused(reply: ReplyReader, endpoint: Endpoint) -> Refused:
     """The error for credentials that are not accepted, without what the client could not receive of its headers."""
     assert reply.head is not None, "it has a status"
     whose = "the credentials" if endpoint.as_client else "the credentials of routes[].credentials"
-    said: dict[str, str] = {}
-    for name, value in reply.head.texts():
-        key = name.lower()
-        if key in _ABOUT_CREDENTIALS and is_valid_value(value):
-            # Each challenge may have a header of its own (RFC 9110, 11.6.1).
-            said[key] = f"{said[key]}, {value}" if key in said else value
-    challenge, nonce = (
-        value if value and len(value) <= _CHALLENGE_CHARACTERS else None for value in map(said.get, _ABOUT_CREDENTIALS)
-    )
+    headers = passed_back(reply.head)
+    # Each challenge may have a header of its own (RFC 9110, 11.6.1).
+    said = joined(headers, "WWW-Authenticate"), joined(headers, "DPoP-Nonce")
+    challenge, nonce = (value if value and len(value) <= _CHALLENGE_CHARACTERS else None for value in said)
     words = f"{endpoint.where} refused {whose} (HTTP {reply.status})"
     return Refused(words, status=reply.status, challenge=challenge, nonce=nonce, is_clients=endpoint.as_client)
 
