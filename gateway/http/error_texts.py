@@ -6,8 +6,8 @@ Like the log, the switch is one per process. What a client is not told is logged
 from typing import Final
 
 from gateway import world
-from gateway.protocol.errors import GatewayError
-from gateway.telemetry import Event, get_logger
+from gateway.protocol.errors import DownstreamError, GatewayError
+from gateway.telemetry import Event, LineLimit, get_logger
 
 log = get_logger()
 
@@ -19,12 +19,16 @@ class ErrorTexts:
     left_out = ""
     """What is taken out of messages: under `wrap`, the route, of which its user knows nothing."""
 
+    def __init__(self) -> None:
+        self.refusals = LineLimit()
+
     def told(self, error: GatewayError, request_id: str) -> str:
         """The text for a client; `request_id` is empty if no HTTP request waits for it, and then a new id is told."""
         if not (self.are_brief and error.brief):
             return error.message.replace(self.left_out, "")
         request_id = request_id or world.token_hex(6)
-        log.warning(Event.ERROR_SHORTENED, cause=error.message, fix=error.fix, request_id=request_id)
+        if not isinstance(error, DownstreamError) or self.refusals.take() is not None:
+            log.warning(Event.ERROR_SHORTENED, cause=error.message, fix=error.fix, request_id=request_id)
         return f"{error.brief} (requestId {request_id})"  # in the text too: many hosts show no data of an error
 
 

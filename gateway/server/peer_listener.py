@@ -25,7 +25,7 @@ from gateway.runtime.pieces import cut
 from gateway.seal import peer_messages as messages
 from gateway.seal.claims import SKEW_SECONDS
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
-from gateway.telemetry import Ending, Event, get_logger
+from gateway.telemetry import Ending, Event, LineLimit, get_logger
 
 if TYPE_CHECKING:
     from gateway.plugins.status_page.pages import StatusPages
@@ -36,8 +36,6 @@ _OVERHEAD_BYTES: Final = 262_144
 """The most that a request's headers and its seal may add to its body."""
 _PIECE_BYTES: Final = 65_536
 _ROUND_DIGITS: Final = 9  # `int` raises ValueError for thousands of digits
-_LOG_SECONDS: Final = 1.0
-"""The shortest time between two log lines about rejected requests; the metrics count each."""
 _REJECTED_FIX: Final = "if it is a replica, give it the same state.keys; else let only replicas reach replica.listen"
 
 _ACCEPT_PART: Final = 0.1
@@ -70,7 +68,7 @@ class PeerListener:
         self._pages = pages
         self._traffic = traffic
         self._started = world.monotonic()
-        self._logged = float("-inf")
+        self._lines = LineLimit()
 
     async def handle(self, http: HttpRequest, *, is_local: bool = False) -> Response:
         """Serve one request from the network, or from another process of this host.
@@ -87,8 +85,7 @@ class PeerListener:
             peer_request = self._open(sealed)
         except InvalidState as exc:
             self._traffic.metrics.peer_rejections[exc.reason,].inc()
-            if world.monotonic() - self._logged > _LOG_SECONDS:
-                self._logged = world.monotonic()
+            if self._lines.take() is not None:
                 remote = http.wire.remote
                 log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=remote, fix=_fix(exc, remote))
             return WholeResponse(status=403)

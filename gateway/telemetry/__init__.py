@@ -1,7 +1,7 @@
 """Log events, metrics, traces: each event or metric is declared once."""
 
 from gateway.telemetry.body_log import Direction, bodies
-from gateway.telemetry.log import Event, configure_logging, get_logger
+from gateway.telemetry.log import Event, LineLimit, configure_logging, get_logger
 from gateway.telemetry.metrics.labels import (
     COMPLETE,
     OTHER,

@@ -24,6 +24,7 @@ from gateway.telemetry.redaction import REPEATED, plain, redact
 
 Logger = FilteringBoundLogger
 _NUMBERS: Final = (int, float)
+_LIMIT_SECONDS: Final = 1.0
 
 
 class Event(StrEnum):
@@ -65,6 +66,23 @@ class Event(StrEnum):
     CHILD_STDERR = "child.stderr"
     TASK_FAILED = "task.failed"
     BODY = "debug.body"
+
+
+class LineLimit:
+    """At most one line a second of an event that any stranger can cause."""
+
+    def __init__(self) -> None:
+        self._logged = -inf
+        self._suppressed = 0
+
+    def take(self) -> int | None:
+        """Return how many lines were left out since the last one; None if this one is left out too."""
+        now, suppressed = world.monotonic(), self._suppressed
+        if now - self._logged < _LIMIT_SECONDS:
+            self._suppressed += 1
+            return None
+        self._logged, self._suppressed = now, 0
+        return suppressed
 
 
 def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word

@@ -12,6 +12,7 @@ from gateway.http.error_texts import texts
 from gateway.parking import orphans
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, Refused, Unreachable
+from gateway.telemetry import LineLimit
 from tests.cluster.conftest import cluster
 from tests.legacy_front.test_replica_forwarding import begun_at
 from tests.mirror.conftest import ask as asks_again
@@ -64,6 +65,7 @@ def routes() -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _full_for_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "are_brief", False)  # one per process; the gateways set it
+    monkeypatch.setattr(texts, "refusals", LineLimit())
 
 
 @pytest.fixture

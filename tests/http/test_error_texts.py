@@ -13,6 +13,7 @@ from gateway.mirror.streamable.tokens import NoSession
 from gateway.plugins.sep_1442.vocabulary import InvalidSession, UnknownVersion
 from gateway.protocol import errors
 from gateway.tasks.follower import TaskGone
+from gateway.telemetry import LineLimit
 from gateway.telemetry.tracing import TracesUnavailable
 from gateway.upstream.http.http_errors import SuspectedSessionLoss, WrongTransport
 from tests.support.logs import Lines
@@ -92,6 +93,7 @@ def subclasses(kind: type[errors.GatewayError]) -> Iterator[type[errors.GatewayE
 @pytest.fixture
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "are_brief", True)
+    monkeypatch.setattr(texts, "refusals", LineLimit())
 
 
 def test_every_class_of_errors_is_in_the_table() -> None:
@@ -119,6 +121,26 @@ def test_an_error_about_the_request_is_told_as_it_is(error: errors.GatewayError,
     assert json.loads(body)["error"]["message"] == error.message
     assert b"inside" not in body
     assert log_lines() == []
+
+
+@pytest.mark.usefixtures("_brief")
+def test_of_refusals_one_line_a_second_is_logged_and_every_failure(
+    log_lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now)
+    for seconds in (0.0, 0.5, 0.499, 0.001):
+        now += seconds
+        for error in (errors.Busy(INSIDE, status=429), errors.CallLost(INSIDE)):
+            assert b"inside" not in error_response(b"1", error, f"{error.reason} {now}")
+    assert [line["request_id"] for line in log_lines("error.shortened")] == [
+        "busy 1000.0",
+        "call_lost 1000.0",
+        "call_lost 1000.5",
+        "call_lost 1000.999",
+        "busy 1001.0",
+        "call_lost 1001.0",
+    ]
 
 
 @pytest.mark.usefixtures("_brief")

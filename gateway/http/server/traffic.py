@@ -2,16 +2,13 @@
 
 from typing import Final
 
-from gateway import world
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.server.request_parser import MAX_LINE_BYTES
 from gateway.runtime.budget import Budget
-from gateway.telemetry import Event, Malformation, Metrics, get_logger
+from gateway.telemetry import Event, LineLimit, Malformation, Metrics, get_logger
 
 log = get_logger()
 
-_LOG_SECONDS: Final = 1.0
-"""The shortest time between two log lines about malformed requests; the metrics count each."""
 _FIX: Final = "it is not well-formed HTTP: check what sends it; a scanner, or TLS on a port without TLS, is harmless"
 _FIX_TOO_LONG: Final = f"its request line or a header has more than {MAX_LINE_BYTES} bytes: shorten cookies or tokens"
 
@@ -29,16 +26,12 @@ class Traffic:
         self.sending = Budget("limits.sending_bytes", limits.part(lambda it: max(it.sending_bytes, it.event_bytes)))
         """Bytes for clients that have not read them."""
         self.metrics = metrics
-        self._logged = float("-inf")
-        self._suppressed = 0
+        self._lines = LineLimit()
 
     def malformed(self, kind: Malformation, remote: str | None) -> None:
         """Count a malformed request; the log names its sender and nothing that it sent."""
         self.metrics.malformations[kind,].inc()
-        now = world.monotonic()
-        if now - self._logged < _LOG_SECONDS:
-            self._suppressed += 1
-            return
-        fix = _FIX_TOO_LONG if kind is Malformation.TOO_LONG else _FIX
-        log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=self._suppressed, fix=fix)
-        self._logged, self._suppressed = now, 0
+        suppressed = self._lines.take()
+        if suppressed is not None:
+            fix = _FIX_TOO_LONG if kind is Malformation.TOO_LONG else _FIX
+            log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=suppressed, fix=fix)
