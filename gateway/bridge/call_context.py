@@ -15,6 +15,7 @@ from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
 from gateway.exchange.commands import TTL
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, RUNNING, Exchange
+from gateway.http.outbox import ending_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
 from gateway.protocol.request import Request
@@ -306,14 +307,16 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The legs end with an error, of the gateway or of the upstream."""
         self._outcome = Outcome.ERROR
         if isinstance(error, GatewayError):
+            self._outcome = ending_of(error).outcome
             self._cause, self._error = error.message, error
             self.live.upstream.note(error)
         else:
             self._cause = f"the upstream answered with error {error.code}"
 
     def cancelled(self, cause: str) -> None:
-        """The exchange was given up; the first cause that is known is told."""
-        self._outcome = Outcome.CANCELLED
+        """The exchange was given up, unless it was refused; the first cause that is known is told."""
+        if self._outcome is not Outcome.REJECTED:
+            self._outcome = Outcome.CANCELLED
         self._cause = self._cause or cause
 
     def cooled(self) -> None:

@@ -37,7 +37,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, GatewayError, OwnerStalled, Refused, ShuttingDown, bug
+from gateway.protocol.errors import Busy, DownstreamError, GatewayError, OwnerStalled, Refused, ShuttingDown, bug
 from gateway.protocol.request import Request, TextParams
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
@@ -536,6 +536,8 @@ class Driver(Engine):
                     begun.renew(self.live.config)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
+            if isinstance(exc, DownstreamError):
+                self.live.process.metrics.rejections[exc.rejection,].inc(len(ask.legs))
             self._feed(on.Stopped(exc))
             self._feed(on.Expired())  # the legs have the error, so it is not kept
         else:

@@ -154,6 +154,30 @@ async def test_a_caller_with_too_many_calls_has_a_line(log_lines: Lines, upstrea
     assert finished["caller"] == most.caller
 
 
+async def test_a_call_without_a_place_at_its_first_question_is_refused_in_log_and_metrics(
+    log_lines: Lines, upstream: FakeUpstream, begin: Start
+) -> None:
+    both = asyncio.Barrier(2)  # at their start, each could be parked
+
+    async def tool(turn: Turn) -> None:
+        await both.wait()
+        await ask(turn)
+
+    upstream.tool(tool)
+    stand = await begin(**ON, hold={"max_calls_per_principal": 1})
+    client = stand.client()
+    _ = await asyncio.gather(client.call(), client.call())
+    assert sorted(told(log_lines, "status", "outcome", "reason"), key=str) == [
+        (200, "input_required", None),
+        (429, "rejected", "busy"),
+    ]
+    (refused,) = log_lines("exchange.finished")
+    assert refused["outcome"] == "rejected"
+    assert "(hold.max_calls_per_principal)" in refused["cause"]
+    assert stand.gateway.metrics.rejections["busy",].value == 1
+    await drop(stand)
+
+
 async def test_a_failure_of_the_server_is_an_error(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
     client = (await begin(**ON)).client()
     await upstream.close()

@@ -85,7 +85,7 @@ class Metrics:
         )
         self.rejections = series.counter(
             "downstream_rejected_total",
-            "Requests that the gateway refused before they reached an upstream.",
+            "Requests that the gateway refused, nearly all before they reached an upstream.",
             zero=True,
             reason=REJECTIONS,
         )
