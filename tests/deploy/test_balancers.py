@@ -153,6 +153,19 @@ async def test_headers_reach_the_replica(name: BalancerName) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
+async def test_the_log_has_the_id_under_which_the_gateway_logs_the_request(name: BalancerName) -> None:
+    id_ = "0123456789abcdef" * 8  # the longest that the gateway takes from a client
+
+    async def reply(_: Replica, __: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(headers={"X-Request-Id": id_})
+
+    async with row(name, reply, count=1) as r, asyncio.timeout(WAIT_SECONDS):
+        assert (await r.post())[0] == 200
+        while not any("POST /mcp" in line and id_ in line for line in r.balancer.log.splitlines()):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", FILES)
 async def test_the_largest_body_passes_and_one_byte_more_does_not(name: BalancerName) -> None:
     async with row(name, say_name) as r, asyncio.timeout(WAIT_SECONDS):
         assert (await r.post(io.BytesIO(b"x" * LIMIT)))[0] == 200
