@@ -171,7 +171,7 @@ def _read(document: Document, source: str, env: Mapping[str, str], *, needs_prog
     shape = config_shape()
     walker = Walker(shape, env)
     problems = document.problems + override(document.tree, shape, env)
-    config = walker.read(shape, document.tree, "", {})
+    config = walker.read(shape, document.tree, "")
     problems += walker.problems
     if not isinstance(config, Config):
         config, spoilt = None, []

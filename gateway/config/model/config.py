@@ -26,6 +26,7 @@ from gateway.config.model.value_types import (
     ReplicaId,
     Rounds,
     Seconds,
+    Secret,
     SomeSeconds,
     Text,
 )
@@ -46,7 +47,7 @@ class Tls(Section, frozen=True, kw_only=True):
 class State(Section, frozen=True, kw_only=True):
     """How `requestState` and session ids are sealed."""
 
-    keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
+    keys: tuple[Secret, ...] = ()
     """State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key seals, all keys open.
     Empty: the gateway makes a key at each start, for a single replica only."""
     keys_file: Text | None = None
@@ -57,7 +58,7 @@ class State(Section, frozen=True, kw_only=True):
     session_ttl_seconds: LongSeconds = 604_800.0
     """Lifetime of a sealed `Mcp-Session-Id`, with which the gateway serves legacy clients before a modern server. Such
     clients use a session for days, and none of them begins a new one when it ends."""
-    session_keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
+    session_keys: tuple[Secret, ...] = ()
     """Former state keys that still open session ids and the event ids of their streams, but nothing else. Put a key
     here when it leaves `keys`, and remove it `session_ttl_seconds` later."""
 

@@ -15,6 +15,7 @@ from gateway.config.model.value_types import (
     Host,
     PerSecond,
     Seconds,
+    Secret,
     SomeSeconds,
     Text,
     Variable,
@@ -46,7 +47,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     """URL of the server's MCP endpoint."""
     command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     """Program and arguments of a stdio server, started without a shell."""
-    env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = field(default_factory=dict)
+    env: dict[Variable, Secret] = field(default_factory=dict)
     """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
     TERM, TMPDIR, TZ and the locale."""
     inherit_env: tuple[Variable, ...] = ()
@@ -79,7 +80,7 @@ class Credentials(Section, frozen=True, kw_only=True):
     mode: Literal["forward", "drop", "replace"] = "forward"
     """What happens to the client's `Authorization`: `forward` sends it upstream, `drop` does not, `replace` sends the
     gateway's own instead."""
-    token: Annotated[HeaderValue | None, Meta(extra={"secret": True})] = None
+    token: HeaderValue | None = None
     """With `replace`: the gateway's own secret."""
     token_file: Text | None = None
     """Alternative to `token`: a file with the secret in its only line."""

@@ -133,10 +133,10 @@ def for_dict(kind: inspect.DictType) -> str:
     return f"write {name.example if name else 'name'}: {value.example if value else 'value'}, one pair a line"
 
 
-def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:
+def for_list(items: inspect.Type, value: object, *, secret: bool) -> str:
     """Return how to write a value, or its words, as a list."""
     if isinstance(value, dict):
-        fields = kind.item_type.fields if isinstance(kind.item_type, inspect.StructType) else ()
+        fields = items.fields if isinstance(items, inspect.StructType) else ()
         known = [field.name for field in fields]
         if value and set(value) <= set(known):
             return 'write "- " before its first key, and indent its other keys by the same two characters'

@@ -53,12 +53,9 @@ class Walker:
         self.spoilt.append(path)
         return UNREAD
 
-    def read(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
-        """Return one value of any kind, UNREAD if it is refused; in a struct, that leaves the default.
-
-        `extra` holds annotations in addition to those of the type: `form`, `secret`.
-        """
-        kind, own, is_optional = advice.plain(kind)
+    def read(self, kind: inspect.Type, value: object, path: str, default: object = None) -> object:
+        """Return one value of any kind, UNREAD if it is refused; in a struct, that leaves the default."""
+        kind, extra, is_optional = advice.plain(kind)
         if type(value) is str:  # not `Given`: the value of a variable is not substituted again
             try:
                 value = substitute(value, self._env)
@@ -69,7 +66,7 @@ class Walker:
             return UNREAD
         if is_optional and (value is None or (isinstance(value, Given) and value == "")):
             return None  # an empty variable too, so that the environment can unset a value
-        return self._read_plain(kind, value, path, {**extra, **own})
+        return self._read_plain(kind, value, path, {**extra, "default": default})
 
     def _read_plain(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
         found: object
@@ -77,7 +74,7 @@ class Walker:
             case inspect.StructType():
                 found = self._struct(kind, value, path)
             case inspect.VarTupleType():
-                found = self._list(kind, value, path, extra)
+                found = self._list(kind, value, path)
             case inspect.DictType():
                 found = self._dict(kind, value, path)
             case inspect.LiteralType():
@@ -106,7 +103,7 @@ class Walker:
         """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
         place = joined(path, field.name)
         if field.name in section:
-            value = self.read(field.type, section[field.name], place, {"default": field.default})
+            value = self.read(field.type, section[field.name], place, field.default)
         else:
             missing = f"is missing; {advice.for_missing(field.name)}"
             value = self._refuse(place, missing) if field.required else UNREAD
@@ -145,20 +142,19 @@ class Walker:
         _ = self._field(known[meant], {meant: section[key]}, path)
         return meant
 
-    def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
+    def _list(self, kind: inspect.VarTupleType, value: object, path: str) -> object:
+        items, extra, _ = advice.plain(kind.item_type)
         if not isinstance(value, list):
-            _, of_items, _ = advice.plain(kind.item_type)
-            fix = advice.for_list(kind, value, secret="secret" in extra or "secret" in of_items)
-            if value is None and kind.min_length:
-                fix = advice.for_missing(path)
+            is_missing = value is None and kind.min_length
+            fix = advice.for_missing(path) if is_missing else advice.for_list(items, value, secret="secret" in extra)
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, f"is an empty list; {advice.for_missing(path.rpartition('.')[2])}")
-        items = [self.read(kind.item_type, item, joined(path, place), extra) for place, item in enumerate(value)]
-        if isinstance(advice.plain(kind.item_type)[0], inspect.StrType):
+        found = [self.read(kind.item_type, item, joined(path, place)) for place, item in enumerate(value)]
+        if isinstance(items, inspect.StrType):
             # So that the rules name the other texts by their own places.
-            return tuple("" if item is UNREAD else item for item in items)
-        return tuple(item for item in items if item is not UNREAD)
+            return tuple("" if item is UNREAD else item for item in found)
+        return tuple(item for item in found if item is not UNREAD)
 
     def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
         if not isinstance(value, dict):
@@ -166,7 +162,7 @@ class Walker:
         found: dict[object, object] = {}
         for key, item in value.items():
             place = joined(path, key)
-            found[self.read(kind.key_type, key, place, {})] = self.read(kind.value_type, item, place, {})
+            found[self.read(kind.key_type, key, place)] = self.read(kind.value_type, item, place)
         return {key: item for key, item in found.items() if UNREAD not in (key, item)}
 
     def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:
