@@ -68,18 +68,16 @@ class Child(WrittenPipe):
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
-        self.where = route.where
         self.over: asyncio.Future[str] = loop.create_future()
-        """Done when no more messages can be exchanged: the reason, worded to follow `where`."""
+        """Done when no more messages can be exchanged: the reason, worded to follow `route.where`."""
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done when all its processes have ended."""
         self.asked = False
         """Whether the gateway asked it to end."""
         self.created = world.monotonic()
         self.health = health
-        self._upstream = route.upstream
         self._serves_host = serves_host
-        self.route = route.path
+        self.route = route
         self._client = client
         self._tasks = tasks
         self._searched = ""
@@ -100,7 +98,7 @@ class Child(WrittenPipe):
 
     async def start(self) -> None:
         """Start it; `over` reports a failure of its command. Raises OSError if the reaper cannot start."""
-        upstream = self._upstream
+        upstream = self.route.upstream
         assert upstream.command is not None
         ours, theirs = world.socket_pair()
         pipes: list[tuple[FileIO, FileIO]] = []
@@ -190,12 +188,12 @@ class Child(WrittenPipe):
         for transport in self._transports:
             transport.close()
         if self.asked:
-            log.debug(Event.CHILD_ENDED, route=self.route)
+            log.debug(Event.CHILD_ENDED, route=self.route.path)
         else:
             log.warning(
                 Event.CHILD_ENDED,
-                route=self.route,
-                upstream=self._upstream.name,
+                route=self.route.path,
+                upstream=self.route.upstream.name,
                 why=self.over.result(),
                 stderr=list(self.stderr_log.last),
                 fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd"
@@ -210,8 +208,8 @@ class Child(WrittenPipe):
             case ["started", pid]:
                 self.pid = self.stderr_log.pid = int(pid)
             case ["failed", error, what]:
-                name = self._upstream.cwd if what == "directory" else self._upstream.name
-                missing = not_here(self._upstream) or NotHere("", f"{os.strerror(int(error))} ({what} {name})")
+                name = self.route.upstream.cwd if what == "directory" else self.route.upstream.name
+                missing = not_here(self.route.upstream) or NotHere("", f"{os.strerror(int(error))} ({what} {name})")
                 why = missing.why
                 if (
                     self._serves_host
@@ -297,10 +295,11 @@ class Child(WrittenPipe):
             _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
             self._end("closed its input")
         if self.over.done():
-            raise CallLost(f"{self.where} {self.over.result()}; the call may have had effects")
+            raise CallLost(f"{self.route.where} {self.over.result()}; the call may have had effects")
         if self.free is not None:
             raise CallLost(
-                f"{self.where} did not read its input within timeouts.answer_seconds; the call may have had effects"
+                f"{self.route.where} did not read its input within timeouts.answer_seconds; the call may have had "
+                "effects"
             )
 
     async def probe(self, request: bytes, id_: bytes, seconds: float) -> bytes | None:
@@ -323,7 +322,7 @@ class Child(WrittenPipe):
         """Wait for the answer to what was sent; False if it takes longer. Raises CallLost if the child ends first."""
         _ = await asyncio.wait((answered, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self.over.done() and not answered.done():
-            raise CallLost(f"{self.where} {self.over.result()} in a call; the call may have had effects")
+            raise CallLost(f"{self.route.where} {self.over.result()} in a call; the call may have had effects")
         return answered.done()
 
     # -- end ----------------------------------------------------------------------------------------------------

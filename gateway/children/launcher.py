@@ -45,14 +45,13 @@ class ChildLauncher:
 
         `serves_host`: as in `Child`.
         """
-        self._serves_host = serves_host
+        self.serves_host = serves_host
         self.client = client
         self._health = health
         self._children = children
         self.newest: Child | None = None
         """The one that was started last, even if it has ended."""
-        self.where = route.where
-        self._route = route
+        self.route = route
         self._tasks = tasks
         self._slots = asyncio.Semaphore(route.upstream.max_children)
         self._prestarted: deque[Child] = deque()
@@ -104,7 +103,7 @@ class ChildLauncher:
     def keep(self, child: Child) -> None:
         """Let a child that has received nothing of a client wait for a session, unless enough do."""
         child.hear_with(None)
-        if len(self._prestarted) < max(self._route.upstream.warm, 1):  # one even without `warm`, since it runs already
+        if len(self._prestarted) < max(self.route.upstream.warm, 1):  # one even without `warm`, since it runs already
             self._prestarted.append(child)
             self._changed.set()
         else:
@@ -113,7 +112,7 @@ class ChildLauncher:
     def begin_prestarting(self) -> None:
         """Start children ahead of their sessions from now on, if the route wants that."""
         if self._may_prestart and self._prestarting is None:
-            self._prestarting = self._tasks.start(self._prestart(), f"prestart children of {self._route.path}")
+            self._prestarting = self._tasks.start(self._prestart(), f"prestart children of {self.route.path}")
 
     def stop_prestarting(self) -> None:
         """End the prestarted children and start no more."""
@@ -141,7 +140,7 @@ class ChildLauncher:
                     why = f"{self._failed.over.result()} before it answered `initialize`,"
                     stderr = ". The gateway's log has its stderr"
                 times = f"{self._failures} times in a row; it is started again in {pause:.0f} s"
-                raise ChildUnreachable(f"{self.where} {why} {times}{stderr}")
+                raise ChildUnreachable(f"{self.route.where} {why} {times}{stderr}")
             else:
                 await asyncio.sleep(pause)
 
@@ -153,7 +152,7 @@ class ChildLauncher:
             if len(self._prestarted) >= enough:
                 self._slots.release()
                 return None
-            child = Child(self._route, self.client, self._tasks, self._health, serves_host=self._serves_host)
+            child = Child(self.route, self.client, self._tasks, self._health, serves_host=self.serves_host)
             self._unproved.add(child)
             child.over.add_done_callback(lambda _: self._over(child))
             if self._failures:
@@ -162,7 +161,7 @@ class ChildLauncher:
                 await child.start()
             except OSError as exc:
                 child.over.set_result(f"cannot be started: {exc.strerror}")  # its callback `_over` counts the failure
-                raise ChildUnreachable(f"{self.where} {child.over.result()}") from exc
+                raise ChildUnreachable(f"{self.route.where} {child.over.result()}") from exc
             except BaseException:  # its start was cancelled, which says nothing of the command
                 self._unproved.discard(child)
                 self._settle(child)
@@ -205,13 +204,13 @@ class ChildLauncher:
         while self._may_prestart:
             self._changed.clear()
             ahead = len(self._prestarted) + self._lent
-            if ahead < self._route.upstream.warm and not self._slots.locked() and self._trial is None:
+            if ahead < self.route.upstream.warm and not self._slots.locked() and self._trial is None:
                 pause = self._not_before - world.monotonic()
                 if self._failures and pause > 0:
                     await asyncio.sleep(pause)
                     continue
                 with suppress(Unreachable):
-                    if (child := await self._start_unless(self._route.upstream.warm)) is not None:
+                    if (child := await self._start_unless(self.route.upstream.warm)) is not None:
                         self.keep(child)
             else:
                 _ = await self._changed.wait()

@@ -95,7 +95,7 @@ class RouteTable:
         health = UpstreamHealth(route.path, metrics, self._errors, url=url and route.upstream.name)
         if url is None:
             launcher = ChildLauncher(route, client, tasks, health, self._children, serves_host=serves_host)
-            modern = ModernStdio(launcher, metrics, route.path, has_one_client=serves_host)
+            modern = ModernStdio(launcher, metrics)
             stdio = StdioEra(launcher, modern, tasks, health)
             connect = ChildHolder(launcher).connect if serves_host else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)

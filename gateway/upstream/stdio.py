@@ -39,10 +39,10 @@ class StdioChannel(OneStreamChannel):
             why = child.over.result() if child.over.done() else "did not read its input"
             if child.has_started:
                 why += " before it answered `initialize`; the gateway's log has its stderr"
-            raise ChildUnreachable(f"{child.where} {why}") from exc
+            raise ChildUnreachable(f"{child.route.where} {why}") from exc
         assert answer.found is not None, "it was answered"
         if isinstance(answer.found, jsonrpc.Error):
-            raise ChildUnreachable(f"{child.where} refused `initialize`: {answer.found.message[:200]}")
+            raise ChildUnreachable(f"{child.route.where} refused `initialize`: {answer.found.message[:200]}")
         self._launcher.works(child, is_legacy=True)
         return answer.found
 
@@ -67,7 +67,7 @@ class StdioChannel(OneStreamChannel):
         """Write a request and wait until it is answered, or the child ends."""
         child = self.child
         if child.over.done():
-            raise SessionLost(f"{child.where} {child.over.result()}")
+            raise SessionLost(f"{child.route.where} {child.over.result()}")
         with self._awaited(hearer) as answered:
             await child.send(message)
             hearer.accepted()  # it receives no credential, so it cannot refuse one
@@ -85,7 +85,7 @@ class StdioChannel(OneStreamChannel):
 
     def adopt(self, session_id: str, version: str) -> None:
         """Raise CallGone, because only the process that started a child can speak to it."""
-        raise CallGone(f"{self._launcher.where} is a process of each gateway; the call may have had effects")
+        raise CallGone(f"{self._launcher.route.where} is a process of each gateway; the call may have had effects")
 
     async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, as `adopt` does."""

@@ -75,8 +75,6 @@ class ModernStdio:
 
     _launcher: ChildLauncher
     _metrics: Metrics
-    _route: str
-    has_one_client: bool = field(default=False, kw_only=True)
     child: Child | None = None
     """The process that serves requests now, if there is one."""
     _is_retired: bool = False
@@ -119,7 +117,7 @@ class ModernStdio:
                 left = request.heard + idle_seconds - loop.time()
                 if left <= 0:
                     raise CallSilent(
-                        f"{child.where} was silent for timeouts.idle_seconds; the call may have had effects"
+                        f"{child.route.where} was silent for timeouts.idle_seconds; the call may have had effects"
                     )
             request.answered.result()
         finally:
@@ -142,7 +140,7 @@ class ModernStdio:
                 return self.child
         except TimeoutError:
             raise ChildUnreachable(
-                f"{self._launcher.where} did not start a process for modern requests in {seconds:g} s "
+                f"{self._launcher.route.where} did not start a process for modern requests in {seconds:g} s "
                 "(timeouts.handshake_seconds): raise upstream.max_children if sessions of legacy clients use it up"
             ) from None
 
@@ -155,7 +153,7 @@ class ModernStdio:
                 request.respond(message)
         elif isinstance(message.id, Raw):
             # A modern server sends none.
-            self._metrics.nested_requests[self._route, message.method, NestedOutcome.UNSOLICITED].inc()
+            self._metrics.nested_requests[self._launcher.route.path, message.method, NestedOutcome.UNSOLICITED].inc()
         else:
             self._notify(message.method, message.params)
 
@@ -163,7 +161,7 @@ class ModernStdio:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
         if method == mcp.LOG:
             wanting = [request for request in self._requests.values() if request.wants_logs]
-            request = wanting[0] if len(wanting) == 1 or (wanting and self.has_one_client) else None
+            request = wanting[0] if len(wanting) == 1 or (wanting and self._launcher.serves_host) else None
         elif method in _NAMED_BY:
             request = self._requests.get(bytes(params.get(_NAMED_BY[method], b"")))
         else:

@@ -105,7 +105,7 @@ class SharedChild:
             return
         cause = "the server asked something while a cancelled call may still run in it; the question was refused"
         fix = "call again: the next call starts the server anew. A server that answers cancelled calls is kept"
-        log.warning(Event.UPSTREAM_FAILED, route=self.child.route, cause=cause, fix=fix)
+        log.warning(Event.UPSTREAM_FAILED, route=self.child.route.path, cause=cause, fix=fix)
         self.is_replaced = True
         for channel in tuple(self.channels):
             channel.lose()

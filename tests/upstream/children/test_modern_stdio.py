@@ -20,7 +20,7 @@ LISTEN: Final = jsonrpc.request(b"2", mcp.LISTEN, {"notifications": {}})
 def child_of(**timeouts: Any) -> tuple[FakeChild, ModernStdio]:
     launcher = FakeLauncher(fake_client(**timeouts))
     child = launcher.new_child()
-    modern = ModernStdio(launcher, Mock(), "/mcp")
+    modern = ModernStdio(launcher, Mock())
     modern.use(child)
     return child, modern
 
@@ -67,7 +67,7 @@ async def test_a_fault_in_one_client_costs_the_others_nothing() -> None:
 async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_room() -> None:
     launcher = FakeLauncher(fake_client(handshake_seconds=0.02))
     launcher.room = 0
-    modern = ModernStdio(launcher, Mock(), "/mcp")
+    modern = ModernStdio(launcher, Mock())
     requests = [modern.request(CALL, Mock()) for _ in range(3)]
     for found in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(found, Unreachable)

@@ -85,7 +85,7 @@ class Bench:
         self.launcher = Launcher(given)
         metrics = Metrics("test", ["/mcp"])
         health = UpstreamHealth("/mcp", metrics, RecentErrors(), url=None)
-        self.modern = ModernStdio(self.launcher, metrics, "/mcp")
+        self.modern = ModernStdio(self.launcher, metrics)
         self.era = StdioEra(self.launcher, self.modern, tasks, health)
 
 
