@@ -404,7 +404,7 @@ async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: p
         missing = not_here(Upstream(command=(command,), cwd=str(folder)))
         assert missing is not None
         assert missing.why == why
-    path.write_text("listenn: a:1\nroutes:\n- upstream:\n    command: [/no/such]\n")
+    path.write_text("listenn: localhost:1\nroutes:\n- upstream:\n    command: [/no/such]\n")
     assert main(["check", "--config", str(path)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f'{path}:1:1: listenn: unknown key; did you mean "listen"?',

@@ -94,12 +94,13 @@ class Walker:
             fix = advice.for_section(kind, value, path.rpartition(".")[2])
             return self._refuse(path or "document", f"{_as_read(value)}, but a section is expected; {fix}")
         fields = {field.name: field for field in kind.fields}
-        misspelt = {self._unknown(key, value, fields, path) for key in value if key not in fields}
-        found = {name: self._field(field, value, path) for name, field in fields.items() if name not in misspelt}
-        found |= {name: _empty(fields[name].type) for name in misspelt if name is not None and fields[name].required}
+        # A misspelt key is read as if it were spelt right, so that a wrong value is reported in the same run.
+        meant = {self._unknown(key, value, fields, path): item for key, item in value.items() if key not in fields}
+        section = {**meant, **value}
+        found = {name: self._field(field, section, path) for name, field in fields.items()}
         return kind.cls(**{name: item for name, item in found.items() if item is not UNREAD})
 
-    def _field(self, field: inspect.Field, section: dict[str, object], path: str) -> object:
+    def _field(self, field: inspect.Field, section: Mapping[str | None, object], path: str) -> object:
         """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
         place = joined(path, field.name)
         if field.name in section:
@@ -112,7 +113,7 @@ class Walker:
     def _unknown(
         self, key: str, section: dict[str, object], known: Mapping[str, inspect.Field], path: str
     ) -> str | None:
-        """Refuse a key, and what is wrong with its value; return the missing key that was probably meant."""
+        """Refuse a key; return the one that was probably meant."""
         if (instead := retired(joined(path, key))) is not None:
             self._refuse(joined(path, key), f"was removed: {instead}")
             return None
@@ -135,11 +136,8 @@ class Walker:
         if meant is None:
             return None
         self.spoilt.append(joined(path, meant))
-        if meant in section:
-            return None
-        self.written[joined(path, meant)] = joined(path, key)
-        # Read as if spelt right, so that a wrong value is reported in the same run.
-        _ = self._field(known[meant], {meant: section[key]}, path)
+        if meant not in section:
+            self.written[joined(path, meant)] = joined(path, key)
         return meant
 
     def _list(self, kind: inspect.VarTupleType, value: object, path: str) -> object:

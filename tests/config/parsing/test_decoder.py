@@ -40,7 +40,7 @@ REFUSED = [
         f"routes: [{{upstream: {{url: '{ROUTE}'}}, listen: 'a:1'}}]",
         "routes[0].listen: unknown key; it is a key of the top level or of replica; move it there, out of routes[]",
     ),
-    ("state: {key_file: k}\n", 'state.key_file: unknown key; did you mean "keys_file"?'),
+    (f"state: {{key_file: {__file__}}}\n", 'state.key_file: unknown key; did you mean "keys_file"?'),
     ("hold: 5\n", "hold: 5 is a number, but a section is expected; write its keys below it, such as ttl_seconds"),
     (
         "hold:\n",
