@@ -138,7 +138,6 @@ class Span:
         self._tracer = tracer
         self._span = span
         self._context = trace.set_span_in_context(span, parent)
-        self._ended = False
 
     @property
     def token(self) -> bytes:
@@ -185,10 +184,9 @@ class Span:
 
     def end(self, ending: Ending) -> None:
         """End the span; only the first end counts."""
-        if self._ended:
-            return
-        self._ended = True
         span = self._span
+        if not span.is_recording():
+            return
         span.set_attribute(_OURS + "outcome", ending.outcome)
         if ending.error_type:
             span.set_attribute("error.type", ending.error_type)
