@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Final
 
-_PR_SET_PDEATHSIG: Final = 1
+PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LINUX: Final = sys.platform == "linux"
 _LEFT_SECONDS: Final = 1.0
@@ -53,7 +53,7 @@ class ProcessTreeReaper:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         if _LINUX:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            prctl(_PR_SET_CHILD_SUBREAPER, 1)
         failure = self._start(directory, command)
         # The server has the pipes now, and open copies would hide their end from the gateway.
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -140,7 +140,7 @@ def _become(parent: int, directory: str, command: list[str]) -> None:
     """Turn this new process into the server; raises OSError."""
     os.setsid()
     if _LINUX:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the reaper died before prctl, so no signal will come
             os._exit(127)
     signal.set_wakeup_fd(-1)
@@ -179,7 +179,8 @@ def _send(pid: int, number: signal.Signals) -> None:
         pass  # it exited, or runs as another user after setuid
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Change a property of this process; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -12,7 +12,6 @@ unblocks them when its handlers are set.
 """
 
 import asyncio
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -24,6 +23,7 @@ from typing import Final
 
 from gateway import __version__, world
 from gateway.admin.reload import Reload
+from gateway.children.process_tree_reaper import PR_SET_PDEATHSIG, prctl
 from gateway.cluster.worker import Worker
 from gateway.config import KEY_BYTES, Config, ConfigFile, InForce, split_address
 from gateway.http.server.listener import UNIX, Listener
@@ -49,7 +49,6 @@ _SPARE_SECONDS: Final = 5.0
 """For the work of a worker after its drain, besides timeouts.cancel_seconds."""
 _PATH_BYTES: Final = 107
 """The longest address of a unix socket (unix(7)), without its final zero."""
-_PR_SET_PDEATHSIG: Final = 1
 
 
 async def supervise(config: Config, file: ConfigFile | None = None) -> int:
@@ -238,9 +237,7 @@ class _Life:
 
 def _work(config: Config, worker: Worker, file: ConfigFile | None) -> None:
     """Run a worker in its own process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():  # it died before prctl
         sys.exit(1)
