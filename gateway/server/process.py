@@ -93,17 +93,15 @@ class Gateway(ProcessParts):
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.tasks = Tasks(self.metrics)
         self.recent_errors = RecentErrors("" if file is None else quote(str(file.path.absolute())))
-        self.lot: Lot[Driver] = Lot(
-            in_force.part(lambda config: config.hold),
-            Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
-            self.tasks,
-        )
-        self.calls = CallBytes(in_force.part(lambda config: config.limits))
+        self._hold = hold = in_force.part(lambda config: config.hold)
+        limits, timeouts = in_force.part(lambda config: config.limits), in_force.part(lambda config: config.timeouts)
+        results = Budget("limits.results_bytes", limits.part(lambda it: it.results_bytes))
+        self.lot: Lot[Driver] = Lot(hold, results, self.tasks)
+        self.calls = CallBytes(limits)
         self.keys = state_keys(in_force, worker.key if worker is not None else None)
-        self.task_table = TaskTable(in_force.part(lambda config: config.hold), TaskSealer(self.keys))
+        self.task_table = TaskTable(hold, TaskSealer(self.keys))
         self._peer_sealer = PeerSealer(self.keys)
-        timeouts = in_force.part(lambda config: config.timeouts)
-        self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
+        self._traffic = Traffic(limits, timeouts, self.metrics)
         own = member_id(config.replica, worker)
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer, self.tasks)
         replica = in_force.part(lambda config: config.replica)
@@ -210,7 +208,7 @@ class Gateway(ProcessParts):
         self._authenticator = authenticator = Authenticator(self.config, self._tls, client, tasks)
         continuation = Continuation(process, self.lot, self.task_table, authenticator)
         self.sessions = SessionTable(session_ids(keys), in_force, self.metrics)
-        mirrored = Shared(Tokens(keys), in_force.part(lambda config: config.hold), self.lot.results, tasks)
+        mirrored = Shared(Tokens(keys), self._hold, self.lot.results, tasks)
         legacy = LegacyRouting(self.sessions, mirrored)
         self.downstream = RequestHandler(in_force, self.routes, authenticator, continuation, legacy)
         self._load_plugins(self.config)
@@ -219,8 +217,7 @@ class Gateway(ProcessParts):
         """Load what answers clients by this configuration; raises ImportError, with nothing changed."""
         downstream, stages, legacy = self.downstream, self.downstream.stages, self.downstream.legacy
         if legacy.stateless is None and any("sep-1442" in route.dialects for route in config.routes):
-            hold = self.in_force.part(lambda config: config.hold)
-            shared = Shared(Tokens(self.keys, "sep-1442, "), hold, self.lot.results, self.tasks)
+            shared = Shared(Tokens(self.keys, "sep-1442, "), self._hold, self.lot.results, self.tasks)
             legacy.stateless = plugin("sep-1442")(shared, downstream.handle_hop, downstream.continuation.give_up)
         # An upstream over HTTP may have an OAuth of its own, and so may an issuer that the gateway requires.
         has_oauth = config.principal.source == "jwt" or any(route.upstream.url for route in config.routes)
