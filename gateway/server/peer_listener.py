@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -48,27 +49,18 @@ _OF_A_PROCESS: Final = ("owner", "session")
 jump, and "this call is not mine" is the proof that its owner is dead."""
 
 
+@dataclass(eq=False, repr=False)
 class PeerListener:
     """Opens the requests of other replicas, and hands them to what serves or answers them."""
 
-    def __init__(  # noqa: PLR0913  (everything that another replica may ask for)
-        self,
-        in_force: InForce[Config],
-        sealer: PeerSealer,
-        handler: RequestHandler,
-        witness: Witness,
-        pages: "StatusPages | None",
-        traffic: Traffic,
-    ) -> None:
-        self._in_force = in_force
-        self._membership = witness.membership
-        self._sealer = sealer
-        self._handler = handler
-        self._witness = witness
-        self._pages = pages
-        self._traffic = traffic
-        self._started = world.monotonic()
-        self._lines = LineLimit()
+    _in_force: InForce[Config]
+    _sealer: PeerSealer
+    _handler: RequestHandler
+    _witness: Witness
+    _pages: "StatusPages | None"
+    _traffic: Traffic
+    _started: float = field(default_factory=world.monotonic)
+    _lines: LineLimit = field(default_factory=LineLimit)
 
     async def handle(self, http: HttpRequest, *, is_local: bool = False) -> Response:
         """Serve one request from the network, or from another process of this host.
@@ -114,14 +106,14 @@ class PeerListener:
         self, peer_request: PeerRequest, reply: "PeerReply", http: HttpRequest, *, is_local: bool
     ) -> None:
         """Serve a request that is authentic, if it is for this process or for another one of this host."""
-        kind, host = peer_request.kind, self._membership.host
+        kind, membership = peer_request.kind, self._witness.membership
         # Before `is_meant`: the replica that asks knows this address, and not yet whose it is.
         if kind == "who":  # it asks which one this is
             if peer_request.path:
-                self._membership.greeted(peer_request.path, http.wire.remote)
-            await reply.frame(messages.Identity(host))
-        elif not self._membership.is_meant(peer_request.to, is_local=is_local):
-            await reply.frame(messages.Gone(host))
+                membership.greeted(peer_request.path, http.wire.remote)
+            await reply.frame(messages.Identity(membership.host))
+        elif not membership.is_meant(peer_request.to, is_local=is_local):
+            await reply.frame(messages.Gone(membership.host))
         elif kind == "status":
             told = "" if self._pages is None else await self._pages.cluster.tell(is_local=is_local)
             await reply.frame(messages.Told(told))
@@ -144,7 +136,7 @@ class PeerListener:
             try:
                 _ = await self._handler.handle_hop(incoming, reply)
             except PeerReplaced:
-                await reply.frame(messages.Gone(host))
+                await reply.frame(messages.Gone(membership.host))
             except PeerFailed as exc:
                 log.warning(Event.PEER_FAILED, cause=str(exc), **incoming.about)
                 http.wire.abort()  # the other replica must see that the reply is incomplete
