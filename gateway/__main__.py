@@ -313,7 +313,8 @@ def _check(options: argparse.Namespace) -> int:
 
 def _listed(problem: Problem, file: Path) -> dict[str, object]:
     line, column = problem.place or (None, None)
-    return {"file": str(file), "line": line, "column": column, "key": problem.path, "text": problem.sentence}
+    key = problem.path if problem.path != str(file) else None
+    return {"file": str(file), "line": line, "column": column, "key": key or None, "text": problem.sentence}
 
 
 def _remarks(config: Config) -> dict[str, list[str]]:

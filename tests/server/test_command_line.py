@@ -204,7 +204,7 @@ def test_check_answers_programs_in_json(tmp_path: Path, capsys: pytest.CaptureFi
     found = json.loads(capsys.readouterr().out)
     (unread,) = found["problems"]
     assert unread["text"].startswith(f"{path}: cannot be read")
-    assert (unread["line"], unread["column"]) == (None, None)
+    assert (unread["line"], unread["column"], unread["key"]) == (None, None, None)
 
 
 def test_check_shows_the_cautions_beside_the_errors_as_far_as_they_are_known(
