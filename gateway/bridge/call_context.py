@@ -57,6 +57,10 @@ class ClientCall(msgspec.Struct, eq=False):
     """The span of the newest leg, if it is traced."""
     exchange_id: str = ""
     """The id of its exchange, once something needs one: most exchanges neither park nor are in the log."""
+    has_no_way_back: bool = False
+    """Whether its client could not come back to another process: its rounds are requests of this very one."""
+    was_repeatable: bool = False
+    """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
 
     def queue(self) -> ResponseQueue:
         """Return a queue for the messages of an exchange to the client."""
@@ -77,7 +81,29 @@ class ClientCall(msgspec.Struct, eq=False):
         if self.span is not None:
             self.span.note("step", step)
 
-    def running_status(self, seconds: float | None, silent_seconds: float | None) -> CallStatus:
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the server says of the tool of this call that it may run twice, as far as is known."""
+        known = self.live.upstream.pool.group(self.key).tools
+        return self.was_repeatable or known.latest(self.request.target).ephemeral
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
+        return allows_rerun(self.live.route, self.request.method, self.request.target) or self.is_repeatable
+
+    def fate(self, *, is_resumable: bool, may_run_twice: bool) -> Fate:
+        """What becomes of the call if this process ends, by what another one could do with its state."""
+        may_ask = self.request.method in self.live.policies  # else its client gets no state
+        if self.has_no_way_back or not (may_ask and self.live.process.draining.is_resumable):
+            return "lost"
+        if is_resumable:
+            return "resumed"
+        return "run again" if may_run_twice else "lost"
+
+    def running_status(
+        self, seconds: float | None, silent_seconds: float | None, at_end: Fate | None = None
+    ) -> CallStatus:
         """The call on the status page: nothing in it comes from a client or an upstream but target and request id."""
         request = self.request
         return CallStatus(
@@ -92,6 +118,7 @@ class ClientCall(msgspec.Struct, eq=False):
             running_seconds=seconds,
             silent_seconds=silent_seconds,
             request_id=self.request_id or "",
+            at_end=at_end,
             owner="",
             caller="",
         )
@@ -151,8 +178,6 @@ class Context(ClientCall, eq=False, kw_only=True):
     """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
 
     exchange: Exchange
-    was_repeatable: bool = False
-    """Whether the server said of the tool that it may run twice: when the call was parked, to whoever held it then."""
     former: tuple[str, str] | None = None
     """The replica and the epoch of the process that left the call to this one, if one did."""
     server_info: bytes = b""
@@ -211,17 +236,6 @@ class Context(ClientCall, eq=False, kw_only=True):
         self.request = self.request.held()
         self.body_bytes = self.request.params_size
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the server says of the tool of this call that it may run twice, as far as is known."""
-        known = self.live.upstream.pool.group(self.key).tools
-        return self.was_repeatable or known.latest(self.request.target).ephemeral
-
-    @property
-    def may_run_twice(self) -> bool:
-        """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
-        return allows_rerun(self.live.route, self.request.method, self.request.target) or self.is_repeatable
-
     def may_run_again(self, error: GatewayError) -> bool:
         """Whether the call that this error ended may be run again. A call that never asked is left to its client."""
         has_asked = bool(self.exchange.round) and self.exchange.calling
@@ -243,19 +257,18 @@ class Context(ClientCall, eq=False, kw_only=True):
         is_running = self.exchange.calling and not self.exchange.questions
         return now - self._began - self._held_seconds if is_running else None
 
-    def status(self, now: float, heard: float | None, at_end: Fate) -> CallStatus:
+    def status(self, now: float, heard: float | None, at_end: Fate | None) -> CallStatus:
         """The exchange on the status page; `heard` is when its server last said something, if it has the call."""
         exchange = self.exchange
         patience = wait_seconds(self.live.config)
         return replace(
-            self.running_status(self.running_seconds(now), None if heard is None else now - heard),
+            self.running_status(self.running_seconds(now), None if heard is None else now - heard, at_end),
             state=exchange.state,
             round=exchange.round,
             asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),
             age_seconds=now - self._began,
             expires_in_seconds=max(self._parked_at + patience - now, 0) if TTL in exchange.timers else None,
             is_lost=exchange.is_lost,
-            at_end=at_end if exchange.round else None,
         )
 
     def parked(self) -> None:

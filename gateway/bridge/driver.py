@@ -87,7 +87,14 @@ class Driver(Engine):
         exchange = Exchange(request.said.declared, policy, request.input_responses)
         super().__init__(live, exchange)
         self._context = context = Context(
-            live, request, asked.key, asked.headers, asked.body_bytes, exchange_id=asked.exchange_id, exchange=exchange
+            live,
+            request,
+            asked.key,
+            asked.headers,
+            asked.body_bytes,
+            exchange_id=asked.exchange_id,
+            has_no_way_back=asked.has_no_way_back,
+            exchange=exchange,
         )
         self._lot = lot
         self._upstream_call = (new_call or RequestCall)(context, self)
@@ -139,18 +146,23 @@ class Driver(Engine):
         return self._context.running_seconds(now)
 
     @property
-    def at_end(self) -> Fate:
-        """What becomes of a held call if this process ends now: what `let_go`, and whoever takes it over, would do."""
+    def at_end(self) -> Fate | None:
+        """What becomes of the call if this process ends before it: what `let_go`, and whoever takes it over, would do.
+
+        None if it is lost already.
+        """
         exchange, context, call = self._exchange, self._context, self._upstream_call
-        if not self.live.process.draining.is_resumable:
-            return "lost"
+        if exchange.is_lost:
+            return None
         # Of one that asked for visits to URLs, nobody else knows whether it was sent again.
         is_there = exchange.state is not REFERRED and call.is_resumable
-        if (is_there or call.keeps_result_readable) and self._leads_on:
-            return "resumed"
-        # As the state says it: the tools that the server lists by now are not asked for.
-        may_run_twice = allows_rerun(self.live.route, context.request.method, context.request.target)
-        return "run again" if context.is_state_recorded and (may_run_twice or context.was_repeatable) else "lost"
+        is_known = allows_rerun(self.live.route, context.request.method, context.request.target)
+        # A leg gets a new state. Without one, the tools that the server lists by now are not asked for.
+        may_run_twice = context.may_run_twice if exchange.legs else is_known or context.was_repeatable
+        return context.fate(
+            is_resumable=(is_there or call.keeps_result_readable) and self._leads_on,
+            may_run_twice=context.is_state_recorded and may_run_twice,
+        )
 
     @property
     def _leads_on(self) -> bool:

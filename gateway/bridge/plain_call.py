@@ -30,7 +30,7 @@ from gateway.sessions.call import Call, Runner
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, bodies
-from gateway.telemetry.process_status import CallStatus
+from gateway.telemetry.process_status import CallStatus, Fate
 
 
 class PlainCall(msgspec.Struct, Runner, eq=False):
@@ -100,7 +100,13 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
 
     def glance(self, now: float) -> CallStatus:
         """The call on the status page; `now` is the monotonic time."""
-        return self.asked.running_status(self.running_seconds(now), now - self._call.heard)
+        return self.asked.running_status(self.running_seconds(now), now - self._call.heard, self.at_end)
+
+    @property
+    def at_end(self) -> Fate:
+        """See `Driver`."""
+        is_resumable = self.live.route.continuation == "hold" and self._session.can_be_resumed
+        return self.asked.fate(is_resumable=is_resumable, may_run_twice=self.asked.may_run_twice)
 
     def waiter(self) -> asyncio.Future[None]:
         """Return what is done when `final` is set, or the queue of the exchange has something for the client."""

@@ -129,7 +129,7 @@ class UpstreamCall(Runner, ABC):
 
     def _can_be_found_in(self, session: Session) -> bool:
         """Whether another process could read on in this session, in which the call runs or has ended."""
-        return self._is_held and session.channel.session_id is not None and session.channel.cursor is not None
+        return self._is_held and session.can_be_resumed
 
     @property
     def keeps_result_readable(self) -> bool:

@@ -1,6 +1,6 @@
 """One round: a checked request on its way to its one reply."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -41,6 +41,8 @@ class Round(ClientCall, eq=False, kw_only=True):
     is_counted: bool = False
     item: str = ""
     """What its result tells the client to bring along, if the client is pinned to the session (SEP-1655)."""
+    at_end: ClassVar[None] = None
+    """See `Driver`: a drain refuses what has not begun upstream, and its client may send it again."""
 
     @property
     def principal(self) -> bytes:
@@ -153,6 +155,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         incoming.request_id,
         incoming.span,
         incoming.exchange_id,
+        has_no_way_back=not incoming.has_headers,
         incoming=incoming,
         reply=reply,
         caller=caller,

@@ -109,6 +109,11 @@ class Session(SideListener, Hearer):
         return not self.lost and self.opened and self.channel.session_id is not None
 
     @property
+    def can_be_resumed(self) -> bool:
+        """Whether another process could read on in the session, from the newest event of its newest call."""
+        return self.channel.session_id is not None and self.channel.cursor is not None
+
+    @property
     def can_be_left(self) -> bool:
         """Whether its call alone speaks in it, and every question of the server came on the stream of that call.
 

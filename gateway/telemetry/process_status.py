@@ -117,7 +117,7 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     request_id: str = ""
     """The id of its newest HTTP request, as in the log."""
     at_end: Fate | None = None
-    """What becomes of a held call if its process ends; None for a call that no round has ended."""
+    """What becomes of it if its process ends first; None if it has not begun upstream, or is lost already."""
     caller: str
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
 
@@ -187,7 +187,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_of_one_caller: int = 0
     held_of_one_caller_limit: int = 0
     lost_at_end: int = 0
-    """How many of the held calls are lost if the process ends now."""
+    """How many calls end without a result if the process ends first, without passed-through and mirrored ones."""
     ends_in_seconds: float | None = None
     """Until a drain ends the process at the latest; None unless it drains."""
     cold: int = 0

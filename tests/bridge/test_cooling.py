@@ -15,7 +15,8 @@ from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.replicas import opened, steps
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
+from tests.support.status import told
+from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, eventually, jwt, later
 
 USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
 """Two tokens of one principal."""
@@ -50,6 +51,17 @@ async def test_a_cold_call_has_no_streams_and_its_retry_gets_the_result(
     assert (store.resumed, len(upstream.of("tools/call"))) == (1, 1)
     await upstream.saw("DELETE")
     assert mcp.CANCELLED not in upstream.words
+
+
+@pytest.mark.parametrize("keys", [[KEY], []])
+async def test_a_cold_call_is_lost_with_its_process_if_no_other_one_has_the_keys(
+    upstream: FakeUpstream, store: FakeStore, begin: Start, keys: list[str]
+) -> None:
+    stand = await begin(hold=SOON, state={"keys": keys})
+    asked = await cool(stand, upstream)
+    assert (await told(stand)).processes[0].lost_at_end == (not keys)
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert store.resumed == 1
 
 
 async def test_a_call_may_be_cold_in_each_of_its_rounds(

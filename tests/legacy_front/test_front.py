@@ -20,6 +20,7 @@ from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import Stand, configuration, eventually, later
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
@@ -417,6 +418,7 @@ async def test_a_drain_begins_no_session_serves_those_that_live_and_ends_them(
     call = later(client.post(client.call_message()))
     await sse_server.heard(mcp.TOOLS_CALL)
     stream = await client.listen()
+    assert (await told(stand)).processes[0].lost_at_end == 1
     draining = later(drain(stand.gateway, delay_seconds=0))
     await eventually(lambda: stand.gateway.draining.has_begun)
     other = LegacyClient(stand)

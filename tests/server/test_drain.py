@@ -12,6 +12,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
 from tests.support.logs import Lines
 from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import Client, Reply, Stand, eventually, later, leave
 
 QUICK = {"drain_seconds": 0.05, "grace_seconds": 30}
@@ -114,6 +115,9 @@ async def test_each_call_without_a_result_is_told_once_with_its_cause(
     stand = await begin(hold=QUICK, route={"ephemeral": ["tool"] if ephemeral else []})
     client = stand.client()
     asked = await bring(upstream, stand, client)
+    before = await told(stand)
+    assert before.processes[0].lost_at_end == (bring is unread or reason == "stopping")
+    assert (before.held[0].at_end == "run again") == ephemeral
     await drain(stand.gateway, delay_seconds=0)
     (line,) = log_lines("exchange.finished")
     assert (line["outcome"], line.get("reason"), line["rounds"]) == (outcome, reason, 2)
@@ -132,6 +136,7 @@ async def test_a_running_call_is_told_whether_it_is_cut_or_left_to_others(
     upstream.tool(lambda turn: turn.for_ever())
     running = later(stand.client().call())
     _ = await upstream.saw("tools/call")
+    assert (await told(stand)).processes[0].lost_at_end == 1
     await drain(stand.gateway, delay_seconds=0)
     assert (await running).status == 503
     (line,) = log_lines("exchange.finished")
@@ -144,6 +149,7 @@ async def test_a_call_that_another_process_resumes_is_told_as_left_to_it(
     _ = FakeStore(upstream)
     stand = await begin(hold=QUICK)
     _ = await stand.client().call()
+    assert (await told(stand)).processes[0].lost_at_end == 0
     await drain(stand.gateway, delay_seconds=0)
     (line,) = log_lines("exchange.finished")
     assert (line["outcome"], line["cause"]) == ("cancelled", LEFT)

@@ -23,8 +23,9 @@ from tests.support.fake_upstream import FORM, FakeUpstream, Turn, lacks_session,
 from tests.support.gateway_process import gateway
 from tests.support.host import fake
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.task_client import FIRST_FORM, Task, TaskClient
-from tests.support.workbench import ACCEPT, Reply, Stand, eventually, later
+from tests.support.workbench import ACCEPT, KEY, Reply, Stand, eventually, later
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 
@@ -215,6 +216,18 @@ async def test_a_request_that_waits_for_a_task_hears_that_the_gateway_lets_go_of
     await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request waits")
     forget(stand)
     assert (await waiting).outcome[2] == "stopping"
+
+
+@pytest.mark.parametrize("keys", [[KEY], []])
+async def test_a_task_that_works_is_lost_with_its_process_if_no_other_one_has_the_keys(
+    server: TaskServer, begin: Start, keys: list[str]
+) -> None:
+    stand = await begin(state={"keys": keys})
+    task = await TaskClient(stand.client(), FIRST_FORM).first_form()
+    assert (await told(stand)).processes[0].lost_at_end == (not keys)
+    server.done.set()
+    _ = await task.until("completed")
+    assert (await told(stand)).processes[0].lost_at_end == 0
 
 
 async def test_the_open_questions_of_a_task_are_weighed(server: TaskServer, begin: Start) -> None:

@@ -148,6 +148,15 @@ def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics
     )
 
 
+def _lost_at_end(source: ProcessParts) -> int:
+    """Count what ends without a result if the process ends first, as `drain` would have it."""
+    downstream, lot = source.downstream, source.lot
+    tasks = (task for task in source.task_table if not task.is_over)
+    calls = {*downstream.legs.seen, *lot.waiting(), *tasks}
+    cold = 0 if source.routes.process.draining.is_resumable else len(lot.cold)
+    return sum(call.at_end == "lost" for call in calls) + cold + downstream.legacy.sessions.open_requests
+
+
 def _process(source: ProcessParts) -> ProcessStatus:
     config, lot, deadline = source.config, source.lot, source.routes.process.draining.deadline
     return ProcessStatus(
@@ -162,7 +171,7 @@ def _process(source: ProcessParts) -> ProcessStatus:
         held_limit=config.hold.max_calls,
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
-        lost_at_end=sum(driver.at_end == "lost" for driver in lot.waiting()),
+        lost_at_end=_lost_at_end(source),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),
         connections=source.client_listener.connections,

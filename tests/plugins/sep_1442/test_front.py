@@ -13,6 +13,7 @@ from tests.plugins.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
 from tests.support.logs import Lines
 from tests.support.replicas import Cluster
+from tests.support.status import told
 from tests.support.workbench import configuration, eventually, later
 
 
@@ -88,6 +89,17 @@ async def test_a_drain_waits_for_answers_and_then_ends_the_calls(cluster: Cluste
         message = await stream.message()
         assert message["error"]["data"]["reason"] == "stopping"
     assert question["method"] == mcp.ELICIT
+
+
+async def test_a_call_ends_with_its_process_though_the_tool_may_run_twice(cluster: Cluster, tools: Tools) -> None:
+    route = {**ROUTE, "ephemeral": ["*"]}
+    (stand,) = await cluster.begin("gw-1", route=route, hold={"drain_seconds": 0.1})
+    async with client_of([stand]).call("ask") as stream:
+        _ = await stream.message()
+        held = (await told(stand)).held
+        assert [call.at_end for call in held] == ([] if isinstance(tools.server, FakeModern) else ["lost"])
+        await drain(stand.gateway, delay_seconds=0)
+        assert (await stream.message())["error"]["data"]["reason"] == "stopping"
 
 
 async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster, tools: Tools) -> None:

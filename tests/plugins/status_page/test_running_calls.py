@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.plugins.status_page.test_merge_statuses import of_workers
 from tests.support.cluster import Cluster
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.logs import Lines
 from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
 from tests.support.status import SECRET, fetch, held, process, route, status_of, told
@@ -60,9 +62,9 @@ async def test_a_plain_call_that_hangs_is_listed_as_it_is(upstream: FakeUpstream
     assert call.running_seconds is not None
     assert call.silent_seconds is not None
     assert 0 <= call.silent_seconds <= call.running_seconds < 60
-    assert (call.at_end, call.expires_in_seconds) == (None, None)
+    assert (call.at_end, call.expires_in_seconds) == ("lost", None)
     status = await told(stand)
-    assert (status.running_total, status.held) == (1, ())
+    assert (status.running_total, status.held, status.processes[0].lost_at_end) == (1, (), 1)
     assert status.routes[0].oldest_call_seconds is not None
     (plain,) = stand.gateway.downstream.legs.seen
     assert isinstance(plain, PlainCall), "who looked at it made no exchange of it"
@@ -92,6 +94,9 @@ async def test_a_call_without_a_session_waits_for_one(upstream: FakeUpstream, st
     running = later(stand.client().call())
     call = await one_running(stand)
     assert (call.waits_for, call.silent_seconds) == ("a session with the server, or its list of tools", None)
+    assert (call.at_end, (await told(stand)).processes[0].lost_at_end) == (None, 0), (
+        "a drain has its client call again"
+    )
     go.set()
     _ = await running
 
@@ -212,8 +217,72 @@ async def test_a_call_without_event_ids_is_run_again_or_lost(
     assert await fates(stand) == ([fate], int(fate == "lost"))
     html = (await fetch(stand, "/status"))[1]
     assert f"if it ends: {fate}" in html
-    assert f"{int(fate == 'lost')} of 1 lost if it ends" in html
+    assert f"calls lost if it ends: {int(fate == 'lost')}" in html
     await drop(stand)
+
+
+async def primed(turn: Turn) -> None:
+    """A tool whose server stores events, and that does not end."""
+    await turn.raw(b"id: e1\ndata:\n\n")
+    await turn.for_ever()
+
+
+def endless(turn: Turn) -> Awaitable[None]:
+    """A tool that does not end."""
+    return turn.for_ever()
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize(
+    ("tool", "route", "keys", "fate", "is_promoted"),
+    [
+        (endless, {}, [KEY], "lost", False),
+        (endless, {"ephemeral": ["tool"]}, [KEY], "run again", False),
+        (endless, {"ephemeral": ["tool"]}, [], "lost", False),
+        (primed, {}, [KEY], "resumed", False),
+        (primed, {}, [], "lost", False),
+        (primed, {"continuation": "replay"}, [KEY], "run again", False),
+        (endless, {}, [KEY], "lost", True),
+        (endless, {"ephemeral": ["tool"]}, [KEY], "run again", True),
+        (primed, {}, [KEY], "resumed", True),
+    ],
+)
+async def test_what_becomes_of_a_running_call_is_what_a_drain_does_with_it(
+    upstream: FakeUpstream,
+    begin: Start,
+    log_lines: Lines,
+    tool: Callable[[Turn], Awaitable[None]],
+    route: dict[str, Any],
+    keys: list[str],
+    fate: str,
+    is_promoted: bool,  # noqa: FBT001
+) -> None:
+    stand = await begin(route=route, state={"keys": keys}, hold={"drain_seconds": 0.05})
+    upstream.tool(tool)
+    running = later(stand.client().call())
+    _ = await upstream.saw("tools/call")
+    assert not is_promoted or stand.gateway.downstream.legs.running
+    if tool is primed:
+        await eventually(lambda: [call for call in stand.gateway.downstream.legs.seen if call.at_end == fate])
+    assert (await one_running(stand)).at_end == fate
+    assert (await told(stand)).processes[0].lost_at_end == (fate == "lost")
+    assert f"if it ends: {fate}" in (await fetch(stand, "/status"))[1]
+    await drain(stand.gateway, delay_seconds=0)
+    (line,) = log_lines("exchange.finished")
+    assert (line["outcome"] == "error") == (fate == "lost")
+    assert ("error" in (await running).final) == (fate == "lost")
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_request_that_never_asks_has_no_state_to_come_back_with(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"drain_seconds": 0.05})
+    upstream.on("completion/complete", endless)
+    params = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": ""}}
+    running = later(stand.client().post("completion/complete", params))
+    _ = await upstream.saw("completion/complete")
+    assert (await one_running(stand)).at_end == "lost"
+    await drain(stand.gateway, delay_seconds=0)
+    assert (await running).status == 503
 
 
 async def test_a_tool_that_says_that_it_may_run_twice_is_run_again(upstream: FakeUpstream, begin: Start) -> None:
@@ -288,7 +357,7 @@ async def test_a_lost_call_stays_lost(upstream: FakeUpstream, begin: Start) -> N
         return (await told(stand)).held[0].is_lost
 
     await eventually(is_lost)
-    assert (await fates(stand))[1] == 0
+    assert await fates(stand) == ([None], 0)
     _ = await stand.client().answer(asked, {"action": "cancel"})
 
 

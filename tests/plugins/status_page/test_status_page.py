@@ -27,7 +27,7 @@ from gateway.telemetry.process_status import (
 )
 from tests.support.status import held, process, route, status_of
 
-ENDS = "pid 7 draining ends in 25 s or sooner 0 s 1 of 2 1 of 1 lost if it ends"
+ENDS = "pid 7 draining ends in 25 s or sooner calls lost if it ends: 1 0 s 1 of 2"
 SINCE = "since 00:00:10 UTC (1 min 30 s)"
 FAILING = f"auto, era not known yet failing {SINCE} Last failure 1 s ago"
 SHOWN = [
@@ -45,7 +45,7 @@ SHOWN = [
     f"gw-1#0 [status?replica=gw-1] {ENDS} 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa loaded 3 min ago",
     "gw-3 silent",
     "Running calls",
-    "tools/call t /mcp the server's response 50 s 49 s r-1 gw-1 c",
+    "tools/call t /mcp the server's response 50 s 49 s r-1 gw-1 if it ends: lost c",
     "Held calls",
     "tools/call t /mcp elicitation 1 1 min 1 s 9 min gw-1 if it ends: run again c",
     "tools/call t /mcp the client's next request 2 1 s running gw-1 c",
@@ -87,7 +87,12 @@ def test_what_the_page_of_a_cluster_shows(monkeypatch: pytest.MonkeyPatch) -> No
     )
     parked = replace(held(61.0), expires_in_seconds=540, asked=("elicitation",), at_end="run again")
     runs = replace(
-        held(1.0), running_seconds=50, silent_seconds=49, request_id="r-1", waits_for="the server's response"
+        held(1.0),
+        running_seconds=50,
+        silent_seconds=49,
+        request_id="r-1",
+        waits_for="the server's response",
+        at_end="lost",
     )
     waits = replace(held(1.0), expires_in_seconds=None, round=2, waits_for="the client's next request")
     texts = {"kind": "upstream_unreachable", "route": "/b", "text": "Text", "fix": "Fix"}
