@@ -32,6 +32,7 @@ class Deadlines:
         idle, silence, quiet = timeouts.idle_seconds, timeouts.keepalive_seconds, hold.quiet_seconds
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
+        self.cancelled = CoarseTimer(timeouts.cancel_seconds, tasks, "cancelled request")
         self.client_idle = CoarseTimer(config.sessions.client_idle_seconds, tasks, "idle session of a client")
         self.greeting = CoarseTimer(config.limits.receive_seconds, tasks, "initialize of a client")
         self.plain_seconds = min(idle, silence, leg)

@@ -10,7 +10,6 @@ speaks both protocols.
 import asyncio
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -285,8 +284,8 @@ class _RelayedRequest(Hearer):
         self.call: asyncio.Task[None] | None = None
         """Reads the reply."""
         self._relay = relay
-        self._deadline: asyncio.TimerHandle | None = None
-        """Set once the client has cancelled it."""
+        self._timer = relay.live.deadlines.cancelled
+        """Runs once the client has cancelled it."""
         self._is_over = False
 
     def hear(self, data: bytes, /) -> bool:
@@ -296,18 +295,15 @@ class _RelayedRequest(Hearer):
 
     def cancelled(self) -> None:
         """The client has cancelled it."""
-        if self._deadline is None:
-            live, answer = self._relay.live, jsonrpc.failure(self.id, jsonrpc.Error(0, "Request cancelled"))
+        if self._timer.deadline(self) is None:
+            answer = jsonrpc.failure(self.id, jsonrpc.Error(0, "Request cancelled"))
             # Many servers do not answer a cancelled request. As if it came on the reply, this would have that read on.
-            give_up = live.process.tasks.guard(partial(self._relay.pass_on, answer, None), "cancelled request")
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(live.config.timeouts.cancel_seconds, give_up)
+            self._timer.arm(self, self._relay.pass_on, answer, None)
 
     def end(self, *, reads_on: bool = False) -> None:
         """It is answered, or given up; the reply may have to be read on."""
         self._is_over = True
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._timer.disarm(self)
         if self.call is not None and self.call is not asyncio.current_task() and not reads_on:
             # Its answer came on another stream, or the client gave it up.
             asyncio.get_running_loop().call_soon(self.call.cancel)
