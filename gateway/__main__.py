@@ -43,7 +43,7 @@ from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
 from gateway.server.serve import ignore_signals, serve
 from gateway.server.wrap import wrap
-from gateway.shell_completion import SHELLS, FileArgument, script
+from gateway.shell_completion import SHELLS, Parser, script
 from gateway.stdio_front.settings import for_host
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
 from gateway.tools.demo import run as demo
@@ -130,7 +130,9 @@ def _carried_out(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("mrtr-gateway", description="Makes a legacy MCP server a modern, stateless one.")
+    parser: argparse.ArgumentParser = Parser(
+        "mrtr-gateway", description="Makes a legacy MCP server a modern, stateless one."
+    )
     parser.add_argument("-V", "--version", action="version", version=f"mrtr-gateway {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser(
@@ -175,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     probe.add(commands)
     health = commands.add_parser("health", help="check whether the gateway on this machine is alive")
-    container_health.add_arguments(health, FileArgument)
+    container_health.add_arguments(health)
     health.set_defaults(run=container_health.run)
     schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
@@ -200,8 +202,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_file(command: argparse.ArgumentParser) -> None:
     what = f"YAML configuration file (default: ${FILE_VARIABLE})"
-    command.add_argument("file", nargs="?", action=FileArgument, type=Path, metavar="FILE", help=what)
-    command.add_argument("-c", "--config", action=FileArgument, type=Path, metavar="FILE", help="the same")
+    command.add_argument("file", nargs="?", type=Path, metavar="FILE", help=what)
+    command.add_argument("-c", "--config", type=Path, metavar="FILE", help="the same")
 
 
 def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -212,15 +214,9 @@ def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         description="What a host starts instead of its server. The host may be modern or legacy, and so may the "
         "server. Nothing listens on a port, and the log goes to stderr.",
     )
-    source = wrapping.add_mutually_exclusive_group()
-    source.add_argument("--upstream", metavar="URL", help="URL of the server, instead of a command after `--`")
-    source.add_argument(
-        "-c",
-        "--config",
-        action=FileArgument,
-        type=Path,
-        metavar="FILE",
-        help="YAML configuration file that has the server",
+    wrapping.add_argument("--upstream", metavar="URL", help="URL of the server, instead of a command after `--`")
+    wrapping.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help="YAML configuration file that has the server"
     )
     wrapping.add_argument("--route", metavar="PATH", help="with --config: the route to use (default: the first one)")
     wrapping.add_argument(

@@ -42,10 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     return run(parser.parse_args(arguments))
 
 
-def add_arguments(parser: argparse.ArgumentParser, of_files: "str | type[argparse.Action]" = "store") -> None:
-    """Add the arguments of the command; `of_files` is the action of those that shells complete."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     what = f"the gateway's configuration, for its `admin` (default: ${_FILE_VARIABLE})"
-    parser.add_argument("-c", "--config", action=of_files, type=Path, metavar="FILE", help=what)
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help=what)
     parser.add_argument(
         "--admin", metavar="HOST:PORT", help=f"admin address; default: GATEWAY_ADMIN, the file's, or {_DEFAULT}"
     )

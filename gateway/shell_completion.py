@@ -1,29 +1,23 @@
 """Prints the shell completion of the command line, made from its parser."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import shtab
 
 SHELLS: Final = ("bash", "fish", "zsh")
 
 
-class FileArgument(argparse.Action):
-    """Stores the path of a file, and shells complete it."""
+class Parser(argparse.ArgumentParser):
+    """A parser of which shells complete the arguments that are paths."""
 
-    complete = shtab.FILE
-
-    def __call__(
-        self,
-        _parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | Path | None,
-        _option: str | None = None,
-    ) -> None:
-        """Store it."""
-        setattr(namespace, self.dest, values)
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """See `argparse`."""
+        argument = super().add_argument(*names, **options)
+        if options.get("type") is Path:
+            argument.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
+        return argument
 
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:

@@ -34,7 +34,6 @@ from gateway.config.parsing.environment import FILE_VARIABLE
 from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import GatewayError
 from gateway.runtime import event_loop
-from gateway.shell_completion import FileArgument
 from gateway.telemetry import configure_logging
 from gateway.tools.probe.report.findings import ProbeReport, report
 from gateway.tools.probe.report.redaction import Redactor
@@ -80,7 +79,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", metavar="URL", help="a server's MCP endpoint")
     what = f"check this configuration and every upstream in it (default: ${FILE_VARIABLE})"
-    parser.add_argument("-c", "--config", action=FileArgument, type=Path, metavar="FILE", help=what)
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help=what)
     parser.add_argument("--stdio", action="store_true", help="the server is the command after `--`")
     parser.add_argument("--route", metavar="PATH", help="with --config: this route only")
     parser.add_argument(
@@ -101,7 +100,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         ("--bearer-file", "read a token for `Authorization: Bearer`"),
         ("--ca-file", "trust these certificate authorities (PEM)"),
     ):
-        parser.add_argument(name, action=FileArgument, type=Path, metavar="FILE", help=help_)
+        parser.add_argument(name, type=Path, metavar="FILE", help=help_)
     parser.add_argument(
         "--insecure",
         action="store_true",
