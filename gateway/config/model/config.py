@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from gateway.config.model.route import Route
-from gateway.config.model.section import Section
 from gateway.config.model.value_types import (
     Address,
     Bytes,
@@ -27,6 +26,7 @@ from gateway.config.model.value_types import (
     Rounds,
     Seconds,
     Secret,
+    Section,
     SomeSeconds,
     Text,
 )

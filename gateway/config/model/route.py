@@ -5,7 +5,6 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
-from gateway.config.model.section import Section
 from gateway.config.model.value_types import (
     Count,
     Dialect,
@@ -16,6 +15,7 @@ from gateway.config.model.value_types import (
     PerSecond,
     Seconds,
     Secret,
+    Section,
     SomeSeconds,
     Text,
     Variable,

@@ -1,11 +1,11 @@
-"""The types of the values in the configuration, with their ranges.
+"""The types of the values in the configuration, with their ranges, and what all sections have in common.
 
 `extra={"form": ...}` names the text form of `gateway/config/parsing/formats.py` that a value must have.
 """
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]
@@ -29,3 +29,10 @@ HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True}
 Level = Literal["debug", "info", "warning", "error"]
 Era = Literal["auto", "bridge", "mirror"]
 Dialect = Literal["sep-1442", "sep-1655", "sep-1685"]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section, whose values are not printed: many are secrets, and some have one in their middle, such as a URL."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
