@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cryptography import x509
 from msgspec.structs import asdict
 
 from gateway.config.model.config import Config, Tls
 from gateway.config.model.route import UpstreamTls
-from gateway.config.parsing.problems import ConfigError, Problem, collected, unreadable, unusable
+from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.identity.jwt_verification import Key, read_keys
-
-_ENCRYPTED: Final = "is encrypted; write the key without a password"
 
 
 class Contexts(NamedTuple):
@@ -39,11 +37,12 @@ def contexts(config: Config) -> Contexts:
     # With this prefix, an error about `ca_file` names principal.jwks_ca_file.
     issuer = upstream_context(UpstreamTls(ca_file=config.principal.jwks_ca_file), "principal.jwks_", problems)
     if (jwks := config.principal.jwks_file) is not None:
-        with collected(problems):
-            try:
-                keys = read_keys(Path(_readable("principal.jwks_file", jwks)).read_bytes())
-            except ValueError as exc:
-                raise unusable("principal.jwks_file", f"{exc}; fetch it from the issuer again") from exc
+        try:
+            keys = read_keys(Path(jwks).read_bytes())
+        except OSError as exc:
+            problems.append(Problem("principal.jwks_file", unreadable(jwks, exc)))
+        except ValueError as exc:
+            problems.append(Problem("principal.jwks_file", f"{exc}; fetch it from the issuer again"))
     upstreams = {
         route.path: upstream_context(route.upstream.tls, f"routes[{place}].upstream.tls.", problems)
         for place, route in enumerate(config.routes)
@@ -60,10 +59,9 @@ def listener_context(tls: Tls, problems: list[Problem]) -> ssl.SSLContext | None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    _show(context, "tls.", tls.cert_file, tls.key_file, problems)
+    problems += _show(context, "tls.", tls.cert_file, tls.key_file)
     if tls.client_ca_file is not None:
-        with collected(problems):
-            _trust(context, "tls.client_ca_file", tls.client_ca_file)
+        problems += _trust(context, "tls.client_ca_file", tls.client_ca_file)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -76,12 +74,11 @@ def upstream_context(tls: UpstreamTls, section: str, problems: list[Problem]) ->
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if tls.ca_file is not None:
-        with collected(problems):
-            _trust(context, f"{section}ca_file", tls.ca_file)
+        problems += _trust(context, f"{section}ca_file", tls.ca_file)
     else:
         context.load_default_certs()
     if tls.cert_file is not None:
-        _show(context, section, tls.cert_file, tls.key_file, problems)
+        problems += _show(context, section, tls.cert_file, tls.key_file)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -116,47 +113,42 @@ def named_files(config: Config) -> Iterator[tuple[str, str]]:
                 yield f"{name}.{key}", path
 
 
-def _trust(context: ssl.SSLContext, key: str, path: str, what: str = "certificates") -> None:
+def _trust(context: ssl.SSLContext, key: str, path: str, what: str = "certificates") -> list[Problem]:
+    """Load authorities; return what is wrong with their file."""
     try:
-        context.load_verify_locations(cafile=_readable(key, path))
-    except ssl.SSLError as exc:
-        raise unusable(key, f"contains no readable certificate; give {what} as PEM") from exc
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        return [Problem(key, f"contains no readable certificate; give {what} as PEM")]
+    except OSError as exc:
+        return [Problem(key, unreadable(path, exc))]
+    return []
 
 
-def _show(
-    context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None, problems: list[Problem]
-) -> None:
-    """Load a certificate and its key; the checks tell which file is wrong, because OpenSSL does not."""
-    before = len(problems)
-    with collected(problems):
-        _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{section}cert_file", cert_file, "it")
-    with collected(problems):
-        _ = key_file and _readable(f"{section}key_file", key_file)
-    if len(problems) > before:
-        return
+def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None) -> list[Problem]:
+    """Load a certificate and its key; return what is wrong with each file, which OpenSSL does not tell apart."""
+    found = _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{section}cert_file", cert_file, "it")
     key_name = f"{section}{'cert_file' if key_file is None else 'key_file'}"
+    if key_file is not None:
+        try:
+            _ = Path(key_file).read_bytes()
+        except OSError as exc:
+            found.append(Problem(key_name, unreadable(key_file, exc)))
+    if found:
+        return found
 
     def refuse() -> str:
-        raise unusable(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
+        raise ValueError("is encrypted; write the key without a password")  # else OpenSSL would ask at the terminal
 
-    with collected(problems):
-        try:
-            context.load_cert_chain(cert_file, key_file, password=refuse)
-        except ssl.SSLError as exc:
-            if exc.reason == "KEY_VALUES_MISMATCH":
-                text = "is not the key of the certificate in cert_file; give a matching pair"
-            elif key_file is None:
-                text = "contains no readable private key; add it there as PEM, or set key_file"
-            else:
-                text = "contains no readable private key; give it as PEM"
-            raise unusable(key_name, text) from exc
-
-
-def _readable(key: str, path: str) -> str:
-    """Return the path if the file can be read; OpenSSL's own errors do not name the file."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - the path is a text
-            _ = file.read(1)
-    except OSError as exc:
-        raise unusable(key, unreadable(path, exc)) from exc
-    return path
+        context.load_cert_chain(cert_file, key_file, password=refuse)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            text = "is not the key of the certificate in cert_file; give a matching pair"
+        elif key_file is None:
+            text = "contains no readable private key; add it there as PEM, or set key_file"
+        else:
+            text = "contains no readable private key; give it as PEM"
+        found.append(Problem(key_name, text))
+    except ValueError as exc:
+        found.append(Problem(key_name, str(exc)))
+    return found
