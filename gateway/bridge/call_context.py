@@ -40,6 +40,11 @@ _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
 
 
+def shown_name(method: str, target: str) -> str:
+    """Return what the status page shows of a target: no URI, because that may hold private data."""
+    return "" if method == mcp.RESOURCES_READ else presentable(target[:_NAME_CHARACTERS])
+
+
 class ClientCall(msgspec.Struct, eq=False):
     """A call as a client's request makes it."""
 
@@ -109,18 +114,13 @@ class ClientCall(msgspec.Struct, eq=False):
         return CallStatus(
             route=self.live.route.path,
             method=request.method,
-            name=presentable(request.target[:_NAME_CHARACTERS]) if request.method != mcp.RESOURCES_READ else "",
+            name=shown_name(request.method, request.target),
             state=RUNNING,
-            round=0,
-            asked=(),
             age_seconds=seconds or 0.0,
-            expires_in_seconds=None,
             running_seconds=seconds,
             silent_seconds=silent_seconds,
             request_id=self.request_id or "",
             at_end=at_end,
-            owner="",
-            caller="",
         )
 
     def weigh(self, *, is_continued: bool = False) -> Weight:

@@ -1,11 +1,8 @@
 """Logs one line for each HTTP request of a client, if `log.access` is true; the switch is one per process."""
 
 from collections.abc import Awaitable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
-
-from msgspec import Raw
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerFailed
@@ -13,7 +10,6 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response
 from gateway.passthrough.passage import UpstreamCut
-from gateway.protocol import jsonrpc, mcp
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import COMPLETE, Event, Outcome, get_logger
 from gateway.telemetry.recent_errors import presentable
@@ -29,16 +25,6 @@ class AccessLog:
     on = False
     """Check this first: while it is off, a request costs nothing more."""
 
-    def note(self, incoming: Incoming) -> None:
-        """Note what a body asks for, which is dropped before a long call ends."""
-        # Apart from what serves the request: the line changes nothing of how a body is read, or refused.
-        with suppress(ValueError, RecursionError):
-            message = jsonrpc.message(incoming.body)
-            incoming.rpc_method = message.method
-            field = mcp.TARGET_FIELD.get(message.method or "")
-            if field is not None and isinstance(message.params, Raw):
-                incoming.target = jsonrpc.text(jsonrpc.fields(message.params).get(field))
-
     async def replied(
         self, replying: Awaitable[Response], incoming: Incoming, reply: HttpReply, routes: RouteTable
     ) -> Response:
@@ -51,8 +37,7 @@ class AccessLog:
             outcome = Outcome.ERROR
             raise
         finally:
-            if incoming.rpc_method is None:  # it was refused before its route took it
-                self.note(incoming)
+            incoming.note()  # if it was refused before its route took it
             path, caller, (reason, cause) = incoming.path, incoming.caller, reply.told
             is_route = path in routes.live
             target = incoming.target or (None if is_route else path)

@@ -133,7 +133,7 @@ class RequestHandler:
     async def _route(self, incoming: Incoming, reply: ReplyWriter, *, is_hop: bool = False) -> Response:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         if access.on and not is_hop:
-            access.note(incoming)
+            incoming.note()
         if bodies.on and not is_hop:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], about=incoming.about)
         live = self._routes.live.get(incoming.path)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Final
@@ -17,7 +18,7 @@ from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest
 from gateway.http.upstream_headers import joined
 from gateway.identity.principal import of_headers
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
@@ -75,7 +76,7 @@ class Incoming(msgspec.Struct, eq=False):
     state: Envelope | None = None
     """What the state in the body says, if all of it was checked before the round began."""
     rpc_method: str | None = None
-    """The JSON-RPC method in the body, with its tool, prompt or URI: noted if requests are logged."""
+    """The JSON-RPC method in the body, with its tool, prompt or URI: noted for the log and the status page."""
     target: str | None = None
     in_session: bool = False
     """Whether it is a message in a valid session of a legacy client, which an error of this one message must not end
@@ -95,6 +96,17 @@ class Incoming(msgspec.Struct, eq=False):
         """Return the id of the exchange that it begins, which the exchange takes over."""
         self.exchange_id = self.exchange_id or world.token_hex(16)
         return self.exchange_id
+
+    def note(self) -> None:
+        """Note what the body asks for, which is dropped before a long call ends."""
+        # Apart from what serves the request: this changes nothing of how a body is read, or refused.
+        if self.rpc_method is None:
+            with suppress(ValueError, RecursionError):
+                message = jsonrpc.message(self.body)
+                self.rpc_method = message.method
+                field = mcp.TARGET_FIELD.get(message.method or "")
+                if field is not None and isinstance(message.params, Raw):
+                    self.target = jsonrpc.text(jsonrpc.fields(message.params).get(field))
 
     def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""

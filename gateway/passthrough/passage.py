@@ -64,10 +64,11 @@ class Passage(ABC):
                 raise
             # What answers a call, or is about one, always fits.
             self._weight = calls.take(caller.principal, size, is_continued=True)
-        self._started = world.monotonic()
         if self.is_long_lived:
             self.live.upstream.streams[self] = None
             self.live.process.draining.leave_out(1)
+        else:
+            self.live.process.passing[self.incoming] = world.monotonic()
         return self
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
@@ -84,7 +85,8 @@ class Passage(ABC):
             _ = self.live.upstream.streams.pop(self, None)
             self.live.process.draining.leave_out(-1)
         else:
-            metrics.passing[path, self.era].observe(world.monotonic() - self._started)
+            began = self.live.process.passing.pop(self.incoming)
+            metrics.passing[path, self.era].observe(world.monotonic() - began)
 
     @abstractmethod
     def end(self) -> None:
@@ -206,6 +208,7 @@ class HttpPassage(Passage):
                 response = StreamResponse(status, headers, reason)
         response.closes = self.live.process.draining.has_begun
         if isinstance(response, StreamResponse):
+            self.incoming.note()
             self.incoming.drop_body(None)  # the request is not sent again
             self._weight.release()
             self._is_relayed = True

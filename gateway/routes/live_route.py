@@ -16,6 +16,7 @@ from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
+from gateway.http.incoming import Incoming
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.protocol.errors import GatewayError, InvalidState
@@ -69,6 +70,8 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     """Whether the only client is the host that started this process (`wrap`): all sessions share one child."""
     stream_times: StreamTimes
     traces: Traces | None
+    passing: dict[Incoming, float] = msgspec.field(default_factory=dict)
+    """The requests that pass through, long-lived streams apart, and since when (monotonic): the oldest first."""
     call_ids: Iterator[bytes] = msgspec.field(default_factory=numbered)
     """The ids of upstream calls."""
 

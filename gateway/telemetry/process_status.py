@@ -97,14 +97,14 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     name: str
     """Of the tool or prompt; empty for a resource, because a URI may hold private data."""
     state: str
-    round: int
-    asked: tuple[str, ...]
+    round: int = 0
+    asked: tuple[str, ...] = ()
     """The kinds of its open questions: elicitation, sampling, roots."""
     age_seconds: float
     """Since its first round began."""
-    expires_in_seconds: float | None
+    expires_in_seconds: float | None = None
     """None while a client is waiting for its next reply."""
-    owner: str
+    owner: str = ""
     """The replica, or worker, that holds it."""
     is_lost: bool = False
     """Whether its upstream has failed, which its client has still to be told."""
@@ -113,12 +113,12 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     running_seconds: float | None = None
     """Its age without the time that its users took; None if its server is not working on it."""
     silent_seconds: float | None = None
-    """Since its server last sent anything on it, or got it or answers; None if it was not sent from here."""
+    """Since its server last sent a message on it, or got it or answers; None if it was not sent from here."""
     request_id: str = ""
     """The id of its newest HTTP request, as in the log."""
     at_end: Fate | None = None
     """What becomes of it if its process ends first; None if it has not begun upstream, or is lost already."""
-    caller: str
+    caller: str = ""
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
 
 
@@ -224,7 +224,7 @@ class Status(Struct, frozen=True, kw_only=True):
     callers: tuple[CallerStatus, ...] = ()
     """Those that have the most calls or sessions."""
     running: tuple[CallStatus, ...] = ()
-    """Those that have run for `LONG_SECONDS`, the longest first, without passed-through and mirrored ones."""
+    """Those that have run for `LONG_SECONDS`, the longest first, without mirrored ones."""
     running_total: int = 0
     peers: tuple[PeerStatus, ...] = ()
     peers_total: int = 0

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from heapq import nlargest
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway import __version__, world
 from gateway.admin.process_parts import ProcessParts
+from gateway.bridge.call_context import shown_name
 from gateway.cluster.membership import Membership
 from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
@@ -44,11 +45,13 @@ _REJECTIONS: Final = 5
 
 def take_snapshot(source: ProcessParts) -> Status:
     """Return the status of one process."""
-    running = _running(source)
+    running, passing = _running(source), tuple(_passing(source))
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.task_table)
     oldest = {call.live.route.path: seconds for call, seconds in reversed(running.items())}
+    for call in passing:
+        oldest[call.route] = max(oldest.get(call.route, 0.0), call.age_seconds)
     routes = [
         _route(live, held[path], tasks[path], oldest.get(path), source.metrics)
         for path, live in source.routes.live.items()
@@ -69,8 +72,8 @@ def take_snapshot(source: ProcessParts) -> Status:
         # Those that were parked first, then those whose clients have still to be told.
         held=_shown(source, islice(chain(source.lot.waiting(), lost), MOST_HELD)),
         held_total=own.held,
-        running=_shown(source, islice(running, MOST_HELD)),
-        running_total=len(running),
+        running=(*_shown(source, islice(running, MOST_HELD)), *passing[:MOST_HELD]),
+        running_total=len(running) + len(passing),
         callers=tuple(_callers(source)),
         peers=tuple(peers),
         peers_total=len(peers),
@@ -103,6 +106,27 @@ def _running(source: ProcessParts) -> dict[Seen, float]:
         if seconds is not None and seconds >= LONG_SECONDS:
             found[call] = seconds
     return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _passing(source: ProcessParts) -> Iterator[CallStatus]:
+    """Yield the requests that have passed through for long, the longest first."""
+    process, now = source.routes.process, world.monotonic()
+    for incoming, began in takewhile(lambda each: now - each[1] >= LONG_SECONDS, process.passing.items()):
+        incoming.note()
+        caller, method = incoming.caller, incoming.rpc_method or incoming.method
+        yield CallStatus(
+            route=incoming.path,
+            method=presentable(method[:80]),
+            name=shown_name(method, incoming.target or ""),
+            state="passed through",
+            age_seconds=now - began,
+            running_seconds=now - began,
+            waits_for="the server's response, passed through",
+            request_id=incoming.request_id,
+            at_end="lost",
+            owner=source.members.own,
+            caller=process.tags.of(caller.principal) if caller is not None else "",
+        )
 
 
 def _shown(source: ProcessParts, calls: Iterable[Seen]) -> tuple[CallStatus, ...]:
@@ -154,7 +178,8 @@ def _lost_at_end(source: ProcessParts) -> int:
     tasks = (task for task in source.task_table if not task.is_over)
     calls = {*downstream.legs.seen, *lot.waiting(), *tasks}
     cold = 0 if source.routes.process.draining.is_resumable else len(lot.cold)
-    return sum(call.at_end == "lost" for call in calls) + cold + downstream.legacy.sessions.open_requests
+    alone = len(source.routes.process.passing) + downstream.legacy.sessions.open_requests
+    return sum(call.at_end == "lost" for call in calls) + cold + alone
 
 
 def _process(source: ProcessParts) -> ProcessStatus:

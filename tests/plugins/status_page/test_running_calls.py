@@ -21,8 +21,10 @@ from gateway.server.drain import drain
 from gateway.telemetry.process_status import MOST_HELD, CallStatus, Status
 from tests.plugins.status_page.test_merge_statuses import of_workers
 from tests.support.cluster import Cluster
+from tests.support.fake_modern import FakeModern
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.legacy_client import LegacyClient
 from tests.support.logs import Lines
 from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
@@ -99,6 +101,85 @@ async def test_a_call_without_a_session_waits_for_one(upstream: FakeUpstream, st
     )
     go.set()
     _ = await running
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_request_that_passes_through_and_hangs_is_listed(upstream: FakeUpstream, stand: Stand) -> None:
+    client = await LegacyClient(stand, headers={"X-Request-Id": "mine-1"}).initialize()
+
+    async def begins_and_hangs(turn: Turn) -> None:
+        await turn.begin(200, is_stream=True)
+        await turn.for_ever()
+
+    async def is_listed() -> None:
+        call = await one_running(stand)
+        assert (call.route, call.method, call.name, call.request_id) == ("/mcp", "tools/call", "slow", "mine-1")
+        assert (call.waits_for, call.owner, len(call.caller)) == ("the server's response, passed through", "gw-1", 8)
+        status = await told(stand)
+        assert (status.running_total, call.at_end, status.processes[0].lost_at_end) == (1, "lost", 1)
+        assert status.routes[0].oldest_call_seconds == status.running[0].running_seconds
+        assert SECRET not in (await fetch(stand, "/status"))[1]
+
+    message = client.call_message("slow", {"passport": SECRET})
+    upstream.tool(Turn.for_ever)
+    running = later(client.post(message))
+    await is_listed()
+    await leave(running)
+    await eventually(lambda: not stand.gateway.routes.process.passing)
+    upstream.tool(begins_and_hangs)
+    async with client.open(message):  # whose body is gone
+        await is_listed()
+    await eventually(lambda: not stand.gateway.routes.process.passing)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_ping_is_a_sign_of_life(upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = [0.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
+    ping, pinged = asyncio.Event(), asyncio.Event()
+
+    async def pings(turn: Turn) -> None:
+        await turn.begin(200, is_stream=True)
+        await ping.wait()
+        _ = await turn.ask("ping")
+        pinged.set()
+        await turn.for_ever()
+
+    upstream.tool(pings)
+    running = later(stand.client().call())
+    _ = await upstream.saw("tools/call")
+    passed[0] = 100.0
+    silent = (await one_running(stand)).silent_seconds
+    ping.set()
+    await pinged.wait()
+    alive = (await one_running(stand)).silent_seconds
+    assert silent is not None
+    assert alive is not None
+    assert alive < 100 <= silent
+    await leave(running)
+
+
+async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
+    begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeModern() as server:
+        server.other["resources/read"] = lambda _: asyncio.Event().wait()  # type: ignore[assignment,return-value]
+        stand = await begin(route={"upstream": {"url": server.url}})
+        running = later(stand.client().post("resources/read", {"uri": f"file:///home/ada/{SECRET}"}))
+        await eventually(lambda: server.of("resources/read"))
+        assert (await told(stand)).running == ()
+        monkeypatch.setattr("gateway.plugins.status_page.snapshot.LONG_SECONDS", 0.0)
+        (call,) = (await told(stand)).running
+        assert (call.method, call.name) == ("resources/read", "")
+        await leave(running)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_stream_that_stays_open_is_no_running_call(upstream: FakeUpstream, stand: Stand) -> None:
+    client = await LegacyClient(stand).initialize()
+    async with client.listen():
+        status = await told(stand)
+        assert (status.running, status.routes[0].streams) == ((), 1)
 
 
 @pytest.mark.usefixtures("_soon")
