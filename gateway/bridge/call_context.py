@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
@@ -56,6 +57,8 @@ class ClientCall(msgspec.Struct, eq=False):
     """The headers that go upstream."""
     body_bytes: int = 0
     """The size of the client's request, of which `request` is a view; of its params, which a held call keeps."""
+    remote: str | None = None
+    """The address from which its first leg came to this process."""
     request_id: str | None = None
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None
@@ -109,7 +112,7 @@ class ClientCall(msgspec.Struct, eq=False):
     def running_status(
         self, seconds: float | None, silent_seconds: float | None, at_end: Fate | None = None
     ) -> CallStatus:
-        """The call on the status page: nothing in it comes from a client or an upstream but target and request id."""
+        """The call on the status page: target, request id and client are all that comes from outside."""
         request = self.request
         return CallStatus(
             route=self.live.route.path,
@@ -121,11 +124,20 @@ class ClientCall(msgspec.Struct, eq=False):
             silent_seconds=silent_seconds,
             request_id=self.request_id or "",
             at_end=at_end,
+            owner=self.live.process.owner,
+            caller=self.live.process.tags.of(self.key.principal),
+            client=client_shown(self.remote, self.key.client_info),
         )
 
     def weigh(self, *, is_continued: bool = False) -> Weight:
         """Weigh the call: as it came, and as it goes upstream. Raises Busy, unless it `is_continued`."""
         return self.live.process.calls.take(self.key.principal, 2 * self.body_bytes, is_continued=is_continued)
+
+
+def client_shown(remote: str | None, client_info: bytes) -> str:
+    """A client on the status page: its address, and the name that it gives itself."""
+    name = jsonrpc.text(jsonrpc.fields(Raw(client_info)).get("name")) or ""
+    return f"{remote or '-'} {presentable(name[:_NAME_CHARACTERS])}".rstrip()
 
 
 class Spoken(msgspec.Struct, frozen=True):

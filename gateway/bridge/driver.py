@@ -74,6 +74,7 @@ class Driver(Engine):
         "_takeover",
         "_upstream_call",
         "_weight",
+        "asked",
         "principal",
     )
 
@@ -86,15 +87,9 @@ class Driver(Engine):
         policy = live.policies.get(request.method, _NEVER_ASKING)
         exchange = Exchange(request.said.declared, policy, request.input_responses)
         super().__init__(live, exchange)
-        self._context = context = Context(
-            live,
-            request,
-            asked.key,
-            asked.headers,
-            asked.body_bytes,
-            exchange_id=asked.exchange_id,
-            has_no_way_back=asked.has_no_way_back,
-            exchange=exchange,
+        taken = live, request, asked.key, asked.headers, asked.body_bytes, asked.remote
+        self._context = self.asked = context = Context(
+            *taken, exchange_id=asked.exchange_id, has_no_way_back=asked.has_no_way_back, exchange=exchange
         )
         self._lot = lot
         self._upstream_call = (new_call or RequestCall)(context, self)

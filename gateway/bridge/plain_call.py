@@ -89,11 +89,6 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
         """The route as it was when the call began."""
         return self.asked.live
 
-    @property
-    def principal(self) -> bytes:
-        """Who calls."""
-        return self.asked.key.principal
-
     def running_seconds(self, now: float) -> float:
         """For how long the call has run."""
         return now - self._call.sent

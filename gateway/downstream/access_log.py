@@ -6,7 +6,8 @@ from typing import Final
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerFailed
-from gateway.http.incoming import Incoming
+from gateway.config import Config
+from gateway.http.incoming import Incoming, client_address
 from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response
 from gateway.passthrough.passage import UpstreamCut
@@ -24,6 +25,11 @@ class AccessLog:
 
     on = False
     """Check this first: while it is off, a request costs nothing more."""
+    _proxies: tuple[str, ...] = ()
+
+    def use(self, config: Config) -> None:
+        """Log if a configuration says so."""
+        self.on, self._proxies = config.log.access, config.principal.trusted_proxies
 
     async def replied(
         self, replying: Awaitable[Response], incoming: Incoming, reply: HttpReply, routes: RouteTable
@@ -53,7 +59,7 @@ class AccessLog:
                 cause=cause and presentable(cause),
                 ms=round(1000 * (world.monotonic() - began), 1),
                 caller=caller and routes.process.tags.of(caller.principal),
-                remote=incoming.remote,
+                remote=client_address(incoming.remote, incoming.headers, self._proxies),
                 **incoming.about,
             )
         return response

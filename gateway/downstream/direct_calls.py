@@ -17,7 +17,7 @@ from gateway.cluster.draining import Draining
 from gateway.downstream.access_log import access
 from gateway.downstream.legs import Legs
 from gateway.downstream.round import LEFT, Round, count, new_round
-from gateway.http.incoming import Caller, received
+from gateway.http.incoming import Caller, client_address, received
 from gateway.http.known_call import KnownCall
 from gateway.http.reply import Challenge, HttpReply
 from gateway.http.server.connection import Connection
@@ -134,8 +134,9 @@ class DirectCalls:
         http = HttpRequest(head, ALL_READ, connection.wire)
         request_id = http.identify(self._own_ids)
         headers = with_request_id(live.route, way.headers, request_id)
+        remote = client_address(connection.wire.remote, head.headers, live.config.principal.trusted_proxies)
         call = DirectCall(
-            ClientCall(live, request, way.key, headers, len(body), request_id),
+            ClientCall(live, request, way.key, headers, len(body), remote, request_id),
             self._lot,
             calls=self,
             http=http,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.config import Route
-from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
+from gateway.http.incoming import TRACE_VALUE, Caller, Incoming, client_address
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -45,9 +45,9 @@ class Round(ClientCall, eq=False, kw_only=True):
     """See `Driver`: a drain refuses what has not begun upstream, and its client may send it again."""
 
     @property
-    def principal(self) -> bytes:
-        """Who calls."""
-        return self.key.principal
+    def asked(self) -> ClientCall:
+        """The call that it makes."""
+        return self
 
     def running_seconds(self, now: float) -> float:
         """For how long it has been prepared."""
@@ -152,6 +152,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         sender.key,
         with_request_id(live.route, sender.headers, incoming.request_id),
         len(incoming.body),
+        client_address(incoming.remote, incoming.headers, live.config.principal.trusted_proxies),
         incoming.request_id,
         incoming.span,
         incoming.exchange_id,

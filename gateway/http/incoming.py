@@ -17,7 +17,7 @@ from gateway.http.known_call import known_call
 from gateway.http.server.body import read_body
 from gateway.http.server.request import HttpRequest
 from gateway.http.upstream_headers import joined
-from gateway.identity.principal import of_headers
+from gateway.identity.principal import is_trusted, of_headers, parsed_address
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
@@ -30,6 +30,7 @@ from gateway.seal.request_state import check as check_state
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
+_MAX_PROXIES: Final = 10
 
 
 TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
@@ -221,6 +222,14 @@ def received(http: HttpRequest, caller: Caller | None, body: bytes = b"", checke
         caller=caller,
         checked=checked,
     )
+
+
+def client_address(peer: str | None, headers: CIMultiDictProxy[str], proxies: tuple[str, ...]) -> str | None:
+    """The address nearest to the gateway that is no trusted proxy's: each of those tells of the one before it."""
+    told = (joined(headers, "X-Forwarded-For") or "").rsplit(",", _MAX_PROXIES) if proxies else []
+    while told and is_trusted(peer, proxies) and (address := parsed_address(told.pop().strip())) is not None:
+        peer = str(address)
+    return peer
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:

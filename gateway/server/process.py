@@ -254,8 +254,8 @@ class Gateway(ProcessParts):
     def _show_settings(self, config: Config) -> None:
         self.metrics.show_certificates({key: ends.timestamp() for key, (_, ends) in self.certificates.value.items()})
         self.metrics.held_calls_limit.set(config.hold.max_calls)
-        bodies.on, access.on = config.debug.bodies, config.log.access
-        texts.are_brief = config.errors == "brief"
+        bodies.on, texts.are_brief = config.debug.bodies, config.errors == "brief"
+        access.use(config)
 
     def _log_cautions(self) -> None:
         for sentence in cautions(self.config, self.certificates.value, is_served=True):

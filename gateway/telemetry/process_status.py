@@ -1,7 +1,8 @@
 """The model of /status; pure.
 
-Rule 1: no contents. Allowed are numbers, names from the configuration, protocol terms, and the name of a held tool or
-prompt; never arguments, questions, answers, results, resource URIs, session ids, tokens or the caller's identity.
+Rule 1: no contents. Allowed are numbers, names from the configuration, protocol terms, the name of a held tool or
+prompt, and of a client its address and the name of its program; never arguments, questions, answers, results, resource
+URIs, session ids, tokens or whom a token names.
 Rule 2: every list that grows with traffic or configuration is cut to a bound below; its full length is shown too.
 Rule 3: times are ages in seconds, so that the statuses of processes with different clocks can be merged.
 """
@@ -17,6 +18,7 @@ LONG_SECONDS: Final = 5.0
 """The status lists the calls that have run for so long."""
 MOST_ERRORS: Final = 50
 MOST_CALLERS: Final = 5
+MOST_CLIENTS: Final = 3
 BOUNDS: Final = {
     "held": MOST_HELD,
     "running": MOST_HELD,
@@ -120,17 +122,21 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     """What becomes of it if its process ends first; None if it has not begun upstream, or is lost already."""
     caller: str = ""
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
+    client: str = ""
+    """The address from which its newest request came, and the name that the client gives itself."""
 
 
 class CallerStatus(Struct, frozen=True, kw_only=True):
     """What one caller has, on all routes; of several processes, only where it is among those that have the most."""
 
     caller: str
-    """The tag, as in `HeldStatus` and in the log."""
+    """The tag, as in `CallStatus` and in the log."""
     held: int
     """Its calls that wait for their client, cold ones included."""
     sessions: int
     """Idle ones included."""
+    clients: dict[str, int] = {}
+    """The three that have the most held and running calls under this tag, as in `CallStatus`, with their number."""
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):

@@ -217,6 +217,16 @@ async def test_an_answer_that_is_not_valid_is_not_repeated(
     await drop(stand)
 
 
+@pytest.mark.parametrize(("proxies", "remote"), [([], "127.0.0.1"), (["127.0.0.0/8"], "198.51.100.7")])
+async def test_the_address_of_a_client_behind_a_proxy_is_told_if_the_proxy_is_trusted(
+    log_lines: Lines, begin: Start, proxies: list[str], remote: str
+) -> None:
+    client = (await begin(**ON, principal={"trusted_proxies": proxies})).client(headers={"X-Forwarded-For": remote})
+    _ = await client.post("x/y")
+    _ = await client.on(client.url + "/nowhere").call()
+    assert told(log_lines, "remote") == [(remote,)] * 2
+
+
 async def test_a_path_that_is_no_route_is_a_target(log_lines: Lines, begin: Start) -> None:
     stand = await begin(**ON)
     async with stand.http.get(f"http://{stand.gateway.listen}/.well-known/unknown?key=1"):

@@ -8,7 +8,8 @@ from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http import incoming
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Caller, Incoming, client_address
+from gateway.http.server.request import NO_HEADERS
 from gateway.protocol import request as modern
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.seal.keyring import PREFIX
@@ -120,3 +121,38 @@ def test_a_span_begins_with_the_context_that_a_propagator_can_parse(id_: bytes, 
     _ = it.begin_span(traces, about, id_, meta)  # type: ignore[arg-type]
     expected = ClientRequest(shown, "r1", "192.0.2.1", {"traceparent": "00-3"}, {"traceparent": "00-1, 00-2"})
     assert traces.begun == [(about, expected)]
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "address"),
+    [
+        ("192.0.2.8", "198.51.100.1", "192.0.2.8"),  # no proxy that is trusted
+        (None, "198.51.100.1", None),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
+        ("::ffff:10.0.0.1", "2001:DB9:0::1", "2001:db9::1"),
+        ("10.0.0.1", "203.0.113.9 , 198.51.100.1, 10.0.0.2", "198.51.100.1"),
+        (
+            "10.0.0.1",
+            "203.0.113.9,198.51.100.1",
+            "198.51.100.1",
+        ),  # whatever stands before it, the client may have sent
+        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
+        ("10.0.0.1", "198.51.100.1, unknown", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.1:8080", "10.0.0.1"),
+        ("10.0.0.1", "evil<b>", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.1" + ", 10.0.0.2" * 9, "198.51.100.1"),
+        ("10.0.0.1", "198.51.100.1, 10.0.0.3" + ", 10.0.0.2" * 10, "10.0.0.2"),  # so many are not looked at
+    ],
+)
+def test_the_address_of_a_client_is_what_trusted_proxies_tell_of_it(
+    peer: str | None, forwarded: str, address: str | None
+) -> None:
+    headers = CIMultiDictProxy(CIMultiDict({"x-forwarded-for": forwarded}))
+    assert client_address(peer, headers, ("10.0.0.0/8", "2001:db8::/32")) == address
+
+
+def test_lines_of_the_header_are_one_list_and_no_header_is_an_empty_one() -> None:
+    lines = CIMultiDict([("X-Forwarded-For", "203.0.113.9"), ("X-Forwarded-For", "198.51.100.1")])
+    assert client_address("10.0.0.1", CIMultiDictProxy(lines), ("10.0.0.0/8",)) == "198.51.100.1"
+    assert client_address("10.0.0.1", NO_HEADERS, ("10.0.0.0/8",)) == "10.0.0.1"

@@ -1,5 +1,6 @@
 """Merges the statuses of several processes, workers of a host or replicas of a cluster, into one; pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -9,6 +10,7 @@ from msgspec.structs import asdict, replace
 from gateway.cluster.worker import host_of
 from gateway.telemetry.process_status import (
     BOUNDS,
+    MOST_CLIENTS,
     CallerStatus,
     ErrorStatus,
     Failure,
@@ -128,7 +130,10 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
         held_total=sum(part.held_total for part in parts.values()),
         callers=tuple(
             CallerStatus(
-                caller=tag, held=sum(each.held for each in same), sessions=sum(each.sessions for each in same)
+                caller=tag,
+                held=sum(each.held for each in same),
+                sessions=sum(each.sessions for each in same),
+                clients=dict(sum((Counter(each.clients) for each in same), Counter()).most_common(MOST_CLIENTS)),
             )
             for tag, same in callers.items()
         ),

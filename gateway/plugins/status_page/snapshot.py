@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from gateway import __version__, world
 from gateway.admin.process_parts import ProcessParts
-from gateway.bridge.call_context import shown_name
+from gateway.bridge.call_context import client_shown, shown_name
 from gateway.cluster.membership import Membership
 from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
+from gateway.http.incoming import client_address
 from gateway.plugins.status_page.merge_statuses import cut, failing_first
 from gateway.plugins.status_page.status_view import waits_for
 from gateway.routes.live_route import LiveRoute
@@ -25,6 +26,7 @@ from gateway.telemetry import Metrics, SessionState
 from gateway.telemetry.process_status import (
     LONG_SECONDS,
     MOST_CALLERS,
+    MOST_CLIENTS,
     MOST_HELD,
     CallerStatus,
     CallStatus,
@@ -70,9 +72,9 @@ def take_snapshot(source: ProcessParts) -> Status:
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
         # Those that were parked first, then those whose clients have still to be told.
-        held=_shown(source, islice(chain(source.lot.waiting(), lost), MOST_HELD)),
+        held=_shown(islice(chain(source.lot.waiting(), lost), MOST_HELD)),
         held_total=own.held,
-        running=(*_shown(source, islice(running, MOST_HELD)), *passing[:MOST_HELD]),
+        running=(*_shown(islice(running, MOST_HELD)), *passing[:MOST_HELD]),
         running_total=len(running) + len(passing),
         callers=tuple(_callers(source)),
         peers=tuple(peers),
@@ -93,9 +95,18 @@ def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
         for principal, count in live.upstream.pool.per_principal:
             sessions[principal] += count
     most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held.get(it, 0), sessions[it]))
+    calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
+    for call in {**source.downstream.legs.seen, **dict.fromkeys(source.lot.waiting())}:
+        asked = call.asked
+        if asked.key.principal in calls:
+            calls[asked.key.principal][asked.remote, asked.key.client_info] += 1
     for principal in most:
-        tag = source.routes.process.tags.of(principal)
-        yield CallerStatus(caller=tag, held=held.get(principal, 0), sessions=sessions[principal])
+        tag, clients = source.routes.process.tags.of(principal), Counter[str]()
+        for client, count in calls[principal].most_common(MOST_CLIENTS):
+            clients[client_shown(*client)] += count
+        yield CallerStatus(
+            caller=tag, held=held.get(principal, 0), sessions=sessions[principal], clients=dict(clients)
+        )
 
 
 def _running(source: ProcessParts) -> dict[Seen, float]:
@@ -110,7 +121,7 @@ def _running(source: ProcessParts) -> dict[Seen, float]:
 
 def _passing(source: ProcessParts) -> Iterator[CallStatus]:
     """Yield the requests that have passed through for long, the longest first."""
-    process, now = source.routes.process, world.monotonic()
+    process, now, proxies = source.routes.process, world.monotonic(), source.config.principal.trusted_proxies
     for incoming, began in takewhile(lambda each: now - each[1] >= LONG_SECONDS, process.passing.items()):
         incoming.note()
         caller, method = incoming.caller, incoming.rpc_method or incoming.method
@@ -126,20 +137,13 @@ def _passing(source: ProcessParts) -> Iterator[CallStatus]:
             at_end="lost",
             owner=source.members.own,
             caller=process.tags.of(caller.principal) if caller is not None else "",
+            client=client_shown(client_address(incoming.remote, incoming.headers, proxies), b"{}"),
         )
 
 
-def _shown(source: ProcessParts, calls: Iterable[Seen]) -> tuple[CallStatus, ...]:
-    now, tags = world.monotonic(), source.routes.process.tags
-    return tuple(
-        replace(
-            seen := call.glance(now),
-            waits_for=waits_for(seen),
-            owner=source.members.own,
-            caller=tags.of(call.principal),
-        )
-        for call in calls
-    )
+def _shown(calls: Iterable[Seen]) -> tuple[CallStatus, ...]:
+    now = world.monotonic()
+    return tuple(replace(seen := call.glance(now), waits_for=waits_for(seen)) for call in calls)
 
 
 def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics: Metrics) -> RouteStatus:

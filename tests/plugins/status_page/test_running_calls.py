@@ -115,6 +115,7 @@ async def test_a_request_that_passes_through_and_hangs_is_listed(upstream: FakeU
         call = await one_running(stand)
         assert (call.route, call.method, call.name, call.request_id) == ("/mcp", "tools/call", "slow", "mine-1")
         assert (call.waits_for, call.owner, len(call.caller)) == ("the server's response, passed through", "gw-1", 8)
+        assert call.client == "127.0.0.1"
         status = await told(stand)
         assert (status.running_total, call.at_end, status.processes[0].lost_at_end) == (1, "lost", 1)
         assert status.routes[0].oldest_call_seconds == status.running[0].running_seconds

@@ -169,7 +169,7 @@ def hostile(evil: Evil) -> Status:
     failure = Failure(kind="k", cause=evil["cause"], fix=evil["fix"], seconds_ago=1)
     texts = {field: evil[f"route-{field}"] for field in ("path", "upstream", "transport", "continuation")}
     failing = route(**texts, sessions={evil["session-state"]: 1}, last_failure=failure, health="failing")
-    texts = {field: evil[f"held-{field}"] for field in ("route", "method", "name", "owner", "caller")}
+    texts = {field: evil[f"held-{field}"] for field in ("route", "method", "name", "owner", "caller", "client")}
     run = {field: evil[f"running-{field}"] for field in (*texts, "waits_for", "request_id")}
     error = ErrorStatus(
         **{field: evil[f"error-{field}"] for field in ("kind", "route", "text", "fix")},
@@ -184,7 +184,7 @@ def hostile(evil: Evil) -> Status:
         processes=(ProcessStatus(id=evil["process-id"], state="ready", configuration=evil["process-configuration"]),),
         routes=(failing,),
         held=(replace(held(1), **texts, asked=(evil["held-asked"],)),),
-        callers=(CallerStatus(caller=evil["caller"], held=1, sessions=1),),
+        callers=(CallerStatus(caller=evil["caller"], held=1, sessions=1, clients={evil["clients"]: 1}),),
         running=(replace(held(1), **run),),
         peers=(PeerStatus(id=evil["peer"], address=evil["address"], state="dead", last_answer_seconds_ago=1),),
         keys=(KeyStatus(evil["key"], "only opens"),),
