@@ -59,8 +59,11 @@ class PeerListener:
     _witness: Witness
     _pages: "StatusPages | None"
     _traffic: Traffic
-    _started: float = field(default_factory=world.monotonic)
     _lines: LineLimit = field(default_factory=LineLimit)
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = world.monotonic()  # not as a default, which would be the clock of another world
 
     async def handle(self, http: HttpRequest, *, is_local: bool = False) -> Response:
         """Serve one request from the network, or from another process of this host.
