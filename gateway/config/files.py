@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gateway.config.model.config import Config, State
 from gateway.config.model.route import Credentials
@@ -31,7 +31,7 @@ def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     if problems:
         state = replace(state, keys_file=None)  # so that no rule takes `keys` for what is in the file
     for place, given in enumerate(config.routes):
-        tls = _placed(given.upstream.tls, folder, "ca_file", "cert_file", "key_file")
+        tls = _placed(given.upstream.tls, folder)
         route = replace(given, upstream=replace(given.upstream, tls=tls))
         with collected(problems):
             credentials = _with_secret(route.credentials, folder, f"routes[{place}].credentials.token_file")
@@ -40,8 +40,8 @@ def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     config = replace(
         config,
         state=state,
-        tls=_placed(config.tls, folder, "cert_file", "key_file", "client_ca_file"),
-        principal=_placed(config.principal, folder, "jwks_file", "jwks_ca_file"),
+        tls=_placed(config.tls, folder),
+        principal=_placed(config.principal, folder),
         routes=tuple(routes),
     )
     with collected(problems):
@@ -50,10 +50,9 @@ def with_files(config: Config, folder: Path) -> tuple[Config, list[Problem]]:
     return config, problems
 
 
-def _placed(section: _Section, folder: Path, *keys: str) -> _Section:
-    given = {key: getattr(section, key) for key in keys}
-    paths = {key: str(folder / path) for key, path in given.items() if path is not None}
-    return replace(section, **paths) if paths else section
+def _placed(section: _Section, folder: Path) -> _Section:
+    given = {key: path for key, path in asdict(section).items() if key.endswith("_file") and path is not None}
+    return replace(section, **{key: str(folder / path) for key, path in given.items()}) if given else section
 
 
 def _with_keys(state: State, folder: Path) -> State:
