@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import inspect
+from msgspec import UNSET, UnsetType, inspect
 
 from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import Given, Problem, joined, nearest, shown
 from gateway.config.parsing.retired_keys import retired
-from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
+from gateway.config.parsing.yaml_tree import number
 
 _Extra = Mapping[str, Any]
 _INDEX = re.compile(r"\[\d+\]")
@@ -48,22 +48,22 @@ class Walker:
         self._env = env
         self._shape = shape
 
-    def _refuse(self, path: str, text: str) -> Unreadable:
+    def _refuse(self, path: str, text: str) -> UnsetType:
         self.problems.append(Problem(path, text))
         self.spoilt.append(path)
-        return UNREAD
+        return UNSET
 
     def read(self, kind: inspect.Type, value: object, path: str, default: object = None) -> object:
-        """Return one value of any kind, UNREAD if it is refused; in a struct, that leaves the default."""
+        """Return one value of any kind, UNSET if it is refused; in a struct, that leaves the default."""
         kind, extra, is_optional = advice.plain(kind)
         if type(value) is str:  # not `Given`: the value of a variable is not substituted again
             try:
                 value = substitute(value, self._env)
             except ValueError as exc:
                 return self._refuse(path, str(exc))
-        if isinstance(value, Unreadable):
+        if value is UNSET:
             self.spoilt.append(path)
-            return UNREAD
+            return UNSET
         if is_optional and (value is None or (isinstance(value, Given) and value == "")):
             return None  # an empty variable too, so that the environment can unset a value
         return self._read_plain(kind, value, path, {**extra, "default": default})
@@ -98,17 +98,17 @@ class Walker:
         meant = {self._unknown(key, value, fields, path): item for key, item in value.items() if key not in fields}
         section = {**meant, **value}
         found = {name: self._field(field, section, path) for name, field in fields.items()}
-        return kind.cls(**{name: item for name, item in found.items() if item is not UNREAD})
+        return kind.cls(**{name: item for name, item in found.items() if item is not UNSET})
 
     def _field(self, field: inspect.Field, section: Mapping[str | None, object], path: str) -> object:
-        """Return the field's value; UNREAD keeps the default, and a required field gets an empty value."""
+        """Return the field's value; UNSET keeps the default, and a required field gets an empty value."""
         place = joined(path, field.name)
         if field.name in section:
             value = self.read(field.type, section[field.name], place, field.default)
         else:
             missing = f"is missing; {advice.for_missing(field.name)}"
-            value = self._refuse(place, missing) if field.required else UNREAD
-        return _empty(field.type) if value is UNREAD and field.required else value
+            value = self._refuse(place, missing) if field.required else UNSET
+        return _empty(field.type) if value is UNSET and field.required else value
 
     def _unknown(
         self, key: str, section: dict[str, object], known: Mapping[str, inspect.Field], path: str
@@ -151,8 +151,8 @@ class Walker:
         found = [self.read(kind.item_type, item, joined(path, place)) for place, item in enumerate(value)]
         if isinstance(items, inspect.StrType):
             # So that the rules name the other texts by their own places.
-            return tuple("" if item is UNREAD else item for item in found)
-        return tuple(item for item in found if item is not UNREAD)
+            return tuple("" if item is UNSET else item for item in found)
+        return tuple(item for item in found if item is not UNSET)
 
     def _dict(self, kind: inspect.DictType, value: object, path: str) -> object:
         if not isinstance(value, dict):
@@ -161,7 +161,7 @@ class Walker:
         for key, item in value.items():
             place = joined(path, key)
             found[self.read(kind.key_type, key, place)] = self.read(kind.value_type, item, place)
-        return {key: item for key, item in found.items() if UNREAD not in (key, item)}
+        return {key: item for key, item in found.items() if UNSET not in (key, item)}
 
     def _choice(self, kind: inspect.LiteralType, value: object, path: str) -> object:
         if isinstance(value, str) and value in kind.values:

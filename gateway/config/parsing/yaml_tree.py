@@ -2,15 +2,15 @@
 
 PyYAML keeps the last of two equal keys, reads `on` as true and `1:30` as 90, and follows aliases without end. So this
 file composes nodes and builds the values itself. The tree consists of dict, list, str, int, float, bool and None, with
-`UNREAD` for a refused value.
+`UNSET` for a value that was refused, with a problem.
 """
 
 import re
 from collections.abc import Iterator
-from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import yaml
+from msgspec import UNSET, UnsetType
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.reader import ReaderError
 
@@ -56,15 +56,6 @@ _CAUSES: Final = (
 )
 
 
-class Unreadable(Enum):
-    """Stands for a value that was refused, with a problem reported."""
-
-    UNREAD = "unread"
-
-
-UNREAD: Final = Unreadable.UNREAD
-
-
 class Document(NamedTuple):
     """A document as far as it can be read."""
 
@@ -77,10 +68,10 @@ class Document(NamedTuple):
 def read_tree(text: str) -> Document:
     """Read a YAML document; an empty one is an empty mapping."""
     if len(text) > MAX_TEXT_CHARACTERS:
-        return Document(UNREAD, [_whole(f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")], {})
+        return Document(UNSET, [_whole(f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")], {})
     try:
         if problems := list(_unsupported(text)):  # before nodes are made, which aliases could multiply
-            return Document(UNREAD, problems, {})
+            return Document(UNSET, problems, {})
         node = yaml.compose(text, _TextLoader)
     except ReaderError as exc:
         before = text[: exc.position].rsplit("\n", 1)
@@ -88,9 +79,9 @@ def read_tree(text: str) -> Document:
         what = f"the character {exc.character:#04x} is not allowed; remove it"
         if exc.character in _NOT_UTF_8:
             what = "is not UTF-8 text; save it as UTF-8"
-        return Document(UNREAD, [Problem("", what, place)], {})
+        return Document(UNSET, [Problem("", what, place)], {})
     except yaml.MarkedYAMLError as exc:
-        return Document(UNREAD, [_not_yaml(exc)], {})
+        return Document(UNSET, [_not_yaml(exc)], {})
     tree = _Tree()
     return Document({} if node is None else tree.build(node, ""), tree.problems, tree.places)
 
@@ -174,9 +165,9 @@ class _Tree:
         self.places[path] = _place(begin.start_mark)
         return self.build(node, path)
 
-    def _refuse(self, node: Node, text: str) -> Unreadable:
+    def _refuse(self, node: Node, text: str) -> UnsetType:
         self.problems.append(Problem("", text, _place(node.start_mark)))
-        return UNREAD
+        return UNSET
 
 
 def _place(mark: Any) -> tuple[int, int]:
