@@ -211,9 +211,7 @@ class Child(WrittenPipe):
                 name = self.route.upstream.cwd if what == "directory" else self.route.upstream.name
                 missing = not_here(self.route.upstream) or NotHere("", f"{os.strerror(int(error))} ({what} {name})")
                 why = missing.why
-                if (
-                    self._serves_host
-                ):  # only for the host, which gave the gateway this PATH; clients see the error, too
+                if self._serves_host:  # clients see the error, too, and only the host gave the gateway its PATH
                     why = clean(missing.in_full, _WHY_CHARACTERS)
                 elif missing.searched:
                     self._searched = f"; PATH is {missing.searched}"

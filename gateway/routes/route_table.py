@@ -22,7 +22,7 @@ from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children.modern_stdio import ModernStdio
-from gateway.upstream.children.shared_child import ChildHolder
+from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
 from gateway.upstream.http.http_upstream import HttpUpstream
@@ -97,7 +97,7 @@ class RouteTable:
             launcher = ChildLauncher(route, client, tasks, health, self._children, serves_host=serves_host)
             modern = ModernStdio(launcher, metrics)
             stdio = StdioEra(launcher, modern, tasks, health)
-            connect = ChildHolder(launcher).connect if serves_host else partial(StdioChannel, launcher)
+            connect = partial(SharedChannel, ChildHolder(launcher)) if serves_host else partial(StdioChannel, launcher)
             pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, health, stdio=stdio)
         endpoint = Endpoint(url, route.where, as_client=asks_as_client(route))

@@ -39,10 +39,6 @@ class ChildHolder:
     _shared: "SharedChild | None" = None
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def connect(self) -> "SharedChannel":
-        """Return the channel of a new session."""
-        return SharedChannel(self)
-
     async def child(self, message: bytes, headers: Headers) -> "SharedChild":
         """Return the child that has had this handshake; raises what `StdioChannel.initialize` raises."""
         async with self._opening:

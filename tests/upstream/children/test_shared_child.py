@@ -82,7 +82,7 @@ class Bench:
         self.holder = ChildHolder(self.launcher)
 
     async def session(self, greeting: bytes = GREETING) -> Session:
-        return await Session(self.holder.connect()).open(greeting)
+        return await Session(SharedChannel(self.holder)).open(greeting)
 
 
 @pytest.fixture
