@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import inspect
 
 from gateway.config.parsing.formats import FORMS
-from gateway.config.parsing.problems import nearest, shown
+from gateway.config.parsing.problems import joined, nearest, shown
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -185,3 +185,14 @@ def plain(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any], bool]:
             is_optional = True
             kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
     return kind, extra, is_optional
+
+
+def keys_below(section: inspect.StructType, path: str = "") -> Iterator[tuple[str, inspect.Field]]:
+    """Yield each key of a section and of those in it, behind the path of its section; `[]` stands for an index."""
+    for field in section.fields:
+        yield path, field
+        kind, place = plain(field.type)[0], joined(path, field.name)
+        if isinstance(kind, inspect.VarTupleType):
+            kind, place = kind.item_type, f"{place}[]"
+        if isinstance(kind, inspect.StructType):
+            yield from keys_below(kind, place)

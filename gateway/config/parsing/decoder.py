@@ -117,7 +117,7 @@ class Walker:
         if (instead := retired(joined(path, key))) is not None:
             self._refuse(joined(path, key), f"was removed: {instead}")
             return None
-        homes = _homes(self._shape, key)
+        homes = [home or "the top level" for home, field in advice.keys_below(self._shape) if field.name == key]
         # Of two sections that have similar keys, the one that has this key is likelier than a misspelling.
         meant = None if key in _FAMILIAR else nearest(key, known, 0.9 if homes else 0.7)
         if meant:
@@ -216,20 +216,6 @@ class Walker:
             fix = advice.for_text(name, value, extra.get("default"))
             problem = f"is not {form.name}; {'remove what cannot be printed' if is_secret else fix}"
         return self._refuse(path, f"{'a secret' if is_secret else shown(value)} {problem}")
-
-
-def _homes(section: inspect.StructType, key: str, path: str = "") -> list[str]:
-    """Return the sections, from this one downwards, that have a key."""
-    found = []
-    for field in section.fields:
-        kind, place = advice.plain(field.type)[0], joined(path, field.name)
-        if field.name == key:
-            found.append(path or "the top level")
-        if isinstance(kind, inspect.VarTupleType):
-            kind, place = kind.item_type, f"{place}[]"
-        if isinstance(kind, inspect.StructType):
-            found += _homes(kind, key, place)
-    return found
 
 
 def _empty(kind: inspect.Type) -> object:

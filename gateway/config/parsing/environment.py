@@ -1,12 +1,12 @@
 """Applies the process environment: `${VAR}` in strings, `GATEWAY_<SECTION>__<KEY>` for single values."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from msgspec import inspect
 
-from gateway.config.parsing.advice import plain
-from gateway.config.parsing.problems import Given, Problem, nearest
+from gateway.config.parsing.advice import keys_below, plain
+from gateway.config.parsing.problems import Given, Problem, joined, nearest
 from gateway.config.parsing.retired_keys import retired
 
 _PREFIX = "GATEWAY_"
@@ -44,7 +44,8 @@ def substitute(text: str, env: Mapping[str, str]) -> str:
 
 def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> list[Problem]:
     """Put the environment's single values into `tree`, in place; return a problem for each unknown variable."""
-    places = dict(_places(kind, ()))
+    paths = [joined(section, field.name) for section, field in keys_below(kind) if _is_single(field)]
+    places = {_PREFIX + path.replace(".", "__").upper(): path.split(".") for path in paths if "[]" not in path}
     problems: list[Problem] = []
     for name in sorted(env):
         value = env[name]
@@ -79,12 +80,5 @@ def _unknown(name: str, places: Mapping[str, object]) -> str:
     return f"is not a setting; {hint}"
 
 
-def _places(kind: inspect.StructType, above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (variable name, path) of every single value in the structs."""
-    for field in kind.fields:
-        keys = (*above, field.name)
-        inner, _, _ = plain(field.type)
-        if isinstance(inner, inspect.StructType):
-            yield from _places(inner, keys)
-        elif not isinstance(inner, inspect.VarTupleType | inspect.DictType):
-            yield _PREFIX + "__".join(keys).upper(), keys
+def _is_single(field: inspect.Field) -> bool:
+    return not isinstance(plain(field.type)[0], inspect.StructType | inspect.VarTupleType | inspect.DictType)
