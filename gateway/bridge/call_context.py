@@ -3,6 +3,7 @@
 It is told to the log, the metrics, the traces and the status page.
 """
 
+import asyncio
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Final, Literal
@@ -39,6 +40,16 @@ HELD: Final = frozenset({PARKED, RESTORED, REFERRED, BROKEN})
 _NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
 _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
+_TOGETHER_SECONDS: Final = 1.0
+"""Calls that break within this time, without their clients, share a line in the log."""
+
+
+def _tell_unheard(live: LiveRoute) -> None:
+    """Log that calls broke without their clients."""
+    errors, route = live.upstream.unheard, live.route
+    about = {"upstream": route.upstream.name, "cause": errors[0].message, "fix": errors[0].fix, "calls": len(errors)}
+    log.warning(Event.UPSTREAM_FAILED, route=route.path, **about)
+    errors.clear()
 
 
 def shown_name(method: str, target: str) -> str:
@@ -355,6 +366,13 @@ class Context(ClientCall, eq=False, kw_only=True):
         """A message to the upstream that needs no reply did not arrive."""
         route = self.live.route.path
         log.debug(Event.UPSTREAM_FAILED, route=route, cause=cause, **self.about)
+
+    def unheard(self, error: GatewayError) -> None:
+        """The call broke, and its client may come back much later: one line tells of all that break meanwhile."""
+        live = self.live
+        live.upstream.unheard.append(error)
+        if len(live.upstream.unheard) == 1:
+            _ = asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, _tell_unheard, live)
 
     def call_span(self, version: str) -> Span | None:
         """The span of an upstream call: it lasts as long as the call, however many rounds that takes."""

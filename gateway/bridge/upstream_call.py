@@ -226,6 +226,8 @@ class UpstreamCall(Runner, ABC):
         live.upstream.health.count(exc)
         replayable = self._context.may_run_again(exc)
         if call is None or call is self._call:
+            if self._is_wanted() and not (self._context.exchange.legs or self._context.is_task):
+                self._context.unheard(exc)
             has_state = bool(self._context.exchange.round)
             not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
             if not_begun and not isinstance(exc, Busy):  # whose status and Retry-After say so

@@ -95,6 +95,8 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     subscriptions: dict[Endable, None] = msgspec.field(default_factory=dict)
     streams: dict[Endable, None] = msgspec.field(default_factory=dict)
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
+    unheard: list[GatewayError] = msgspec.field(default_factory=list)
+    """Why calls broke without their clients, for a line in the log."""
     tools: ToolCatalog = msgspec.field(default_factory=ToolCatalog)
     """The tools of a modern upstream."""
 

@@ -277,6 +277,30 @@ async def test_a_failure_without_a_waiting_client_is_shown(
     assert (await told(stand)).errors[0].count == 1, "its client hears of the same failure"
 
 
+async def test_the_log_tells_at_once_of_the_calls_that_broke_without_their_clients(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_call, "CANCEL_AGAIN_SECONDS", ())
+    stand = await begin(file=ConfigFile(Path("/etc/gateway.yaml")))
+    client = stand.client()
+    upstream.tool(break_off)
+    assert (await client.call()).error["data"]["reason"] == "call_lost", "its client is there, and hears of it"
+    upstream.tool(ask)
+    asked = [await client.call() for _ in range(3)]
+    await upstream.close()
+
+    def told_of() -> list[Any]:
+        return [line for line in log_lines("upstream.failed") if line["level"] == "warning"]
+
+    await eventually(told_of)
+    (line,) = told_of()
+    assert (line["calls"], line["route"], line["upstream"]) == (3, "/mcp", upstream.url)
+    assert "broke" in line["cause"]
+    assert "`mrtr-gateway doctor --config /etc/gateway.yaml --route /mcp`" in line["fix"]
+    assert len(log_lines("exchange.finished")) == 1, "that of the first call"
+    assert (await client.answer(asked[0])).error["data"]["reason"] == "call_lost"
+
+
 async def test_a_server_that_is_silent_is_told(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"idle_seconds": 0.2})
     upstream.tool(Turn.for_ever)
