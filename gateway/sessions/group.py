@@ -90,7 +90,8 @@ class Group(Generic[S]):
     shaken: Handshake | None = None
     tools: KnownTools = field(default_factory=KnownTools)
     credentials: AcceptedCredentials = field(default_factory=AcceptedCredentials)
-    used: float = field(default_factory=world.monotonic)
+    used: float = 0.0
+    """When its pool was last asked for it (monotonic)."""
 
     def add(self, session: S, *, is_fresh: bool) -> None:
         """A session is in its handshake from now on; with affinity it is that of all calls, unless it `is_fresh`."""
