@@ -68,17 +68,21 @@ class _Unserved(Exception):
 class Rounds:
     """The rounds of one request; they are sent by `MirroredCall`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what the requests of a call consist of)
         self,
         live: LiveRoute,
         exchange: str,
         request: LegacyRequest,
         profile: Profile,
+        headers: Headers,
+        log_level: str | None = None,
         progress: Progress = Progress(),  # noqa: B008  (frozen)
     ) -> None:
-        """`exchange` names the call."""
+        """`exchange` names the call; `headers` are those of the client that go upstream."""
         self.live, self.exchange = live, exchange
         self.request, self.profile, self.progress = request, profile, progress
+        self.headers, self.log_level = headers, log_level
+        """The client's newest headers, and what it wants to hear from the next round on."""
         self.answers: dict[str, bytes] = {}
         """What the client has answered in this round."""
         self.began = world.monotonic()
@@ -103,9 +107,9 @@ class Rounds:
 
     # -- to the upstream ----------------------------------------------------------------------------------------
 
-    def outgoing(self, headers: Headers, log_level: str | None = None, trace: Headers = NO_HEADERS) -> ModernRequest:
+    def outgoing(self, trace: Headers = NO_HEADERS) -> ModernRequest:
         """The request of the present round, with a trace context in place of the client's; raises InvalidParams."""
-        (method, target), is_task = self.aim, self.progress.task is not None
+        (method, target), is_task, headers = self.aim, self.progress.task is not None, self.headers
         # Declared always, each optional tool would become a task, and lose its progress (decision 40).
         profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
         added: dict[str, bytes | Raw] = {"taskId": jsonrpc.encode(target)} if is_task else {}
@@ -123,7 +127,7 @@ class Rounds:
                 meta = _with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
                 params["_meta"] = Raw(jsonrpc.merge(meta))
             sent = {key: raw for key, raw in params.items() if key not in _NOT_MODERN} | added
-            return ModernRequest.new(method, sent, profile, headers, target=target, log_level=log_level)
+            return ModernRequest.new(method, sent, profile, headers, target=target, log_level=self.log_level)
         except ValueError as exc:
             raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 
@@ -140,13 +144,13 @@ class Rounds:
             return failed(self.request.method, words)
         return None
 
-    def cancellation(self, headers: Headers) -> ModernRequest | None:
+    def cancellation(self) -> ModernRequest | None:
         """The request that ends the task, for which nobody waits any more; None if it is over, or was cancelled."""
         task, self.progress = self.progress.task, replace(self.progress, task=None)
         if task is None:
             return None
         params = {"taskId": jsonrpc.encode(task)}
-        return ModernRequest.new(mcp.TASKS_CANCEL, params, self.profile.with_tasks, headers, target=task)
+        return ModernRequest.new(mcp.TASKS_CANCEL, params, self.profile.with_tasks, self.headers, target=task)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 

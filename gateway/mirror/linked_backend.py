@@ -100,8 +100,8 @@ class MirrorBackend:
             self._spawn(id_, changes.change(method, uri_of(message.opened), headers))
         else:
             request = request_of(id_, message.opened)
-            rounds = Rounds(self.live, world.token_hex(8), request, changes.profile)
-            call = self.calls[id_] = _LinkedCall(self, rounds, headers)
+            rounds = Rounds(self.live, world.token_hex(8), request, changes.profile, headers, self.level)
+            call = self.calls[id_] = _LinkedCall(self, rounds)
             call.open(call)
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes | None]) -> None:
@@ -141,10 +141,10 @@ class MirrorBackend:
 class _LinkedCall(MirroredCall, Leg):
     """One call of the session, which is the leg that waits for it, too: it ends with the link."""
 
-    def __init__(self, backend: MirrorBackend, rounds: Rounds, headers: Headers) -> None:
+    def __init__(self, backend: MirrorBackend, rounds: Rounds) -> None:
         self._backend = backend
         Leg.__init__(self, Raw(rounds.request.id))
-        MirroredCall.__init__(self, rounds, backend.server, headers, backend.level, Policy())
+        MirroredCall.__init__(self, rounds, backend.server, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         backend = self._backend

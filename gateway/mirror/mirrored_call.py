@@ -40,23 +40,11 @@ class MirroredCall(Engine, Hearer):
     streams = True
     """Whether the client reads notifications and comments while it waits."""
 
-    def __init__(  # noqa: PLR0913  (what one call consists of)
-        self,
-        rounds: Rounds,
-        server: ServerClient,
-        headers: Headers,
-        log_level: str | None,
-        policy: Policy,
-        incoming: Incoming | None = None,
-    ) -> None:
+    def __init__(self, rounds: Rounds, server: ServerClient, policy: Policy, incoming: Incoming | None = None) -> None:
         """`incoming` is the client's request, if the call is reported."""
         super().__init__(rounds.live, Exchange(rounds.profile.declared, policy))
-        self.headers = headers
-        """The newest ones of the client."""
         self.report = CallReport(rounds, incoming)
         self._rounds, self._server = rounds, server
-        self._log_level = log_level
-        """What the client wants to hear from the next round on."""
         self._work: asyncio.Task[None] | None = None
         """Runs rounds, unless the client has to answer."""
         self._pause: float | None = None
@@ -73,12 +61,12 @@ class MirroredCall(Engine, Hearer):
 
     def respond(self, key: str, answer: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Take the answer to a question; the last one of a round goes upstream with its own headers."""
-        self.headers = headers
+        self._rounds.headers = headers
         self._feed(on.Responded(key, answer))
 
     def want_level(self, level: str) -> None:
         """The client wants the log messages of another level from the next round on."""
-        self._log_level = level
+        self._rounds.log_level = level
 
     def cancel(self) -> None:
         """Give the call up, because its client wants it no longer."""
@@ -153,7 +141,7 @@ class MirroredCall(Engine, Hearer):
                         "The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects"
                     )
                 trace = NO_HEADERS if rounds.aim[0] == mcp.TASKS_GET else self._sending()
-                sending = self._server.send(rounds.outgoing(self.headers, self._log_level, trace), self)
+                sending = self._server.send(rounds.outgoing(trace), self)
                 try:
                     await sending
                 except GatewayError as exc:
@@ -216,7 +204,7 @@ class MirroredCall(Engine, Hearer):
 
     def _release(self) -> None:
         """End a task that is not over, because nobody waits for it any more."""
-        cancelling = self._rounds.cancellation(self.headers)
+        cancelling = self._rounds.cancellation()
         if cancelling is not None:
             self.live.process.tasks.spawn(self._cancel_task(cancelling), "send upstream")
 

@@ -22,7 +22,7 @@ PARAMS = {"name": "t", "uri": "a:b", "arguments": {"x": 1}}
 def call(method: str = "tools/call", *, declared: bytes = ALL, exchange: str = "exchange", **own: Any) -> Rounds:
     request = LegacyRequest(b"7", method, json.dumps({**PARAMS, **own}).encode())
     profile = Profile(mcp.LEGACY, b'{"name":"c","version":"1"}', declared)
-    return Rounds(fake_live(Tasks(Metrics("0"))), exchange, request, profile)
+    return Rounds(fake_live(Tasks(Metrics("0"))), exchange, request, profile, {})
 
 
 def encoded(**members: Any) -> bytes:
@@ -39,7 +39,7 @@ def answer(**members: Any) -> jsonrpc.Message:
 
 
 def sent(it: Rounds) -> dict[str, Any]:
-    params: dict[str, Any] = json.loads(it.outgoing({}).body)["params"]
+    params: dict[str, Any] = json.loads(it.outgoing().body)["params"]
     return params
 
 

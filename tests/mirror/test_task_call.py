@@ -33,7 +33,7 @@ def state(status: str, **members: Any) -> bytes:
 
 
 def sent(it: Rounds) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(it.outgoing({}).body)
+    body: dict[str, Any] = json.loads(it.outgoing().body)
     assert body["method"] == it.aim[0]
     params: dict[str, Any] = body["params"]
     return params

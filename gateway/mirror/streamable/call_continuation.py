@@ -85,8 +85,9 @@ def _restored(
     """
     if left.request is None or left.exchange in shared.ended or _is_old(at, left):
         return None
-    rounds = Rounds(at.live, left.exchange, left.request, session.profile, left.progress)
-    held = StreamedCall(shared, at, session, rounds, shared.homes.level(session), is_continued=True)
+    level = shared.homes.level(session)
+    rounds = Rounds(at.live, left.exchange, left.request, session.profile, at.headers, level, left.progress)
+    held = StreamedCall(shared, at, session, rounds, is_continued=True)
     held.restore(left)
     held.report.spoken.taken_over(left.owner, left.progress.round, owner_is_dead=is_proven)
     return held

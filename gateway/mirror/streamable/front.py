@@ -132,8 +132,9 @@ async def _request(
             del message
             at.incoming.drop_body(id_)
             at.live.process.draining.check("call again")
-            rounds = Rounds(at.live, world.token_urlsafe(9), request, session.profile)
-            return await StreamedCall(shared, at, session, rounds, shared.homes.level(session)).write(at)
+            exchange, wanted = world.token_urlsafe(9), shared.homes.level(session)
+            rounds = Rounds(at.live, exchange, request, session.profile, at.headers, wanted)
+            return await StreamedCall(shared, at, session, rounds).write(at)
     return await at.reply.whole(FinalMessage(response))
 
 

@@ -88,7 +88,6 @@ class StreamedCall(MirroredCall):
         at: Arrival,
         session: MirroredSession,
         rounds: Rounds,
-        log_level: str | None,
         *,
         is_continued: bool = False,
         server: ServerClient | None = None,
@@ -118,8 +117,6 @@ class StreamedCall(MirroredCall):
             super().__init__(
                 rounds,
                 server or RouteServer(at.live, self.principal),
-                at.headers,
-                log_level,
                 Policy(may_ask=may_ask, returns=self._resumes),
                 at.incoming if self.is_reported else None,
             )

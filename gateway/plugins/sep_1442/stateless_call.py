@@ -45,8 +45,8 @@ class StatelessCall(StreamedCall):
         """Whether the server waits for answers."""
         exchange = world.token_urlsafe(9)
         key = exchange if session is None else session.key  # without a session, any client may use the same id
-        rounds = Rounds(at.live, exchange, request, binding.profile)
-        super().__init__(shared, at, binding, rounds, declared.log_level, server=server, key=key)
+        rounds = Rounds(at.live, exchange, request, binding.profile, at.headers, declared.log_level)
+        super().__init__(shared, at, binding, rounds, server=server, key=key)
 
     # -- the client's side of the call --------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class StatelessCall(StreamedCall):
         else:
             self.report.asked()
         for question in told:
-            self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self.headers)
+            self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._rounds.headers)
 
     def answer(self, asked: CallPlace, message: jsonrpc.Message, at: Arrival) -> None:
         """Take a response, which goes to a bridge with all headers of the client."""
@@ -77,4 +77,4 @@ class StatelessCall(StreamedCall):
         super()._ended()
         if self._is_held and self._bridge is not None:
             self._is_held = False
-            self._bridge.give_up(self._rounds.outgoing(self.headers, self._log_level))
+            self._bridge.give_up(self._rounds.outgoing())
