@@ -263,7 +263,7 @@ class Driver(Engine):
             self._give_back(ShuttingDown("call again with the same requestState and inputResponses"))
             return True
         is_resumable = call.is_resumable and self._leads_on
-        if not is_resumable and not self._context.may_run_twice:
+        if self._context.has_no_way_back or not (is_resumable or self._context.may_run_twice):
             return False
         if is_resumable:
             call.let_go()  # before the event, whose commands release the session

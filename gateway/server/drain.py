@@ -84,12 +84,12 @@ def _end_remaining(gateway: Gateway) -> None:
     # The lot also has finished calls, whose results are kept for a repeated retry.
     unfinished = [driver for driver in left if not driver.is_finished]
     gateway.sessions.end_all(error)
-    if (stateless := gateway.downstream.legacy.stateless) is not None:
-        stateless.end_all(error)
     kept = {driver for driver in left if gateway.draining.is_resumable and driver.let_go()}
     for driver in left:
         if driver not in kept:
             driver.stop(error)
+    if (stateless := gateway.downstream.legacy.stateless) is not None:
+        stateless.end_all(error)
     let_go = [driver.id for driver in unfinished if driver in kept]
     gateway.draining.part(let_go)
     if unfinished:

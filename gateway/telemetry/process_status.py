@@ -193,7 +193,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_of_one_caller: int = 0
     held_of_one_caller_limit: int = 0
     lost_at_end: int = 0
-    """How many calls end without a result if the process ends first, without passed-through and mirrored ones."""
+    """How many calls end without a result if the process ends first, without mirrored ones."""
     ends_in_seconds: float | None = None
     """Until a drain ends the process at the latest; None unless it drains."""
     cold: int = 0

@@ -91,7 +91,9 @@ async def test_a_drain_waits_for_answers_and_then_ends_the_calls(cluster: Cluste
     assert question["method"] == mcp.ELICIT
 
 
-async def test_a_call_ends_with_its_process_though_the_tool_may_run_twice(cluster: Cluster, tools: Tools) -> None:
+async def test_a_call_ends_with_its_process_though_the_tool_may_run_twice(
+    cluster: Cluster, tools: Tools, log_lines: Lines
+) -> None:
     route = {**ROUTE, "ephemeral": ["*"]}
     (stand,) = await cluster.begin("gw-1", route=route, hold={"drain_seconds": 0.1})
     async with client_of([stand]).call("ask") as stream:
@@ -100,6 +102,8 @@ async def test_a_call_ends_with_its_process_though_the_tool_may_run_twice(cluste
         assert [call.at_end for call in held] == ([] if isinstance(tools.server, FakeModern) else ["lost"])
         await drain(stand.gateway, delay_seconds=0)
         assert (await stream.message())["error"]["data"]["reason"] == "stopping"
+    (line,) = log_lines("exchange.finished")
+    assert "The gateway shut down before the call ended" in line["cause"]
 
 
 async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster, tools: Tools) -> None:
