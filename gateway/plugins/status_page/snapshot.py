@@ -96,7 +96,7 @@ def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
             sessions[principal] += count
     most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held.get(it, 0), sessions[it]))
     calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
-    for call in {**source.downstream.legs.seen, **dict.fromkeys(source.lot.waiting())}:
+    for call in dict.fromkeys((*source.downstream.legs.seen, *source.lot.waiting())):
         asked = call.asked
         if asked.key.principal in calls:
             calls[asked.key.principal][asked.remote, asked.key.client_info] += 1
