@@ -228,9 +228,8 @@ class RequestHandler:
             incoming, reply, era = round_.incoming, round_.reply, round_.live.upstream.era
             if isinstance(exc, UpstreamError):
                 _ = incoming.identify()  # for the line of the failure
-                if not exc.is_counted:
-                    # There was no call yet: the upstream refused the handshake or the credential.
-                    round_.live.upstream.health.count(exc)
+                # There may have been no call yet: the upstream refused the handshake or the credential.
+                round_.live.upstream.health.count(exc)
             # A held call has its answers already, and another replica decides for itself.
             if isinstance(exc, NoHandshake) and incoming.body and isinstance(reply, HttpReply) and era is not None:
                 round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing

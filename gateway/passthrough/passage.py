@@ -77,8 +77,7 @@ class Passage(ABC):
             self.outcome = Passed.REFUSED
         elif isinstance(exc, UpstreamError):
             self.outcome = Passed.UNREACHABLE
-            if not exc.is_counted:
-                self.live.upstream.health.count(exc)
+            self.live.upstream.health.count(exc)
         metrics, path = self.live.process.metrics, self.live.route.path
         metrics.passed[path, self.era, self.outcome].inc()
         if self.is_long_lived:

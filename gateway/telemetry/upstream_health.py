@@ -63,8 +63,8 @@ class UpstreamHealth:
         error.advise(fix)
 
     def count(self, error: GatewayError) -> None:
-        """Count an error in the metrics, if it is the upstream's."""
-        if isinstance(error, UpstreamError):
+        """Count an error in the metrics, once, if it is the upstream's."""
+        if isinstance(error, UpstreamError) and not error.is_counted:
             self._metrics.upstream_failures[self._route, error.reason].inc()
             error.is_counted = True
 
