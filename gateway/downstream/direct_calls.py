@@ -134,7 +134,9 @@ class DirectCalls:
         http = HttpRequest(head, ALL_READ, connection.wire)
         request_id = http.identify(self._own_ids)
         headers = with_request_id(live.route, way.headers, request_id)
-        remote = client_address(connection.wire.remote, head.headers, live.config.principal.trusted_proxies)
+        remote, proxies = connection.wire.remote, live.config.principal.trusted_proxies
+        if proxies:
+            remote = client_address(remote, head.headers, proxies)
         call = DirectCall(
             ClientCall(live, request, way.key, headers, len(body), remote, request_id),
             self._lot,

@@ -146,13 +146,16 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         sender = _Sender(said, live.route, key, headers)
         if known is not None and request.said.is_shared:  # else the next request has another object
             known.sender = sender
+    remote, proxies = incoming.remote, live.config.principal.trusted_proxies
+    if proxies:
+        remote = client_address(remote, incoming.headers, proxies)
     return Round(
         live,
         request,
         sender.key,
         with_request_id(live.route, sender.headers, incoming.request_id),
         len(incoming.body),
-        client_address(incoming.remote, incoming.headers, live.config.principal.trusted_proxies),
+        remote,
         incoming.request_id,
         incoming.span,
         incoming.exchange_id,

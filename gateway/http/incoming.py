@@ -226,7 +226,7 @@ def received(http: HttpRequest, caller: Caller | None, body: bytes = b"", checke
 
 def client_address(peer: str | None, headers: CIMultiDictProxy[str], proxies: tuple[str, ...]) -> str | None:
     """The address nearest to the gateway that is no trusted proxy's: each of those tells of the one before it."""
-    told = (joined(headers, "X-Forwarded-For") or "").rsplit(",", _MAX_PROXIES) if proxies else []
+    told = (joined(headers, "X-Forwarded-For") or "").rsplit(",", _MAX_PROXIES)
     while told and is_trusted(peer, proxies) and (address := parsed_address(told.pop().strip())) is not None:
         peer = str(address)
     return peer
