@@ -7,6 +7,7 @@ route is gone, except that a call is not taken over there: that would be to serv
 
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
@@ -31,22 +32,18 @@ from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import ColdEnding, Step
 
 
+@dataclass(eq=False)
 class Continuation:
     """The further rounds that reach one listener."""
 
-    def __init__(
-        self,
-        process: ProcessScope,
-        lot: Lot[Driver],
-        tasks: TaskTable,
-        authenticator: Authenticator,
-    ) -> None:
-        self.lot = lot
-        self.tasks = tasks
-        self.legs = Legs(process.tasks)
-        self._process = process
-        self._authenticator = authenticator
-        self._router = process.router
+    _process: ProcessScope
+    lot: Lot[Driver]
+    tasks: TaskTable
+    _authenticator: Authenticator
+    legs: Legs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.legs, self._router = Legs(self._process.tasks), self._process.router
 
     def serve(self, round_: Round) -> Awaitable[Response]:
         """Serve a further round on a route; raises InvalidState or NoHandshake if its state does not open.

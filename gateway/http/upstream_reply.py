@@ -4,6 +4,7 @@ The head comes first, then the body part by part, from a bounded buffer.
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Final, Self
 
@@ -26,32 +27,21 @@ def clock_ahead(headers: CIMultiDict[str]) -> int | None:
         return None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AwaitedReply:
     """One reply. What came before a failure is handed over before the failure is raised."""
 
-    __slots__ = (
-        "_buffered",
-        "_failure",
-        "_is_begun",
-        "_is_over",
-        "_parts",
-        "_waiter",
-        "head",
-        "pending",
-    )
-
-    def __init__(self) -> None:
-        self.pending: PendingRequest
-        """The request, once it has begun; this is its listener."""
-        self.head: ReplyHead
-        """What `begun` waits for."""
-        self._is_begun = False
-        self._parts: list[bytes] = []
-        self._buffered = 0
-        self._is_over = False
-        """Whether the reply has ended or failed."""
-        self._failure: RequestFailed | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    pending: PendingRequest = field(init=False)
+    """The request, once it has begun; this is its listener."""
+    head: ReplyHead = field(init=False)
+    """What `begun` waits for."""
+    _is_begun: bool = False
+    _parts: list[bytes] = field(default_factory=list)
+    _buffered: int = 0
+    _is_over: bool = False
+    """Whether the reply has ended or failed."""
+    _failure: RequestFailed | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     # -- for the coroutine --------------------------------------------------------------------------------------
 

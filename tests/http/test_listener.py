@@ -12,7 +12,6 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.server import connection as connection_file
 from gateway.http.server import listener as listener_file
 from gateway.http.server.connection import Connection, Service
 from gateway.http.server.known_heads import KnownHeads
@@ -111,25 +110,16 @@ async def test_a_listener_does_not_name_its_software(begin: Start, listener: str
         assert word not in reply
 
 
-class FakeHeads(KnownHeads):
-    """FAKE heads, which only count."""
-
-    times = 0
-
-    def forget(self) -> None:
-        self.times += 1
-
-
 async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_file, "FORGET_SECONDS", 0.01)
-    heads = FakeHeads()
-    monkeypatch.setattr(connection_file, "KnownHeads", lambda: heads)
+    forget = Mock()
+    monkeypatch.setattr(KnownHeads, "forget", forget)
     listener = Listener(AsyncMock(), "127.0.0.1:0", Mock())
     _ = await listener.start()
-    await eventually(lambda: heads.times > 2)
+    await eventually(lambda: forget.call_count > 2)
     monkeypatch.setattr(listener_file, "FORGET_SECONDS", 300.0)
-    before = heads.times
-    await eventually(lambda: heads.times > before)
+    before = forget.call_count
+    await eventually(lambda: forget.call_count > before)
     await listener.close()
     closed = weakref.ref(listener)
     del listener

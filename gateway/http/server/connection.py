@@ -59,19 +59,19 @@ _UNKNOWN: Final = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_ali
 """The head of a malformed request, of which nothing else is known."""
 
 
+@dataclass(eq=False)
 class Service:
     """What the connections of one listener share."""
 
-    def __init__(self, handler: Handler, traffic: Traffic, begin: Begin | None = None) -> None:
-        self.handler = handler
-        self.begin = begin
-        self.traffic = traffic
-        self.heads = KnownHeads()
-        self.connections: dict[Connection, None] = {}
-        self.is_leaving = False
-        """Whether each connection ends with its next reply."""
-        self.is_closed = False
-        """Whether connections are closed as soon as they are made."""
+    handler: Handler
+    traffic: Traffic
+    begin: Begin | None = None
+    heads: KnownHeads = field(default_factory=KnownHeads)
+    connections: "dict[Connection, None]" = field(default_factory=dict)
+    is_leaving: bool = False
+    """Whether each connection ends with its next reply."""
+    is_closed: bool = False
+    """Whether connections are closed as soon as they are made."""
 
     def send_away(self) -> None:
         """Close each connection after its next reply, so that its client opens the next one elsewhere."""

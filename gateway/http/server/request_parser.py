@@ -6,6 +6,7 @@ of a body in chunks is where llhttp says; what a client sends behind it in the s
 """
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 import httptools
@@ -37,15 +38,13 @@ class Malformed(Exception):
         self.kind = kind
 
 
+@dataclass(slots=True, eq=False)
 class HeadParser:
     """Finds the heads of one connection; between requests it keeps nothing."""
 
-    __slots__ = ("_half", "_known")
-
-    def __init__(self, known: KnownHeads) -> None:
-        self._known = known
-        self._half: _HalfHead | None = None
-        """While a head is under way."""
+    _known: KnownHeads
+    _half: "_HalfHead | None" = None
+    """While a head is under way."""
 
     def find(self, data: bytes) -> tuple[ReceivedHead, bytes] | None:
         """Return the next head, and what stands behind it; None if that is not here yet. Raises Malformed."""
