@@ -161,15 +161,16 @@ class RequestHandler:
         """Pass a modern request through, unless it turns out that it has to be bridged."""
         if incoming.method != "POST":
             raise not_served(incoming.method, "POST")
-        passed = await self._passed(incoming, reply, live)
-        return passed if passed is not None else await self._bridge(incoming, reply, live)
+        if live.route.era != "bridge" and live.upstream.is_modern is not False:
+            passed = await self._passed(incoming, reply, live)
+            if passed is not None:
+                return passed
+        return await self._bridge(incoming, reply, live)
 
     async def _passed(
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, *, waits: bool = False
     ) -> Response | None:
         """Return a modern server's own reply to a modern request; None if the request must be bridged."""
-        if live.route.era == "bridge" or live.upstream.is_modern is False:
-            return None
         # The caller is known before the probe, which carries this request's headers upstream.
         at = await self._arrival(incoming, reply, live)
         # A call or a task is the gateway's that it began when the upstream seemed to be legacy.
@@ -225,16 +226,17 @@ class RequestHandler:
             raise
         except GatewayError as exc:
             ending = ending_of(exc)
-            incoming, reply, era = round_.incoming, round_.reply, round_.live.upstream.era
+            incoming, reply, live, era = round_.incoming, round_.reply, round_.live, round_.live.upstream.era
             if isinstance(exc, UpstreamError):
                 _ = incoming.identify()  # for the line of the failure
                 # There may have been no call yet: the upstream refused the handshake or the credential.
-                round_.live.upstream.health.count(exc)
+                live.upstream.health.count(exc)
             # A held call has its answers already, and another replica decides for itself.
-            if isinstance(exc, NoHandshake) and incoming.body and isinstance(reply, HttpReply) and era is not None:
+            may_pass = incoming.body and isinstance(reply, HttpReply) and live.route.era != "bridge"
+            if isinstance(exc, NoHandshake) and may_pass and era is not None:
                 round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
                 era.doubt()  # it refused `initialize`, so a new probe may find that it is modern now
-                passed = await self._passed(incoming, reply, round_.live, waits=True)
+                passed = await self._passed(incoming, reply, live, waits=True)
                 if passed is not None:
                     return passed
             raise

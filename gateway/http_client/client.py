@@ -9,7 +9,7 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from gateway.http_client.connection import Connection, PendingRequest
+from gateway.http_client.connection import IDEMPOTENT, Connection, PendingRequest
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, NoReply, NotConnected
 from gateway.http_client.familiar_heads import FamiliarHeads
@@ -43,7 +43,7 @@ class HttpClient:
         connection = None
         if not (pending.is_fresh or self._is_closed):
             # A request whose body waits can be sent again if the connection turns out to have ended.
-            is_safe = pending.is_idempotent or pending.awaits_continue
+            is_safe = pending.method in IDEMPOTENT or pending.awaits_continue
             connection = self.idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
         if connection is not None:
             connection.start(pending)
@@ -88,7 +88,7 @@ class HttpClient:
             connection.abort()
             failure = NotConnected("it closed the connection at once")
         # If it was sent before, the upstream may have got that, and ended since.
-        pending.fail(NoReply() if pending.is_sent and not pending.is_idempotent else failure, self)
+        pending.fail(NoReply() if pending.is_sent and pending.method not in IDEMPOTENT else failure, self)
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""

@@ -29,7 +29,7 @@ from gateway.runtime.pieces import PIECE_BYTES, Pieces
 _EVENTS: Final = "text/event-stream"
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
-_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """Methods that may run twice (RFC 9110 section 9.2.2)."""
 _FEW_LINES: Final = 64
 """A part of an event stream that has fewer is cheap to read, whatever its size."""
@@ -135,11 +135,6 @@ class PendingRequest(msgspec.Struct, eq=False):
         """Whether the request still waits for its connection."""
         return isinstance(self.carrier, asyncio.Task)
 
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether its method says that it may run twice."""
-        return self.method in _IDEMPOTENT
-
     # -- for the client and the connection ----------------------------------------------------------------------
 
     def waits_for(self, task: asyncio.Task[None]) -> None:
@@ -148,7 +143,7 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     def sent_on(self, connection: "Connection") -> None:
         """It is sent on this connection, and may be in flight for long."""
-        if self.is_sent or self.is_fresh or not (self.is_repeatable or self.is_idempotent):
+        if self.is_sent or self.is_fresh or not (self.is_repeatable or self.method in IDEMPOTENT):
             self.head = self.body = b""  # this is the last time
         self.carrier, self.is_sent = connection, True
 

@@ -36,7 +36,7 @@ def is_modern(http_method: str, version_header: str | None, body: bytes, parse_b
     `parse_body` is called if neither the header nor a look at the body tells; it may raise a DownstreamError. A body
     that is not a single JSON-RPC request (a batch, a response, not JSON) is not modern.
     """
-    if names_modern(version_header):
+    if version_header in mcp.SUPPORTED_VERSIONS or names_modern(version_header):
         return True
     if http_method != "POST" or (_META_VERSION not in body and b"\\" not in body):
         return False  # without an escape, the key in `_meta` can only be written as it is
