@@ -15,6 +15,7 @@ from gateway.tools.probe.report.findings import Check, Server, State
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import TextReport
 from gateway.upstream.channel import Headers
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     """The headers that the gateway would send upstream."""
     tls: ssl.SSLContext | None = None
     """None: trust the system's authorities."""
+    stream_times: StreamTimes = DEFAULT_TIMES
 
     @property
     def secrets(self) -> list[str]:
