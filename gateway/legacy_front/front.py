@@ -4,6 +4,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP), 2024-11-05 
 session lives in one process, which its sealed id names. Every other replica forwards the session's requests there.
 """
 
+import asyncio
 from typing import Final
 
 from gateway.http.incoming import Incoming
@@ -109,7 +110,7 @@ async def _post(session: FrontSession, at: Arrival) -> Response:
         if session.tells_refused(message, exc):
             return await at.accept()
         raise
-    is_greeting = message.opened.method == mcp.INITIALIZE
+    is_greeting = stream is not None and message.opened.method == mcp.INITIALIZE
     at.incoming.drop_body(message.request_id)  # the session has the message
     del message
     if stream is not None and session.front == "http":
@@ -118,9 +119,9 @@ async def _post(session: FrontSession, at: Arrival) -> Response:
         finally:
             session.left(stream)
     if is_greeting:
-        _ = await session.greeted.wait()  # the upstream may refuse the credential, which only a status can tell
-        if session.refusal is not None:
-            raise session.refusal
+        refusal = await asyncio.shield(session.greeting)  # of the credential, which only a status can tell
+        if refusal is not None:
+            raise refusal
     return await at.accept()
 
 

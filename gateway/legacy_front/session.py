@@ -67,14 +67,12 @@ class FrontSession:
         self._budget = budget
         self._ended = ended
         self._initialize: RequestId | None = None
-        self.refusal: GatewayError | None = None
-        """Why the last `initialize` over HTTP+SSE was refused, if the client can do something about it."""
         self._numbers = STANDALONE
         self.streams: dict[int, Stream] = {}
         self.standalone = self._new_stream()
         self._open: dict[RequestId, _OpenRequest] = {}
-        self.greeted = asyncio.Event()
-        """Set once `initialize` is answered."""
+        self.greeting: asyncio.Future[GatewayError | None]
+        """Done once the last `initialize` is answered: over HTTP+SSE with why, if the client has to sign in first."""
         self.backend = connect(self)
         late = InvalidRequest("`initialize` did not arrive within limits.receive_seconds")
         live.deadlines.greeting.arm(self, self.end, late)
@@ -126,8 +124,7 @@ class FrontSession:
         stream = self.standalone if self.front == "sse" else self._new_stream(request)
         self._open[request] = _OpenRequest(stream, weight, message.http_id)  # first: the backend may answer at once
         if is_initialize:
-            self._initialize, self.refusal = request, None
-            self.greeted.clear()
+            self._initialize, self.greeting = request, asyncio.get_running_loop().create_future()
             self.live.deadlines.greeting.disarm(self)  # for good: one whose credential was refused may sign in
         try:
             self.backend.receive(message)
@@ -216,7 +213,7 @@ class FrontSession:
         is_greeting = found is not None and request == self._initialize
         if is_greeting and self.front == "sse" and error.status in (401, 403):
             # Only a status makes the client sign in; then it sends `initialize` again.
-            self.refusal = error
+            self.greeting.set_result(error)
             self._respond(request, ENDED)
             self._initialize = None
         elif found is not None:
@@ -239,8 +236,8 @@ class FrontSession:
         if found is None:
             return
         found.weight.release()
-        if request == self._initialize:
-            self.greeted.set()
+        if request == self._initialize and not self.greeting.done():
+            self.greeting.set_result(None)
         stream = found.stream
         if stream is self.standalone:
             if final.body:

@@ -230,6 +230,7 @@ async def test_a_session_over_http_sse_begins_with_initialize(begin: Start, upst
     stand = await begin(route={"upstream": {"url": upstream.url, "transport": "streamable-http"}})
     client = await SseClient(stand).connect()
     assert (await client.post({"id": 1, "method": "ping"}))[0] == 400
+    assert (await client.post({"method": mcp.INITIALIZE}))[0] == 202, "a notification gets no answer to wait for"
     assert upstream.seen == []
     client.stream.close()
     await eventually(lambda: stand.metric(SESSIONS) == 0)
