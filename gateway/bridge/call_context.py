@@ -369,10 +369,10 @@ class Context(ClientCall, eq=False, kw_only=True):
 
     def unheard(self, error: GatewayError) -> None:
         """The call broke, and its client may come back much later: one line tells of all that break meanwhile."""
-        live = self.live
-        live.upstream.unheard.append(error)
-        if len(live.upstream.unheard) == 1:
-            _ = asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, _tell_unheard, live)
+        errors = self.live.upstream.unheard
+        errors.append(error)
+        if len(errors) == 1:
+            _ = asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, _tell_unheard, self.live)
 
     def call_span(self, version: str) -> Span | None:
         """The span of an upstream call: it lasts as long as the call, however many rounds that takes."""

@@ -226,7 +226,7 @@ class UpstreamCall(Runner, ABC):
         live.upstream.health.count(exc)
         replayable = self._context.may_run_again(exc)
         if call is None or call is self._call:
-            if self._is_wanted() and not (self._context.exchange.legs or self._context.is_task):
+            if not self._context.exchange.legs:
                 self._context.unheard(exc)
             has_state = bool(self._context.exchange.round)
             not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
