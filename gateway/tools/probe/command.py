@@ -36,7 +36,6 @@ from gateway.protocol.errors import GatewayError
 from gateway.runtime import event_loop
 from gateway.telemetry import configure_logging
 from gateway.tools.probe.report.findings import ProbeReport, report
-from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.runner import run_probe
 from gateway.tools.probe.steps.context import Subject
@@ -159,8 +158,8 @@ async def _report(subjects: Sequence[Subject], config: Config | None, text: Text
     assert task is not None
     # So that the sessions end, as they do after Ctrl-C.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    hide = Redactor(word for subject in subjects for word in subject.secrets)
-    checks = () if config is None else tuple((await look_around(config, hide, text)).checks)
+    secrets = [word for subject in subjects for word in subject.secrets]
+    checks = () if config is None else tuple((await look_around(config, secrets, text)).checks)
     upstreams = [await run_probe(each, text, route=None if config is None else each.route.path) for each in subjects]
     return report(__version__, checks, tuple(upstreams))
 

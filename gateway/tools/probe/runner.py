@@ -41,7 +41,7 @@ async def run_probe(subject: Subject, text: TextReport, *, route: str | None) ->
     bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
     async with http_client(bounds) as (client, tasks):
         exam = ProbeContext(subject, client, tasks, text)
-        target = exam.notes.hide.masked(upstream.name)
+        target = exam.notes.safe(upstream.name)
         text.begin(target if route is None else f"{route} -> {target}")
         try:
             async with asyncio.timeout(_STEPS * max(timeouts.handshake_seconds, timeouts.connect_seconds)):
@@ -74,7 +74,7 @@ def _concluded(exam: ProbeContext, target: str, route: str | None) -> ProbedServ
     if result.state == "failed":
         return result
     server = exam.server
-    result.server = exam.notes.hide.server(server)
+    result.server = exam.notes.safe_server(server)
     result.features = features(server, subject.route, subject.config)
     result.state = worst(checks, result.features)
     result.unknown = unknown(server)

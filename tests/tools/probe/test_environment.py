@@ -14,7 +14,6 @@ import yaml
 from gateway.__main__ import main
 from gateway.config import parse
 from gateway.tools.probe.report.findings import Check
-from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.environment import look_around
@@ -38,7 +37,7 @@ def tree(**sections: Any) -> dict[str, Any]:
 
 
 async def around(**sections: Any) -> Notes:
-    return await look_around(parse(yaml.safe_dump(tree(**sections)), "here", {}), Redactor([]), TextReport(None))
+    return await look_around(parse(yaml.safe_dump(tree(**sections)), "here", {}), (), TextReport(None))
 
 
 def of(notes: Notes, name: str) -> Check:

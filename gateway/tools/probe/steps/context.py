@@ -1,6 +1,9 @@
 """The state of one examination: its subject, its HTTP client, its findings so far."""
 
+import re
 import ssl
+from collections.abc import Iterable
+from typing import Final
 
 from msgspec import Struct, structs
 from yarl import URL
@@ -9,13 +12,16 @@ from gateway.children.child import given_secrets
 from gateway.config import Config, Route
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_url import Endpoint
+from gateway.protocol.errors import clean
 from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
+from gateway.telemetry.redaction import Secrets
 from gateway.tools.probe.report.findings import Check, Server, State
-from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import TextReport
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
+
+_SCHEME: Final = re.compile(r"(?:bearer|basic) +(?P<token>\S+)", re.IGNORECASE)
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -45,8 +51,11 @@ class ProbeStopped(Exception):
 class Notes:
     """The checks, in order, safe to print; each is printed as soon as it is noted."""
 
-    def __init__(self, hide: Redactor, text: TextReport) -> None:
-        self.hide = hide
+    def __init__(self, secrets: Iterable[str], text: TextReport) -> None:
+        """`secrets` are header values, tokens and so on, exactly as they are sent; the server may repeat them."""
+        words = set(secrets)
+        words |= {match["token"] for word in words if (match := _SCHEME.fullmatch(word)) is not None}
+        self._secrets = Secrets(words, mask="<hidden>")
         self.checks: list[Check] = []
         self._text = text
 
@@ -67,8 +76,18 @@ class Notes:
         """Whether there is a check of this name."""
         return any(check.name == name for check in self.checks)
 
+    def safe(self, text: str) -> str:
+        """Return foreign text, safe to print: one line of bounded length, without secrets."""
+        return self._secrets.masked(clean(text))
+
+    def safe_server(self, server: Server) -> Server:
+        """Return what a server says of itself, safe to print."""
+        listed = {each: getattr(server, each) for each in ("versions", "capabilities", "left_out_tools")}
+        safe = {name: tuple(map(self.safe, texts)) for name, texts in listed.items()}
+        return structs.replace(server, name=self.safe(server.name), **safe)
+
     def _note(self, name: str, state: State, found: str, why: str, fix: str) -> None:
-        found, why, fix = map(self.hide.line, (found, why, fix))
+        found, why, fix = map(self.safe, (found, why, fix))
         self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))
         self._text.check(self.checks[-1])
 
@@ -77,7 +96,7 @@ class ProbeContext:
     """One server: how to talk to it, and what is known about it."""
 
     def __init__(self, subject: Subject, client: Client, tasks: Tasks, text: TextReport) -> None:
-        self.notes = Notes(Redactor(subject.secrets), text)
+        self.notes = Notes(subject.secrets, text)
         self.subject = subject
         self.timeouts = subject.config.timeouts
         self.client = client

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -19,7 +20,6 @@ from gateway.protocol.errors import OwnerStalled, clean, clock_fix
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keys, key_id
 from gateway.seal.peer_messages import PeerSealer
-from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.requests import NO_REPLY, ask, http_client
@@ -29,10 +29,10 @@ _OURS: Final = b"mcp_gateway_"
 _SHOWN: Final = 8
 
 
-async def look_around(config: Config, hide: Redactor, text: TextReport) -> Notes:
+async def look_around(config: Config, secrets: Iterable[str], text: TextReport) -> Notes:
     """Run every check; problems are part of the result, and nothing is raised."""
     text.begin("The configuration, on this machine")
-    notes = Notes(hide, text)
+    notes = Notes(secrets, text)
     notes.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config, validity(config)):
         key, _, says = caution.partition(" ")
