@@ -120,9 +120,7 @@ class ClientCall(msgspec.Struct, eq=False):
             return "resumed"
         return "run again" if may_run_twice else "lost"
 
-    def running_status(
-        self, seconds: float | None, silent_seconds: float | None, at_end: Fate | None = None
-    ) -> CallStatus:
+    def running_status(self, seconds: float | None, silent: float | None, at_end: Fate | None) -> CallStatus:
         """The call on the status page: target, request id and client are all that comes from outside."""
         request = self.request
         return CallStatus(
@@ -132,7 +130,7 @@ class ClientCall(msgspec.Struct, eq=False):
             state=RUNNING,
             age_seconds=seconds or 0.0,
             running_seconds=seconds,
-            silent_seconds=silent_seconds,
+            silent_seconds=silent,
             request_id=self.request_id or "",
             at_end=at_end,
             owner=self.live.process.owner,

@@ -491,9 +491,9 @@ class Driver(Engine):
         super()._moved(before, after)
         if after is ENDED:
             return
-        if (error := self._exchange.untold) is not None:
+        if after is FINISHED and (error := self._exchange.untold) is not None:
             context.failed(error)
-        if self._exchange.is_lost:
+        if after is FINISHED and self._exchange.is_lost:
             # Only its error is left. That is kept as a result is, and takes no place of a call.
             self._weight.release()
             call.end()

@@ -55,7 +55,7 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     def glance(self, now: float) -> CallStatus:
         """The call on the status page while it is prepared; `now` is the monotonic time."""
-        return self.running_status(self.running_seconds(now), None)
+        return self.running_status(self.running_seconds(now), None, self.at_end)
 
     @property
     def seconds_left(self) -> float | None:
