@@ -1,15 +1,5 @@
 """Every way in which an HTTP request to an upstream can fail.
 
-RequestFailed              `sent`: whether a byte of the request may have left
-├── NotConnected           no connection; the upstream ran nothing
-│   ├── ConnectTimedOut    no connection within the deadline
-│   └── TlsRefused         the TLS handshake failed
-├── NoReply                the connection ended before the first byte of a reply
-├── ReplyCut               the connection ended in the middle of a reply
-├── MalformedReply         the reply is not valid HTTP/1.1, or exceeds the bounds for its head
-├── ListenerFailed         a method of the listener raised; `__cause__` is what it raised
-└── ClientClosed           the gateway closed the client
-
 No message quotes bytes of the upstream: they may contain secrets, and control characters.
 """
 
@@ -17,7 +7,7 @@ from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 
 
 class RequestFailed(Exception):
-    """A request without a complete reply. It is never sent again, because the upstream may have run it."""
+    """A request without a complete reply."""
 
     sent = True
     """Whether the upstream may have received a byte of the request. If not, it ran nothing."""
@@ -35,7 +25,7 @@ class RequestFailed(Exception):
 
 
 class NotConnected(RequestFailed):
-    """There is no connection. The message is the reason."""
+    """There is no connection, so the upstream ran nothing. The message is the reason."""
 
     sent = False
     _said = "{where} cannot be reached ({cause}); check that the server runs and that upstream.url is right"
@@ -67,14 +57,14 @@ class ReplyCut(RequestFailed):
 
 
 class MalformedReply(RequestFailed):
-    """The reply is not valid, or exceeds a bound. `why` is a fixed text."""
+    """The reply is not valid HTTP/1.1, or exceeds the bounds for its head. `why` is a fixed text."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"sent a reply that is not valid HTTP/1.1 ({why})")
 
 
 class ListenerFailed(RequestFailed):
-    """A method of the listener raised, so the rest of the reply is dropped."""
+    """A method of the listener raised `__cause__`, so the rest of the reply is dropped."""
 
     cause = "sent a reply that the gateway could not process"
 
