@@ -107,7 +107,3 @@ class HttpClient:
         """Forget a connection."""
         self.connections.pop(connection, None)
         self.idle.remove(connection)
-
-    def listener_raised(self, error: Exception) -> None:
-        """Report what the last method of a listener raised."""
-        self.tasks.failed("upstream reply", error)

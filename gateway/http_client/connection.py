@@ -25,6 +25,7 @@ from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.reply_parser import Ending, Reader, ReplyParser, Rest, SizedRest, UnsizedRest
 from gateway.http_client.tls_errors import handshake_cause, is_ended_properly, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
+from gateway.runtime.tasks import Tasks
 
 _EVENTS: Final = "text/event-stream"
 _PART_BYTES: Final = 131_072
@@ -38,6 +39,9 @@ _FEW_LINES: Final = 64
 class Owner(Protocol):
     """The client that a connection belongs to."""
 
+    tasks: Tasks
+    """Reports what the last method of a listener raises."""
+
     def connect(self, pending: "PendingRequest") -> None:
         """Send a request once more whose connection has ended without a byte of a reply."""
 
@@ -49,9 +53,6 @@ class Owner(Protocol):
 
     def closed(self, connection: "Connection") -> None:
         """The connection has ended."""
-
-    def listener_raised(self, error: Exception) -> None:
-        """The last method of a listener raised."""
 
 
 class PendingRequest(msgspec.Struct, eq=False):
@@ -163,7 +164,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         try:
             listener.on_failed(failure)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
-            owner.listener_raised(exc)
+            owner.tasks.failed("upstream reply", exc)
 
     def end(self) -> ReplyListener:
         """Let go of all but the connection; return the listener, which hears no more than one last word."""
@@ -476,7 +477,7 @@ class Connection(asyncio.Protocol):
                 head, body = whole
                 listener.on_whole(head, body)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self._owner.listener_raised(exc)
+            self._owner.tasks.failed("upstream reply", exc)
 
     def _loss(self, exc: Exception | None) -> RequestFailed:
         """What it means for the request in flight that the connection ends now."""
