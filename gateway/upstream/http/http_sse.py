@@ -62,7 +62,6 @@ class HttpSseChannel(OneStreamChannel):
         """The address for messages, while the stream is open."""
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
-        self._closed = False
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class HttpSseChannel(OneStreamChannel):
         if self._call is not None:
             cause = ended.message.partition(";")[0]
             settle(self._call[1], CallLost(f"{cause} under a call; the call may have had effects"))
-        if self._side is not None and not self._closed:
+        if self._side is not None:
             self._side.side_closed(was_open=True)
 
     # -- messages -----------------------------------------------------------------------------------------------
@@ -289,7 +288,7 @@ class HttpSseChannel(OneStreamChannel):
 
     async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)
         """Close the stream, and the session with it."""
-        self._closed = True
+        self._side = None  # the end of the session is no news
         self._end(CallLost("The gateway closed the stream of the session"))
 
 
