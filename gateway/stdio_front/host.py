@@ -34,7 +34,7 @@ class Host(WrittenPipe):
         self._unread = unread
         self._behind = self.share_unread()
         self._reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
-        self._transports: list[asyncio.BaseTransport] = []
+        self._source: asyncio.ReadTransport
         self._pumps: list[threading.Thread] = []
 
     async def open(self, stdin: int, stdout: int) -> None:
@@ -42,10 +42,8 @@ class Host(WrittenPipe):
         loop = asyncio.get_running_loop()
         sink = os.fdopen(self._awaitable(stdout, is_input=False), "wb", buffering=0)
         _ = await loop.connect_write_pipe(lambda: self, sink)
-        self._transports.append(self.pipe)
         source = os.fdopen(self._awaitable(stdin, is_input=True), "rb", buffering=0)
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), source)
-        self._transports.append(transport)
+        self._source, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), source)
 
     async def lines(self) -> AsyncIterator[bytes | None]:
         """Yield each line until the host closes its end; None stands for a line that is too long."""
@@ -101,11 +99,8 @@ class Host(WrittenPipe):
         """Write what is left, for at most so long."""
         if self.free is not None and not self.gone.done():
             _ = await asyncio.wait((self.free, self.gone), timeout=seconds)
-        for transport in self._transports:
-            if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()  # `close` would go on writing to a host that does not read
-            else:
-                transport.close()
+        self.pipe.abort()  # `close` would go on writing to a host that does not read
+        self._source.close()
         self._behind.release()
         for pump in self._pumps:
             await asyncio.to_thread(pump.join, seconds)
