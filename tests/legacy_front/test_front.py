@@ -501,3 +501,13 @@ async def test_a_stream_whose_session_was_refused_does_not_stay_for_ever(begin: 
     assert (await client.post(client.begin_message()))[0] == 401
     assert await client.stream.rest() == []
     assert stand.metric(SESSIONS) == 0
+
+
+async def test_a_session_is_not_idle_while_its_stream_is_open(begin: Start, upstream: FakeUpstream) -> None:
+    over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
+    stand = await begin(**over_http, sessions={"client_idle_seconds": 0.05})
+    client = await SseClient(stand).initialize()
+    await asyncio.sleep(0.3)
+    assert stand.metric(SESSIONS) == 1
+    client.stream.close()
+    await eventually(lambda: stand.metric(SESSIONS) == 0)
