@@ -85,7 +85,7 @@ class Admin(Probes):
         """See `Probes`: with how much of its limits the process uses now, and which upstreams are up."""
         parts, metrics = self._parts, self._parts.metrics
         metrics.ready[()].set(parts.reload.is_open)
-        metrics.connections[()].set(parts.client_listener.connections)
+        metrics.connections[()].set(len(parts.client_listener.connections))
         metrics.connections_limit[()].set(parts.config.limits.connections)
         metrics.in_flight[()].set(parts.downstream.in_flight)
         for of_routes in (

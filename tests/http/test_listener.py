@@ -181,7 +181,7 @@ async def test_a_listener_that_stops_takes_no_more_connections_than_its_queue_ho
     monkeypatch.setattr(listener_file, "_BACKLOG", 1)
     with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
         await listener.stop_accepting()
-        assert listener.connections == 1
+        assert len(listener.connections) == 1
 
 
 async def test_a_listener_that_has_closed_has_nothing_left_to_stop_or_to_secure(begin: Start) -> None:
@@ -190,4 +190,4 @@ async def test_a_listener_that_has_closed_has_nothing_left_to_stop_or_to_secure(
     await listener.close()
     await listener.stop_accepting()
     await listener.secure(None)
-    assert listener.connections == 0
+    assert not listener.connections

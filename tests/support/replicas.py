@@ -110,7 +110,7 @@ async def crash(stand: Stand) -> None:
     gateway.tasks.start = never  # type: ignore[method-assign,assignment]
     closing = [asyncio.ensure_future(listener.close()) for listener in gateway.listeners]
     for listener in gateway.listeners:
-        for connection in list(listener._service.connections):
+        for connection in list(listener.connections):
             connection.wire.abort()
     await gateway.tasks.close()
     await asyncio.gather(*closing)

@@ -68,6 +68,7 @@ class Service:
     begin: Begin | None = None
     heads: KnownHeads = field(default_factory=KnownHeads)
     connections: "dict[Connection, None]" = field(default_factory=dict)
+    """Those that are open."""
     is_leaving: bool = False
     """Whether each connection ends with its next reply."""
     is_closed: bool = False
@@ -78,10 +79,6 @@ class Service:
         self.is_leaving = True
         for connection in self.connections:
             connection.wire.end_after_reply()
-
-    def close(self) -> None:
-        """Close each connection that is made from now on; `Connection.close` closes those that are open."""
-        self.is_closed = True
 
 
 @dataclass(slots=True, eq=False, repr=False)

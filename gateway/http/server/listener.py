@@ -22,7 +22,7 @@ FORGET_SECONDS: Final = 300.0
 """How often the heads of requests are forgotten."""
 
 
-class Listener:
+class Listener(Service):
     """Serves one address: `host:port`, or `unix:` and the path of a socket that only this user can open.
 
     With `reuse_port`, other processes can listen at the same port, and the kernel distributes the connections.
@@ -39,6 +39,7 @@ class Listener:
         begin: Begin | None = None,
     ) -> None:
         """`begin` begins what it can of the requests whose heads and bodies have come, before `handler` is asked."""
+        super().__init__(handler, traffic, begin)
         self._address = address
         self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
         self._made: Path | None = None
@@ -47,17 +48,11 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._securing = asyncio.Lock()
         self._forgetting: asyncio.TimerHandle | None = None
-        self._service = Service(handler, traffic, begin)
-
-    @property
-    def connections(self) -> int:
-        """The number of open connections."""
-        return len(self._service.connections)
 
     @property
     def is_writing(self) -> bool:
         """Whether a reply has not reached the kernel yet. Over TLS a single False may be wrong: ask a second time."""
-        return any(each.wire.is_writing for each in self._service.connections)
+        return any(each.wire.is_writing for each in self.connections)
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""
@@ -87,7 +82,7 @@ class Listener:
         return await asyncio.get_running_loop().create_server(self._connection, ssl=tls, backlog=_BACKLOG, **place)
 
     def _connection(self) -> Connection:
-        return Connection(self._service)
+        return Connection(self)
 
     @property
     def is_secure(self) -> bool:
@@ -107,10 +102,6 @@ class Listener:
                     self._servers.append(await self._accept(tls, sock=listening.dup()))
             for server in before:
                 server.close()
-
-    def send_away(self) -> None:
-        """Close each connection after its next reply, so that its client opens the next one elsewhere."""
-        self._service.send_away()
 
     async def stop_accepting(self) -> None:
         """Refuse new connections; open ones are served on.
@@ -132,7 +123,7 @@ class Listener:
 
     def forget_heads(self) -> None:
         """Forget the heads of requests, with what is known of them by the configuration."""
-        self._service.heads.forget()
+        self.heads.forget()
 
     def _forget_heads(self) -> None:
         """Forget the heads now, and again and again until the listener closes."""
@@ -143,18 +134,18 @@ class Listener:
         """Close the listener and its connections, the busy ones after two seconds at most."""
         if self._forgetting is not None:
             self._forgetting.cancel()
-        self._service.close()
+        self.is_closed = True
         await self.stop_accepting()
         await asyncio.sleep(0)  # what the kernel has accepted is made and closed now
-        for connection in list(self._service.connections):
+        for connection in list(self.connections):
             connection.close()
-        if tasks := [each.task for each in self._service.connections if each.task is not None]:
+        if tasks := [each.task for each in self.connections if each.task is not None]:
             _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
             for task in late:
                 _ = task.cancel()
             if late:
                 _ = await asyncio.wait(late, timeout=_CLOSE_SECONDS)
-        for connection in list(self._service.connections):
+        for connection in list(self.connections):
             connection.wire.end()
         if self._made is not None:
             self._made.unlink(missing_ok=True)

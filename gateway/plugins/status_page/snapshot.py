@@ -203,7 +203,7 @@ def _process(source: ProcessParts) -> ProcessStatus:
         lost_at_end=_lost_at_end(source),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),
-        connections=source.client_listener.connections,
+        connections=len(source.client_listener.connections),
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
