@@ -152,6 +152,11 @@ class MessageReply(ReplyWriter):
             if event.data:
                 await self.take(event.data)
 
+    async def only(self, final: FinalMessage) -> Response:
+        """Take the only message."""
+        await self.take(final.body)
+        return WholeResponse()
+
 
 class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""

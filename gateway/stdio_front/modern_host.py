@@ -9,10 +9,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway import world
 from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.outbox import FinalMessage
 from gateway.http.reply import MessageReply
 from gateway.http.server.request import numbered
-from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import mcp, request
 from gateway.protocol.errors import IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
@@ -103,8 +101,3 @@ class LineReply(MessageReply):
         if bodies.on:
             bodies.show(Direction.TO_CLIENT, message, route="stdio", about={"request_id": self._request_id})
         await self._host.write(message)
-
-    async def only(self, final: FinalMessage) -> Response:
-        """Write the only message."""
-        await self.take(final.body)
-        return WholeResponse()

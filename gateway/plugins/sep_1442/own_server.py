@@ -90,13 +90,13 @@ class _Messages(MessageReply):
 
     async def only(self, final: FinalMessage) -> Response:
         if final.status in _PLAIN:
-            await self.take(final.body)
-        else:  # its status or headers tell the client what to do, such as to sign in
-            said = jsonrpc.message(final.body).failure or jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
-            data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
-            shown = data if isinstance(data, dict) else None
-            self.error = error = GatewayError(said.message, data=shown, status=final.status)
-            error.brief = ""  # it is one already
-            error.code = said.code
-            error.headers.update(final.headers)
+            return await super().only(final)
+        # Its status or headers tell the client what to do, such as to sign in.
+        said = jsonrpc.message(final.body).failure or jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
+        data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
+        shown = data if isinstance(data, dict) else None
+        self.error = error = GatewayError(said.message, data=shown, status=final.status)
+        error.brief = ""  # it is one already
+        error.code = said.code
+        error.headers.update(final.headers)
         return WholeResponse()
