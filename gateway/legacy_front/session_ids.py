@@ -22,7 +22,6 @@ PURPOSE: Final = "session"
 QUERY: Final = "mrtr-session"
 """The query parameter in which a client of HTTP+SSE brings the id of its session."""
 _MAX_CHARACTERS: Final = 2048
-_VERSION: Final = 1
 
 Front = Literal["http", "sse"]
 """How the client speaks: streamable HTTP or HTTP+SSE."""
@@ -31,7 +30,7 @@ Front = Literal["http", "sse"]
 class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a session id says."""
 
-    version: int = _VERSION
+    version: Literal[1] = 1
     front: Front
     route: str
     owner: str
@@ -44,8 +43,6 @@ class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     def check(self, bearer: Bearer) -> None:
         """Check that the id belongs to this route and caller; raises InvalidState."""
-        if self.version != _VERSION:
-            raise InvalidState("version")
         if self.route != bearer.route:
             raise InvalidState("other_route")
         if not hmac.compare_digest(self.caller, digest(bearer, self.names)):
