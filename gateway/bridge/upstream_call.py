@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from msgspec import Raw
@@ -39,61 +40,43 @@ _MAX_UNSENT: Final = 256
 """Messages that may wait until the upstream takes them; its further questions get no answer of the gateway's own."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class UpstreamCall(Runner, ABC):
     """The call, the session that it runs in, and what is sent to the upstream beside it.
 
     A subclass knows how it runs: as one request, or as a task.
     """
 
-    __slots__ = (
-        "_call",
-        "_context",
-        "_is_let_go",
-        "_is_sent",
-        "_kept_as_clean",
-        "_left",
-        "_listener",
-        "_released",
-        "_session",
-        "_starts",
-        "_task",
-        "_unsent",
-        "newest",
-        "opened",
-        "runs",
-    )
-
     ends_its_session: ClassVar[bool] = False
     """Whether the session never serves another call, and ends once everything has gone out in it."""
     takes_answers = True
     """Whether the upstream may be sent answers."""
 
-    def __init__(self, context: Context, listener: Listener) -> None:
-        """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
-        self.runs = 0
-        """How often the call was run again."""
-        self._starts = 0
-        """How often it was sent: again after visits to URLs, too."""
-        self._context = context
-        self._listener = listener
-        self._session: Session | None = None
-        self._released: Session | None = None
-        """The session of a call that was given up: late questions are answered there."""
-        self._kept_as_clean: bool | None = None
-        """Set while `_released` is kept from the pool: how `release` is to give it back."""
-        self._call: Call | None = None
-        self._is_sent = False
-        self._task: asyncio.Task[None] | None = None
-        self.opened: asyncio.Future[bool] | None = None
-        """For a call of another replica: True when its stream is open here, False if it will not be opened."""
-        self._is_let_go = False
-        """Whether another replica continues the call."""
-        self._left: Whereabouts | None = None
-        """Where another process left the call, until this one has a session for it, or sends the call itself."""
-        self.newest: asyncio.Task[UpstreamError | None] | None = None
-        """Sends the newest message beside the call, if the upstream has not accepted it yet."""
-        self._unsent = 0
-        """How many of these messages there are."""
+    _context: Context
+    _listener: Listener
+    """Hears the events of the call, and `Stopped` if the upstream is silent for too long."""
+    runs: int = 0
+    """How often the call was run again."""
+    _starts: int = 0
+    """How often it was sent: again after visits to URLs, too."""
+    _session: Session | None = None
+    _released: Session | None = None
+    """The session of a call that was given up: late questions are answered there."""
+    _kept_as_clean: bool | None = None
+    """Set while `_released` is kept from the pool: how `release` is to give it back."""
+    _call: Call | None = None
+    _is_sent: bool = False
+    _task: asyncio.Task[None] | None = None
+    opened: asyncio.Future[bool] | None = None
+    """For a call of another replica: True when its stream is open here, False if it will not be opened."""
+    _is_let_go: bool = False
+    """Whether another replica continues the call."""
+    _left: Whereabouts | None = None
+    """Where another process left the call, until this one has a session for it, or sends the call itself."""
+    newest: asyncio.Task[UpstreamError | None] | None = None
+    """Sends the newest message beside the call, if the upstream has not accepted it yet."""
+    _unsent: int = 0
+    """How many of these messages there are."""
 
     @property
     def session(self) -> Session | None:
