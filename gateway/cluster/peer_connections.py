@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway import world
-from gateway.cluster.peer_errors import ClockDiffers, PeerDead, PeerRefused, PeerStuck, ReplyBroken
+from gateway.cluster.peer_errors import PeerDead, PeerRefused, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
@@ -180,7 +180,7 @@ class PeerConnections:
         if reply.status != HTTPStatus.FORBIDDEN or ahead is None:
             return PeerRefused(member, f"{refuses}: compare the clocks and state.keys of both")
         if abs(ahead) >= SKEW_SECONDS - 1:
-            return ClockDiffers(member, f"{refuses}: its clock is {ahead_or_behind(ahead)} that of {self._own}", ahead)
+            return PeerRefused(member, f"{refuses}: its clock is {ahead_or_behind(ahead)} that of {self._own}", ahead)
         return PeerRefused(member, f"{refuses}: compare state.keys of both, whose clocks agree")
 
     def _unresolved(self, member: str, what: str) -> OwnerSilent:

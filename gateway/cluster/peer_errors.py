@@ -24,14 +24,12 @@ class PeerRefused(OwnerStalled):
 
     fix = "compare state.keys and versions of both replicas; do not restart it, since it serves its clients"
 
-
-class ClockDiffers(PeerRefused):
-    """By its reply, the peer's clock is so far off that it refuses messages for that."""
-
-    def __init__(self, member: str, why: str, ahead_seconds: float) -> None:
+    def __init__(self, member: str, why: str, ahead_seconds: float | None = None) -> None:
+        """`ahead_seconds` if, by its reply, the peer's clock is so far off that it refuses messages for that."""
         super().__init__(member, why)
         self.ahead_seconds = ahead_seconds
-        self.fix = clock_fix(member, ahead_seconds)
+        if ahead_seconds is not None:
+            self.fix = clock_fix(member, ahead_seconds)
 
 
 class PeerStuck(OwnerStalled):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.cluster.peer_errors import ClockDiffers, PeerRefused, PeerStuck
+from gateway.cluster.peer_errors import PeerRefused, PeerStuck
 from gateway.http.error_texts import texts
 from gateway.http.outbox import error_response
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
@@ -45,7 +45,7 @@ SHORTENED = [
     errors.StateFromFuture(""),
     errors.OwnerSilent(INSIDE, INSIDE),
     PeerRefused(INSIDE, INSIDE),
-    ClockDiffers(INSIDE, INSIDE, 90),
+    PeerRefused(INSIDE, INSIDE, 90),
     PeerStuck(INSIDE),
     errors.TakenCallLost(INSIDE),
     errors.Stopping(INSIDE),

@@ -11,7 +11,7 @@ from yarl import URL
 from gateway import world
 from gateway.cluster.membership import resolve
 from gateway.cluster.peer_connections import PeerConnections
-from gateway.cluster.peer_errors import ClockDiffers, PeerFailed
+from gateway.cluster.peer_errors import PeerFailed, PeerRefused
 from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
 from gateway.config.parsing.state_keys import KEY_BYTES
 from gateway.http.upstream_client import Bounds, Client
@@ -123,7 +123,7 @@ async def _ask_peer(notes: Notes, connections: PeerConnections, name: str, addre
         told = await connections.ask_name(address, "")
     except OwnerStalled as exc:
         found = exc.why
-        if isinstance(exc, ClockDiffers):
+        if isinstance(exc, PeerRefused) and exc.ahead_seconds is not None:
             fix = f"{clock_fix(name, exc.ahead_seconds)}."
     except PeerFailed:
         found = "does not answer as a replica"
