@@ -104,8 +104,7 @@ class Witness:
 
     async def reach(self, member: str) -> str:
         """Tell another replica whether this one reaches a third one: reached, silent or unknown."""
-        host = host_of(member)
-        return "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
+        return await self._peers.reach(host_of(member))
 
     async def any_sibling_holds(self, exchange: str, round_: int) -> str:
         """Tell whether another process of this host took an exchange over after that round: yes, no or unknown."""
