@@ -4,6 +4,7 @@ What becomes of a head depends on its form, but for the values in it. So it is f
 same steps as for any other head (`upstream_headers.passed_back`, `server.response`).
 """
 
+from http.client import responses
 from itertools import compress
 from typing import Final
 
@@ -11,7 +12,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from gateway.http.server.request import REQUEST_ID, HttpRequest
-from gateway.http.server.response import OWN, WholeResponse, http_date, phrase
+from gateway.http.server.response import OWN, WholeResponse, http_date
 from gateway.http.upstream_headers import passed_back
 from gateway.http_client.familiar_heads import FamiliarReply
 from gateway.http_client.reply_head import ReplyHead
@@ -79,7 +80,8 @@ def _template(head: FamiliarReply) -> _Template:
         return _Template(b"")  # it will point to the gateway
     names = [name.decode() for name in form.names]
     kept = tuple(name in headers and name.lower() not in OWN for name in names)
-    lines = [f"HTTP/1.1 {form.status} {form.reason.decode() or phrase(form.status)}\r\n".replace("%", "%%")]
+    reason = form.reason.decode() or responses.get(form.status, "")
+    lines = [f"HTTP/1.1 {form.status} {reason}\r\n".replace("%", "%%")]
     lines += [f"{name.replace('%', '%%')}: %b\r\n" for name in compress(names, kept)]
     if form.content_type == "text/event-stream" and "X-Accel-Buffering" not in headers:
         lines.append("X-Accel-Buffering: no\r\n")

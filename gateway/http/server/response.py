@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
-from http import HTTPStatus
+from http.client import responses
 from typing import Final, Literal
 
 from multidict import CIMultiDict
@@ -67,7 +67,7 @@ class Response(ABC):
             lines.append(f"{REQUEST_ID}: {http.id}\r\n")
         if http.page is not None:
             lines.append(_READABLE % http.page)
-        reason = phrase(self.status) if self.reason is None else self.reason
+        reason = responses.get(self.status, "") if self.reason is None else self.reason
         version = "1.1" if http.head.is_1_1 else "1.0"
         head = f"HTTP/{version} {self.status} {reason}\r\n{''.join(lines)}{framing}{self._connection_line(http)}\r\n"
         return head.encode("utf-8", "surrogateescape")
@@ -185,11 +185,3 @@ def http_date() -> bytes:
 @lru_cache(1)
 def _formatted(second: int) -> bytes:
     return formatdate(second, usegmt=True).encode()
-
-
-def phrase(status: int) -> str:
-    """The usual words for a status; empty if it has none."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
