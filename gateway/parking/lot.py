@@ -74,11 +74,6 @@ class Lot(Generic[P]):
         """The number of parked calls of each principal that has one, cold calls included."""
         return self._per_principal
 
-    @property
-    def most_of_one(self) -> int:
-        """The number of parked calls of the principal that has the most."""
-        return max(self._per_principal.values(), default=0)
-
     def find(self, exchange_id: str) -> P | None:
         """Return the exchange with this id, if this replica has it."""
         waiting = self._waiting.get(exchange_id)

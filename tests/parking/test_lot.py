@@ -107,16 +107,16 @@ def test_an_exchange_that_is_parked_has_a_place_and_another_needs_a_free_one() -
     assert lot.has_place(other)
 
 
-def test_the_lot_shows_its_parked_calls_and_the_principal_that_has_the_most() -> None:
+def test_the_lot_shows_its_parked_calls_and_how_many_each_principal_has() -> None:
     lot = parking_lot()
-    assert lot.most_of_one == 0
+    assert lot.per_principal == {}
     cars = [Car("1", b"p"), Car("2", b"q"), Car("3", b"q"), Car("4", b"p"), Car("5", b"q")]
     for car in cars:
         lot.park(car)
-    assert lot.most_of_one == 3
+    assert lot.per_principal == {b"p": 2, b"q": 3}
     lot.keep(cars[1])
     lot.remove(cars[2])
-    assert lot.most_of_one == 2
+    assert lot.per_principal == {b"p": 2, b"q": 1}
     assert list(lot.waiting()) == [cars[0], cars[3], cars[4]]
 
 
