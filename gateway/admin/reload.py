@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-from gateway.config import Config, ConfigError, ConfigFile, InForce, Problem, changes, contents, digest, refused
+from gateway.config import RESTART, Config, ConfigError, ConfigFile, InForce, Problem, changes, contents, digest
 from gateway.config.load import lines, placed
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
@@ -91,7 +91,7 @@ class Reload:
             files = await asyncio.to_thread(contents, new)
             found = changes(self._in_force.value, new)
             why = "cannot change while the process runs; restart, or put the old value back"
-            if stuck := [Problem(key, why) for key in refused(found)]:
+            if stuck := [Problem(key, why) for key in found if key in RESTART]:
                 stuck = await asyncio.to_thread(placed, self._file.path, stuck)
         except ConfigError as exc:
             return self._reject(exc)

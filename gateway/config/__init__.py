@@ -24,7 +24,7 @@ from gateway.config.model.value_types import Era, Level
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.problems import ConfigError, Problem, unusable
 from gateway.config.parsing.state_keys import KEY_BYTES, decode_key
-from gateway.config.reloadable import changes, refused
+from gateway.config.reloadable import RESTART, changes
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, Validity, contexts, validity

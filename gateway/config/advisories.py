@@ -11,7 +11,7 @@ from gateway.config.model.config import Config
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.state_keys import decode_key
 from gateway.config.route_overrides import on_route
-from gateway.config.rules import LOOPBACK
+from gateway.config.rules import LOOPBACK, WILDCARDS
 from gateway.config.tls import Validity
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
@@ -178,5 +178,5 @@ def _of_processes(config: Config) -> Iterator[str]:
 def _is_listener(url: str, listen: str) -> bool:
     """Whether a URL leads to the gateway's own listener, as far as the texts show."""
     (host, port), parts = split_address(listen), urlsplit(url)
-    own = LOOPBACK if host in LOOPBACK or host in {"0.0.0.0", "::"} else {host}  # noqa: S104 - compared, not bound
+    own = LOOPBACK if host in LOOPBACK or host in WILDCARDS else {host}
     return port == (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) and parts.hostname in own

@@ -15,7 +15,7 @@ from gateway.config.model.config import Config
 from gateway.config.model.value_types import Level
 from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
-from gateway.config.parsing.problems import ConfigError, Given, Problem, touches, unreadable
+from gateway.config.parsing.problems import ConfigError, Given, Problem, touches, unreadable, unusable
 from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, Document, read_tree
 from gateway.config.programs import absent
 from gateway.config.rules import broken_rules
@@ -136,8 +136,7 @@ def for_command(
     for word in given:
         name, has_value, value = word.partition("=")
         if not has_value and name not in env:
-            problem = Problem(f"--env {name}", f"is not set; export {name}, or write {name}=VALUE")
-            raise ConfigError([problem], "command line")
+            raise unusable(f"--env {name}", f"is not set; export {name}, or write {name}=VALUE")
         variables[name] = Given(value if has_value else env[name], "--env")
     words = [Given(word, "--stdio") for word in command]  # `${` in a word is the command's own business
     return _for_one({"command": words, "env": variables}, listen, admin, env)

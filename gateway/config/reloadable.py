@@ -24,11 +24,6 @@ def changes(old: Config, new: Config) -> tuple[str, ...]:
     return (*found, *(f"routes[{path}] removed" for path in before if path not in after))
 
 
-def refused(found: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the changes that need a restart."""
-    return tuple(key for key in found if key in RESTART)
-
-
 def _differences(old: Struct, new: Struct, above: str) -> Iterator[str]:
     for field in fields(new):
         one, other = getattr(old, field.name), getattr(new, field.name)

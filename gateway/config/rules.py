@@ -15,7 +15,8 @@ from gateway.config.route_overrides import on_route
 _KEYGEN = "make one with `mrtr-gateway keygen`"
 _PLAIN_UPSTREAM = Upstream()
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
+"""The addresses that stand for all of a machine, each with the one that reaches it from there."""
 
 
 def broken_rules(config: Config) -> Iterator[Problem]:
@@ -86,7 +87,7 @@ def _addresses(config: Config) -> Iterator[Problem]:
         for other, used in taken.items():
             other_host, other_port = split_address(used)
             # Port 0 is any free port, so two listeners may both ask for it.
-            if port == other_port != 0 and (host == other_host or {host, other_host} & _WILDCARDS):
+            if port == other_port != 0 and (host == other_host or {host, other_host} & WILDCARDS.keys()):
                 yield Problem(path, f"{address} is already used by {other} ({used}); choose another port")
         taken[path] = address
     if config.workers > 1 and split_address(config.listen)[1] == 0:

@@ -14,6 +14,7 @@ from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerFailed, PeerRefused
 from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
 from gateway.config.parsing.state_keys import KEY_BYTES
+from gateway.config.rules import WILDCARDS
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import OwnerStalled, clean, clock_fix
@@ -58,8 +59,7 @@ async def _look_at_listeners(notes: Notes, config: Config, client: Client) -> No
     runs = False
     if config.admin is not None:
         host, port = split_address(config.admin)
-        loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (only compared)
-        url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
+        url = URL.build(scheme="http", host=WILDCARDS.get(host, host), port=port, path="/metrics")
         with suppress(*NO_REPLY):
             reply = await ask(client, "GET", url, {}, seconds=client.timeouts.connect_seconds)
             runs = reply.status == 200 and _OURS in reply.body
