@@ -50,10 +50,8 @@ class Homes:
     def of(self, session: MirroredSession, live: LiveRoute) -> "Home":
         """The home of a session; one of the caller that has the most makes room for a new one."""
         home = self._homes.get(session.key)
-        if home is not None and home.live.upstream is not live.upstream:
-            home.close()  # a reload gave the path another upstream
-            home = None
-        if home is None:
+        if home is None or home.live.upstream is not live.upstream:  # a reload gave the path another upstream
+            self.forget(session.key)
             home = Home(self, session, live)
         oldest = self._homes.keep(session.principal, session.key, home)
         if oldest is not None:

@@ -5,13 +5,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from gateway.config import parse
 from gateway.mirror.streamable import session_homes
 from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, mirror_of
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.legacy_client import LegacyClient
-from tests.support.workbench import Stand, eventually, later
+from tests.support.workbench import Stand, configuration, eventually, later
 
 CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
 
@@ -83,6 +84,21 @@ async def test_a_stream_whose_credential_the_server_refuses_now_ends_so_that_the
     async with client.listen() as refused:
         assert refused.response.status == 401
         assert refused.response.headers["WWW-Authenticate"] == server.challenge
+
+
+async def test_a_session_listens_to_the_server_that_a_reload_gave_its_route(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = await LegacyClient(stand).initialize()
+    async with client.listen() as stream:
+        _ = await stream.event()
+    (before,) = homes(stand)
+    async with FakeModern() as other:
+        stand.gateway.apply(parse(configuration(other.url, route={"era": "mirror"}), "test", {}))
+        async with client.listen() as stream:
+            _ = await stream.event()
+            await eventually(lambda: len(other.listeners) == 1)
+        assert before not in homes(stand)
+        await eventually(lambda: not (server.listeners or other.listeners))
 
 
 async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: Begin, server: FakeModern) -> None:
