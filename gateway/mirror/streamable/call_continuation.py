@@ -67,12 +67,12 @@ async def answer(shared: Shared, at: Arrival, session: MirroredSession, message:
         # Looked for again: another answer may have restored the call meanwhile.
         held = shared.lot.find(asked.exchange) or _restored(shared, at, session, asked, is_proven=found.proven)
         _continued(at, Step.LOST if held is None else Step.RESUMED)
-    if is_echo and held is None:
-        raise InvalidRequestState("expired" if not is_own and _is_old(at, asked) else "ended")
     if held is not None:
         if is_echo and not held.is_open(asked):
             raise InvalidRequestState("answered")
         held.answer(asked, message, at)
+    elif is_echo:
+        raise InvalidRequestState("expired" if not is_own and _is_old(at, asked) else "ended")
     return await at.accept()  # a late answer too, as legacy servers do
 
 
