@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any, ClassVar, Final
 
 from gateway.bridge.call_context import HELD, ClientCall, Context, allows_rerun
@@ -45,7 +44,7 @@ from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Listener, PoolKey
 from gateway.sessions.pool.authorisation import authorise
-from gateway.telemetry import OTHER, Ending, NestedOutcome, Outcome, Step
+from gateway.telemetry import OTHER, Ending, Outcome, Step
 from gateway.telemetry.process_status import CallStatus, Fate
 from gateway.upstream.channel import Headers
 
@@ -54,7 +53,6 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _WAITING: Final = (RUNNING, ASKING)
-_outcome: Final = cache(NestedOutcome)
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
     GRACE: on.GracePassed(),
@@ -585,7 +583,7 @@ class Driver(Engine):
         do.Ask: _ask,
         do.CancelCall: _cancel,
         do.Count: lambda self, it: self.live.process.metrics.nested_requests[
-            self.live.route.path, it.method, _outcome(it.outcome)
+            self.live.route.path, it.method, it.outcome
         ].inc(),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),

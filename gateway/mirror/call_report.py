@@ -10,7 +10,7 @@ from gateway.http.upstream_headers import own_headers
 from gateway.mirror.call_rounds import Rounds
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
-from gateway.telemetry import COMPLETE, Ending, NestedOutcome, Operation, Outcome, Span
+from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
@@ -49,8 +49,7 @@ class CallReport:
     def count(self, count: do.Count) -> None:
         """Count a question."""
         if not self._is_over:
-            outcome = NestedOutcome(count.outcome)
-            self._live.process.metrics.nested_requests[self._live.route.path, count.method, outcome].inc()
+            self._live.process.metrics.nested_requests[self._live.route.path, count.method, count.outcome].inc()
 
     def sending(self) -> Headers:
         """A round goes upstream; returns its trace context."""

@@ -39,9 +39,9 @@ def test_the_rejections_are_those_of_the_errors() -> None:
 
 def test_the_nested_outcomes_know_every_word_that_the_core_counts() -> None:
     core = "".join(path.read_text() for path in SOURCES if path.parent.name == "exchange")
-    counted = set(re.findall(r'do\.Count\([\w.]+, "(\w+)"\)', core))
-    assert counted
-    assert {NestedOutcome(word).name.lower() for word in counted} == counted
+    counted = set(re.findall(r'(?:do\.Count\([\w.]+|[rR]efus\w+\((?:\w+, \w+)?)(?:, )?"(\w+)"', core))
+    assert {"asked", "malformed", "refused_unsolicited"} < counted
+    assert {NestedOutcome(word).value for word in counted} == counted
     with pytest.raises(ValueError, match="is not a valid"):
         NestedOutcome("odd")
 
