@@ -43,7 +43,7 @@ from gateway.plugins.loader import PluginMissing, plugin
 from gateway.runtime import event_loop
 from gateway.server.serve import ignore_signals, serve
 from gateway.server.wrap import wrap
-from gateway.shell_completion import SHELLS, Parser, script
+from gateway.shell_completion import SHELLS, CommandLine, script
 from gateway.stdio_front.settings import for_host
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
 from gateway.tools.demo import run as demo
@@ -130,7 +130,7 @@ def _carried_out(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = Parser(
+    parser: argparse.ArgumentParser = CommandLine(
         "mrtr-gateway", description="Makes a legacy MCP server a modern, stateless one."
     )
     parser.add_argument("-V", "--version", action="version", version=f"mrtr-gateway {__version__}")

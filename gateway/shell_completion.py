@@ -9,7 +9,7 @@ import shtab
 SHELLS: Final = ("bash", "fish", "zsh")
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLine(argparse.ArgumentParser):
     """A parser of which shells complete the arguments that are paths."""
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
