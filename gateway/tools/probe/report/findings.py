@@ -12,7 +12,6 @@ State = Literal["ok", "warning", "failed"]
 
 Answer = Literal["yes", "partly", "no", "not offered"]
 
-SCHEMA: Final = 1
 _EXIT: Final[dict[State, int]] = {"ok": 0, "warning": 3, "failed": 1}
 
 
@@ -100,7 +99,7 @@ class ProbedServer(Struct, kw_only=True):
 class ProbeReport(Struct, kw_only=True):
     """The whole report."""
 
-    schema: int = SCHEMA
+    schema: int = 1
     gateway: str
     """The version of mrtr-gateway."""
     state: State

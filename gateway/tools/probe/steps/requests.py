@@ -21,7 +21,6 @@ from gateway.upstream.channel import Headers
 _BODY_BYTES: Final = 262_144
 NO_REPLY: Final = (RequestFailed, TimeoutError)
 """Why there is no reply, or no complete one, in time."""
-EVENTS: Final = reply_messages.EVENT_STREAM
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.tools.probe.steps.context import ProbeContext
-from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, ask
 from gateway.upstream.channel import Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
@@ -22,7 +22,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     method, params = mcp.PING, {}
     if has_tools:
         method, params = mcp.TOOLS_CALL, {"name": _NO_TOOL, "arguments": {}}
-    own = {**headers, "Accept": f"application/json, {EVENTS}", "Content-Type": "application/json"}
+    own = {**headers, "Accept": f"application/json, {reply_messages.EVENT_STREAM}", "Content-Type": "application/json"}
     seconds = exam.timeouts.handshake_seconds
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
@@ -35,7 +35,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
             "Look in the server's log.",
         )
         return
-    is_json = reply.content_type != EVENTS
+    is_json = reply.content_type != reply_messages.EVENT_STREAM
     ids = [] if is_json else [event.id for event in reply_messages.events(reply.body) if event.id]
     exam.learn(json_replies=is_json, event_store=bool(ids))
     if is_json:
@@ -59,7 +59,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
 
 async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     """Return whether the server replays the answer after the first event id."""
-    own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
+    own = {**headers, "Accept": reply_messages.EVENT_STREAM, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
             # Up to the answer, because some servers leave the stream open after it.
