@@ -10,7 +10,7 @@ then remove the old key.
 """
 
 import hashlib
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -34,6 +34,9 @@ _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
 _OVERHEAD_BYTES: Final = _SALT_BYTES + _NONCE_BYTES + 16
 """Of salt, nonce and tag: the least that is encrypted."""
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/\0\0")
+"""The characters that base64url does not have count as any other that is wrong."""
 _KEY_ID_CHARACTERS: Final = 8
 # The most that NIST SP 800-38D (8.3) allows under one key with random nonces.
 _SEALS_PER_SALT: Final = 2**32
@@ -73,7 +76,7 @@ class Keyring:
 
     def seal(self, plaintext: bytes) -> str:
         """The token that carries `plaintext`."""
-        body = urlsafe_b64encode(self._encrypt(plaintext, self._head)).rstrip(b"=")
+        body = b2a_base64(self._encrypt(plaintext, self._head), newline=False).rstrip(b"=").translate(_TO_URL)
         return (self._head + body).decode()
 
     def seal_bytes(self, plaintext: bytes, bound: bytes) -> bytes:
@@ -93,12 +96,12 @@ class Keyring:
         if prefix != PREFIX:
             raise InvalidState("malformed")
         try:
-            written = body.encode()
-            sealed = urlsafe_b64decode(written + b"==")
+            standard = body.encode().translate(_FROM_URL)
+            sealed = a2b_base64(standard + b"==")
         except ValueError as exc:
             raise InvalidState("malformed") from exc
-        # The decoder skips what is wrong. Only the spelling that `seal` writes is taken.
-        if urlsafe_b64encode(sealed).rstrip(b"=") != written:
+        # Of the spellings that mean the same, only the one that `seal` writes is taken.
+        if b2a_base64(sealed, newline=False).rstrip(b"=") != standard:
             raise InvalidState("malformed")
         # Bytes of a header that are not UTF-8 are surrogates in the id: it is unknown then, and nothing raises.
         return self._decrypt(key_id, sealed, f"{PREFIX}.{key_id}.".encode("utf-8", "surrogatepass"))
