@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.config import (
-    json_schema,
-)
+from gateway.config.schema import json_schema
 
 ROOT = Path(__file__).parents[2]
 

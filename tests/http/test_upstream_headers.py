@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.config import Credentials, Route, Upstream
+from gateway.config import Route, Upstream
+from gateway.config.model.route import Credentials
 from gateway.http.upstream_headers import (
     asks_as_client,
     check_once,

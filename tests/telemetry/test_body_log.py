@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.config import Debug
+from gateway.config.model.config import Debug
 from gateway.protocol import mcp
 from gateway.telemetry.body_log import SHOWN_CHARACTERS, shown
 from tests.support.fake_upstream import FakeUpstream, Turn, text

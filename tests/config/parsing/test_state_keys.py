@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import (
-    decode_key,
-)
-from gateway.config.parsing.state_keys import read_key_lines
+from gateway.config.parsing.state_keys import decode_key, read_key_lines
 from tests.support.configurations import (
     KEY,
     good,
