@@ -114,19 +114,13 @@ def parse(text: str, source: str, env: Mapping[str, str] = os.environ) -> Config
     return _finish(read_tree(text), source, env)
 
 
-def for_upstream(
-    url: str, listen: str | None = None, admin: str | None = None, env: Mapping[str, str] = os.environ
-) -> Config:
+def for_upstream(url: str, listen: str | None = None, admin: str | None = None) -> Config:
     """Return the configuration of `serve --upstream URL`: one route; flags override the environment."""
-    return _for_one({"url": Given(url, "--upstream")}, listen, admin, env)
+    return _for_one({"url": Given(url, "--upstream")}, listen, admin)
 
 
 def for_command(
-    command: Sequence[str],
-    given: Sequence[str] = (),
-    listen: str | None = None,
-    admin: str | None = None,
-    env: Mapping[str, str] = os.environ,
+    command: Sequence[str], given: Sequence[str] = (), listen: str | None = None, admin: str | None = None
 ) -> Config:
     """Return the configuration of `serve --stdio -- COMMAND`, as `for_upstream`; the words are used unchanged.
 
@@ -135,17 +129,17 @@ def for_command(
     variables: dict[str, object] = {}
     for word in given:
         name, has_value, value = word.partition("=")
-        if not has_value and name not in env:
+        if not has_value and name not in os.environ:
             raise unusable(f"--env {name}", f"is not set; export {name}, or write {name}=VALUE")
-        variables[name] = Given(value if has_value else env[name], "--env")
+        variables[name] = Given(value if has_value else os.environ[name], "--env")
     words = [Given(word, "--stdio") for word in command]  # `${` in a word is the command's own business
-    return _for_one({"command": words, "env": variables}, listen, admin, env)
+    return _for_one({"command": words, "env": variables}, listen, admin)
 
 
-def _for_one(upstream: dict[str, object], listen: str | None, admin: str | None, env: Mapping[str, str]) -> Config:
+def _for_one(upstream: dict[str, object], listen: str | None, admin: str | None) -> Config:
     flags = {name: text for name, text in (("listen", listen), ("admin", admin)) if text is not None}
     overruled = {f"GATEWAY_{name.upper()}" for name in flags}
-    unset = {name: text for name, text in env.items() if name not in overruled}
+    unset = {name: text for name, text in os.environ.items() if name not in overruled}
     tree: dict[str, object] = {name: Given(text, f"--{name}") for name, text in flags.items()}
     tree["routes"] = [{"upstream": upstream}]
     return _finish(Document(tree, [], {}), "command line", unset)

@@ -128,15 +128,16 @@ def test_a_missing_file_and_a_binary_file_are_problems(tmp_path: Path) -> None:
 
 
 def test_the_short_form_is_one_route_with_the_defaults() -> None:
-    assert for_upstream("http://a/x", env={}) == Config(routes=(Route(upstream=Upstream(url="http://a/x")),))
+    assert for_upstream("http://a/x") == Config(routes=(Route(upstream=Upstream(url="http://a/x")),))
 
 
-def test_a_flag_wins_over_the_environment_and_is_named_in_its_problem() -> None:
-    env = {"GATEWAY_LISTEN": "a:1", "GATEWAY_ADMIN": "a:2", "GATEWAY_LOG__LEVEL": "debug"}
-    config = for_upstream("http://a/", "b:1", env=env)
+def test_a_flag_wins_over_the_environment_and_is_named_in_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"LISTEN": "a:1", "ADMIN": "a:2", "LOG__LEVEL": "debug"}.items():
+        monkeypatch.setenv(f"GATEWAY_{name}", text)
+    config = for_upstream("http://a/", "b:1")
     assert (config.listen, config.admin, config.log.level) == ("b:1", "a:2", "debug")
     with pytest.raises(ConfigError) as caught:
-        for_upstream("localhost:9000", "1", "${X}", {})
+        for_upstream("localhost:9000", "1", "${X}")
     assert [re.findall(r"\(from (\S+)\)", problem) for problem in caught.value.problems] == [
         ["--listen"],
         ["--admin"],
@@ -144,15 +145,16 @@ def test_a_flag_wins_over_the_environment_and_is_named_in_its_problem() -> None:
     ]
 
 
-def test_a_command_of_the_command_line_is_taken_word_by_word() -> None:
-    config = for_command(["npx", "${X}", "--flag"], ["KEY", "A=b=c"], "b:1", env={"KEY": "${Y}"})
+def test_a_command_of_the_command_line_is_taken_word_by_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "${Y}")
+    config = for_command(["npx", "${X}", "--flag"], ["KEY", "A=b=c"], "b:1")
     assert config.listen == "b:1"
     assert config.routes[0].upstream == Upstream(command=("npx", "${X}", "--flag"), env={"KEY": "${Y}", "A": "b=c"})
     with pytest.raises(ConfigError, match="--env NONE: is not set"):
-        for_command(["npx"], ["NONE"], env={})
+        for_command(["npx"], ["NONE"])
 
 
 def test_the_configuration_of_the_command_line_has_a_digest() -> None:
-    config = for_upstream("http://127.0.0.1:9000/mcp", "127.0.0.1:8080", "127.0.0.1:9464", {})
+    config = for_upstream("http://127.0.0.1:9000/mcp", "127.0.0.1:8080", "127.0.0.1:9464")
     assert len(digest(config)) == 12
     assert {type(text) for text in (config.listen, config.admin, config.routes[0].upstream.url)} == {str}

@@ -70,7 +70,7 @@ def test_a_child_gets_what_its_own_route_is_made_of() -> None:
 
 
 def test_a_host_keeps_one_session_for_as_long_as_it_lives() -> None:
-    (route,) = for_host(for_command(["server"], env={}), None, {}).routes
+    (route,) = for_host(for_command(["server"]), None, {}).routes
     assert route.sessions.affinity == "principal"
     assert route.sessions.idle_seconds == 86_400
     assert route.upstream.warm == 0
@@ -83,7 +83,7 @@ def test_a_command_of_a_host_may_take_long_to_start_but_a_server_behind_a_url_ma
 
 @pytest.mark.parametrize("era", ["bridge", "mirror"])
 def test_the_era_may_be_given(era: str) -> None:
-    (route,) = for_host(for_command(["server"], env={}), None, {}, era).routes
+    (route,) = for_host(for_command(["server"]), None, {}, era).routes
     assert route.era == era
 
 

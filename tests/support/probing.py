@@ -25,7 +25,7 @@ def subject(
     era: Literal["auto", "bridge"] = "auto",
     **tls: Any,
 ) -> Subject:
-    config = for_upstream(url, env={})
+    config = for_upstream(url)
     names = ("connect_seconds", "handshake_seconds", "answer_seconds", "cancel_seconds")
     timeouts = structs.replace(config.timeouts, **dict.fromkeys(names, seconds))
     tls = {name: str(value) if isinstance(value, Path) else value for name, value in tls.items()}

@@ -274,7 +274,7 @@ def test_the_page_shows_what_is_printed_of_a_server_that_is_not_there(capsys: py
 
 
 def test_the_page_names_every_feature_and_every_option() -> None:
-    config = for_upstream(URL, env={})
+    config = for_upstream(URL)
     told = features(Server(), config.routes[0], config)
     assert len(told) == 8
     for feature in told:

@@ -7,7 +7,7 @@ from gateway.config import for_upstream
 from gateway.tools.probe.report.features import features, unknown
 from gateway.tools.probe.report.findings import Feature, Server
 
-CONFIG = for_upstream("http://127.0.0.1:9/mcp", env={})
+CONFIG = for_upstream("http://127.0.0.1:9/mcp")
 ROUTE = CONFIG.routes[0]
 GOOD = Server(sessions=True, side_stream=True, tools=4, ephemeral_tools=1, capabilities=("tools", "tools.listChanged"))
 
