@@ -132,8 +132,9 @@ class DirectCalls:
             return None
         started = world.monotonic()
         http = HttpRequest(head, ALL_READ, connection.wire)
-        request_id = http.identify(self._own_ids)
-        headers = with_request_id(live.route, way.headers, request_id)
+        request_id, headers = http.identify(self._own_ids), way.headers
+        if live.route.upstream.request_id_header is not None:
+            headers = with_request_id(live.route, headers, request_id)
         remote, proxies = connection.wire.remote, live.config.principal.trusted_proxies
         if proxies:
             remote = client_address(remote, head.headers, proxies)

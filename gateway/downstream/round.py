@@ -146,6 +146,9 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         sender = _Sender(said, live.route, key, headers)
         if known is not None and request.said.is_shared:  # else the next request has another object
             known.sender = sender
+    headers = sender.headers
+    if live.route.upstream.request_id_header is not None:
+        headers = with_request_id(live.route, headers, incoming.request_id)
     remote, proxies = incoming.remote, live.config.principal.trusted_proxies
     if proxies:
         remote = client_address(remote, incoming.headers, proxies)
@@ -153,7 +156,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         live,
         request,
         sender.key,
-        with_request_id(live.route, sender.headers, incoming.request_id),
+        headers,
         len(incoming.body),
         remote,
         incoming.request_id,
