@@ -59,9 +59,10 @@ class CallReply(ReplyReader, kw_only=True):
     def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
         """Take the body of most calls at once, as it is."""
         if head.status < 300 and head.content_type != EVENT_STREAM and SMALL_BYTES >= len(body) <= self.max_bytes:
-            failure = None
+            self.session.accepted(self.headers)
+            self.message, failure = b"", None
             try:
-                self.accepted()
+                self.hearer.accepted()
                 if self.hearer.hear(body):
                     self._done()
                     return
