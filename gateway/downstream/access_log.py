@@ -51,7 +51,7 @@ class AccessLog:
                 Event.REQUEST_FINISHED,
                 route=path if is_route else None,
                 http_method=incoming.method[:20],
-                method=incoming.rpc_method and incoming.rpc_method[:_CHARACTERS],
+                method=incoming.rpc_method,
                 target=target and target[:_CHARACTERS],
                 outcome=outcome,
                 status=status or reply.status,

@@ -31,6 +31,7 @@ from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
 _MAX_PROXIES: Final = 10
+_NOTED_CHARACTERS: Final = 200
 
 
 TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
@@ -77,7 +78,7 @@ class Incoming(msgspec.Struct, eq=False):
     state: Envelope | None = None
     """What the state in the body says, if all of it was checked before the round began."""
     rpc_method: str | None = None
-    """The JSON-RPC method in the body, with its tool, prompt or URI: noted for the log and the status page."""
+    """The JSON-RPC method in the body, with its tool, prompt or URI: their beginnings, for log and status page."""
     target: str | None = None
     in_session: bool = False
     """Whether it is a message in a valid session of a legacy client, which an error of this one message must not end
@@ -104,10 +105,11 @@ class Incoming(msgspec.Struct, eq=False):
         if self.rpc_method is None:
             with suppress(ValueError, RecursionError):
                 message = jsonrpc.message(self.body)
-                self.rpc_method = message.method
+                self.rpc_method = message.method and message.method[:_NOTED_CHARACTERS]
                 field = mcp.TARGET_FIELD.get(message.method or "")
                 if field is not None and isinstance(message.params, Raw):
-                    self.target = jsonrpc.text(jsonrpc.fields(message.params).get(field))
+                    target = jsonrpc.text(jsonrpc.fields(message.params).get(field))
+                    self.target = target and target[:_NOTED_CHARACTERS]
 
     def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""

@@ -131,6 +131,13 @@ async def test_a_request_that_passes_through_and_hangs_is_listed(upstream: FakeU
     async with client.open(message):  # whose body is gone
         await is_listed()
     await eventually(lambda: not stand.gateway.routes.process.passing)
+    for method, name in (("tools/call", "n" * 100_000), ("m" * 100_000, "")):
+        upstream.on(method, begins_and_hangs)
+        async with client.open(client.call_message(name) | {"method": method}):
+            await eventually(lambda: [each for each in stand.gateway.routes.process.passing if each.rpc_method])
+            (passing,) = stand.gateway.routes.process.passing
+            assert len((passing.rpc_method or "") + (passing.target or "")) <= 210, "nothing weighs what is kept"
+        await eventually(lambda: not stand.gateway.routes.process.passing)
 
 
 @pytest.mark.usefixtures("_soon")
