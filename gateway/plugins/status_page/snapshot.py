@@ -18,7 +18,7 @@ from gateway.bridge.call_context import client_shown, shown_name
 from gateway.cluster.membership import Membership
 from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
-from gateway.http.incoming import client_address
+from gateway.http.incoming import Incoming, client_address
 from gateway.plugins.status_page.merge_statuses import cut, failing_first
 from gateway.plugins.status_page.status_view import waits_for
 from gateway.routes.live_route import LiveRoute
@@ -47,13 +47,14 @@ _REJECTIONS: Final = 5
 
 def take_snapshot(source: ProcessParts) -> Status:
     """Return the status of one process."""
-    running, passing = _running(source), tuple(_passing(source))
+    running, now = _running(source), world.monotonic()
+    passing = [*takewhile(lambda each: now - each[1] >= LONG_SECONDS, source.routes.process.passing.items())]
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.task_table)
     oldest = {call.live.route.path: seconds for call, seconds in reversed(running.items())}
-    for call in passing:
-        oldest[call.route] = max(oldest.get(call.route, 0.0), call.age_seconds)
+    for incoming, began in passing:
+        oldest[incoming.path] = max(oldest.get(incoming.path, 0.0), now - began)
     routes = [
         _route(live, held[path], tasks[path], oldest.get(path), source.metrics)
         for path, live in source.routes.live.items()
@@ -74,7 +75,7 @@ def take_snapshot(source: ProcessParts) -> Status:
         # Those that were parked first, then those whose clients have still to be told.
         held=_shown(islice(chain(source.lot.waiting(), lost), MOST_HELD)),
         held_total=own.held,
-        running=(*_shown(islice(running, MOST_HELD)), *passing[:MOST_HELD]),
+        running=(*_shown(islice(running, MOST_HELD)), *_passing(source, now, passing[:MOST_HELD])),
         running_total=len(running) + len(passing),
         callers=tuple(_callers(source)),
         peers=tuple(peers),
@@ -119,10 +120,10 @@ def _running(source: ProcessParts) -> dict[Seen, float]:
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def _passing(source: ProcessParts) -> Iterator[CallStatus]:
-    """Yield the requests that have passed through for long, the longest first."""
-    process, now, proxies = source.routes.process, world.monotonic(), source.config.principal.trusted_proxies
-    for incoming, began in takewhile(lambda each: now - each[1] >= LONG_SECONDS, process.passing.items()):
+def _passing(source: ProcessParts, now: float, shown: Iterable[tuple[Incoming, float]]) -> Iterator[CallStatus]:
+    """Yield those of the requests that pass through which are shown: each may have a large body to be read."""
+    process, proxies = source.routes.process, source.config.principal.trusted_proxies
+    for incoming, began in shown:
         incoming.note()
         caller, method = incoming.caller, incoming.rpc_method or incoming.method
         yield CallStatus(

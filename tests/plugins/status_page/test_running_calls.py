@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.plain_call import PlainCall
 from gateway.exchange.machine import State
+from gateway.http.incoming import Incoming
 from gateway.plugins.status_page.merge_statuses import cut
 from gateway.plugins.status_page.status_page import page
 from gateway.plugins.status_page.status_view import only
@@ -180,6 +181,23 @@ async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
         (call,) = (await told(stand)).running
         assert (call.method, call.name) == ("resources/read", "")
         await leave(running)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_of_the_requests_that_pass_through_only_those_are_read_that_are_shown(
+    upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, note = list[Incoming](), Incoming.note
+    monkeypatch.setattr("gateway.plugins.status_page.snapshot.MOST_HELD", 1)
+    monkeypatch.setattr(Incoming, "note", lambda incoming: (read.append(incoming), note(incoming))[1])
+    upstream.tool(Turn.for_ever)
+    client = await LegacyClient(stand).initialize()
+    running = [later(client.post(client.call_message())) for _ in range(3)]
+    _ = await upstream.saw("tools/call", 3)
+    status = await told(stand)
+    assert (len(status.running), status.running_total, len(read)) == (1, 3, 1)
+    for each in running:
+        await leave(each)
 
 
 @pytest.mark.usefixtures("_soon")
