@@ -353,9 +353,13 @@ class Context(ClientCall, eq=False, kw_only=True):
             self._outcome = Outcome.CANCELLED
         self._cause = self._cause or cause
 
-    def cooled(self) -> None:
-        """The call is let go of, and nothing more is said about it until its client comes back."""
+    def stays_cold(self) -> None:
+        """Nothing more is said about the call until its client comes back."""
         self._told_by = "nobody"
+
+    def cooled(self) -> None:
+        """The call is let go of."""
+        self.stays_cold()
         route = self.live.route.path
         self.live.process.metrics.calls_cooled[route,].inc()
         log.info(Event.CALL_COOLED, route=route, round=self.exchange.round, **self.about)

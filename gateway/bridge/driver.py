@@ -418,11 +418,14 @@ class Driver(Engine):
 
     def _give_back(self, error: GatewayError) -> None:
         """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
+        cold = None if self._takeover is None else self._takeover.cold
+        if cold is not None:
+            self._context.stays_cold()
         self.hear(on.Broke(error))
         self.forget()
         self.fire(LINGER)
-        if self._takeover is not None and self._takeover.cold is not None:
-            self._lot.cold.add(self._takeover.cold)
+        if cold is not None:
+            self._lot.cold.add(cold)
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""

@@ -312,7 +312,7 @@ async def test_cold_calls_count_for_their_caller(begin: Start, upstream: FakeUps
     ids=["no place", "no session"],
 )
 async def test_a_cold_call_for_which_there_is_no_room_stays_cold_and_can_be_continued_later(
-    begin: Start, upstream: FakeUpstream, store: FakeStore, sections: dict[str, Any], resumed: int
+    log_lines: Lines, begin: Start, upstream: FakeUpstream, store: FakeStore, sections: dict[str, Any], resumed: int
 ) -> None:
     stand = await begin(**{"hold": SOON, **sections})
     asked = await cool(stand, upstream)
@@ -327,6 +327,7 @@ async def test_a_cold_call_for_which_there_is_no_room_stays_cold_and_can_be_cont
     assert json.loads((await working).text) == [ACCEPT]
     await eventually(lambda: not stand.sessions("busy"), "the session is free")
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert [line["outcome"] for line in log_lines("exchange.finished")] == ["complete", "complete"]
 
 
 async def test_a_record_has_no_header_that_no_other_call_has(begin: Start, upstream: FakeUpstream) -> None:
