@@ -202,21 +202,20 @@ class UpstreamCall(Runner, ABC):
 
     def _failed(self, exc: GatewayError, call: Call | None) -> None:
         """Say how the call broke, unless another call of the exchange runs already: a referral had it sent again."""
-        live = self._context.live
+        live, exchange = self._context.live, self._context.exchange
+        is_newest = call is None or call is self._call
+        not_begun = is_newest and not self._is_sent and isinstance(exc, Busy | Unreachable) and bool(exchange.round)
+        if not_begun and not isinstance(exc, Busy):  # whose status and Retry-After say so
+            again = "Nothing was run: call again with the same requestState and inputResponses"
+            exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
         live.upstream.note(exc)
         if call is not None and call.span is not None:
             call.span.end(ending_of(exc))
         live.upstream.health.count(exc)
-        replayable = self._context.may_run_again(exc)
-        if call is None or call is self._call:
-            if not self._context.exchange.legs:
+        if is_newest:
+            if not exchange.legs:
                 self._context.unheard(exc)
-            has_state = bool(self._context.exchange.round)
-            not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
-            if not_begun and not isinstance(exc, Busy):  # whose status and Retry-After say so
-                again = "Nothing was run: call again with the same requestState and inputResponses"
-                exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
-            self._listener.hear(on.Broke(exc, replayable, self._may_run_on(), not_begun))
+            self._listener.hear(on.Broke(exc, self._context.may_run_again(exc), self._may_run_on(), not_begun))
 
     def _may_run_on(self) -> bool:
         """Whether the upstream may still work on the call, and no other replica can have picked it up."""

@@ -12,6 +12,7 @@ from yarl import URL
 
 from gateway.bridge import upstream_call
 from gateway.config import ConfigFile
+from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, OwnerLost
 from gateway.sessions.pool.pool import Pool
@@ -23,6 +24,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, ask
 from tests.support.host import fake
 from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.logs import Lines
+from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import fetch, told, upstream_up
 from tests.support.workbench import Stand, eventually
@@ -299,6 +301,24 @@ async def test_the_log_tells_at_once_of_the_calls_that_broke_without_their_clien
     assert "`mrtr-gateway doctor --config /etc/gateway.yaml --route /mcp`" in line["fix"]
     assert len(log_lines("exchange.finished")) == 1, "that of the first call"
     assert (await client.answer(asked[0])).error["data"]["reason"] == "call_lost"
+
+
+async def test_a_run_that_cannot_begin_is_one_failure(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_call, "CANCEL_AGAIN_SECONDS", ())
+    stand = await begin(route={"ephemeral": ["tool"]})
+    upstream.tool(ask)
+    asked = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    await upstream.close()
+    await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
+    retried = await stand.client().answer(asked)
+    assert retried.error["message"].endswith("call again with the same requestState and inputResponses")
+    counts = {error.kind: error.count for error in (await told(stand)).errors}
+    assert counts == {"call_lost": 1, "upstream_unreachable": 1}
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
+    await drop(stand)
 
 
 async def test_a_server_that_is_silent_is_told(upstream: FakeUpstream, begin: Start) -> None:
