@@ -213,7 +213,7 @@ class UpstreamCall(Runner, ABC):
             call.span.end(ending_of(exc))
         live.upstream.health.count(exc)
         if is_newest:
-            if not exchange.legs:
+            if not exchange.legs and isinstance(exc, UpstreamError):
                 self._context.unheard(exc)
             self._listener.hear(on.Broke(exc, self._context.may_run_again(exc), self._may_run_on(), not_begun))
 

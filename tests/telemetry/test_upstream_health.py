@@ -11,23 +11,24 @@ import pytest
 from yarl import URL
 
 from gateway.bridge import upstream_call
+from gateway.bridge.call_context import Context
 from gateway.config import ConfigFile
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, OwnerLost
+from gateway.protocol.errors import Busy, CallLost, OwnerLost
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.upstream_health import UpstreamHealth
 from tests.support.fake_modern import FakeModern, Json
-from tests.support.fake_upstream import FakeUpstream, Turn, ask
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, text
 from tests.support.host import fake
 from tests.support.legacy_client import LegacyClient, SseClient
 from tests.support.logs import Lines
 from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import fetch, told, upstream_up
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import Stand, eventually, later, leave
 
 
 async def test_health_is_what_traffic_showed(upstream: FakeUpstream, begin: Start) -> None:
@@ -318,6 +319,46 @@ async def test_a_run_that_cannot_begin_is_one_failure(
     counts = {error.kind: error.count for error in (await told(stand)).errors}
     assert counts == {"call_lost": 1, "upstream_unreachable": 1}
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
+    await drop(stand)
+
+
+async def test_a_call_that_gets_no_session_without_its_client_is_not_told_as_broken(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_of = list[Exception]()
+    monkeypatch.setattr(Context, "unheard", lambda _, error: told_of.append(error))
+    stand = await begin(
+        route={"ephemeral": ["tool"], "sessions": {"max": 1}},
+        hold={"grace_seconds": 30},
+        timeouts={"session_wait_seconds": 0.05},
+    )
+    breaks, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def breaks_without_its_client(turn: Turn) -> None:
+        _ = await turn.elicit("q")
+        await breaks.wait()
+        await turn.reset()
+
+    async def works(turn: Turn) -> None:
+        await goes_on.wait()
+        await turn.result(text("done"))
+
+    upstream.each("tools/call", breaks_without_its_client, works)
+    client = stand.client()
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    answering = later(client.answer(asked))
+    _ = await upstream.saw("answer")
+    await leave(answering)
+    await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
+    other = later(client.call())  # takes the session
+    await eventually(lambda: stand.gateway.downstream.in_flight == 1)
+    breaks.set()
+    await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
+    assert told_of
+    assert not any(isinstance(error, Busy) for error in told_of)
+    goes_on.set()
+    assert (await other).text == "done"
     await drop(stand)
 
 
