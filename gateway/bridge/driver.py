@@ -544,8 +544,6 @@ class Driver(Engine):
                     begun.renew(self.live.config)
         except GatewayError as exc:
             self._fail(ask.legs, exc)
-            if isinstance(exc, DownstreamError):
-                self.live.process.metrics.rejections[exc.rejection,].inc(len(ask.legs))
             self._feed(on.Stopped(exc))
             self._feed(on.Expired())  # the legs have the error, so it is not kept
         else:
@@ -569,6 +567,8 @@ class Driver(Engine):
         for leg in legs:
             if isinstance(error, GatewayError):
                 last = FinalMessage.of_error(error, leg.id, leg.request_id)
+                if isinstance(error, DownstreamError):
+                    self.live.process.metrics.rejections[error.rejection,].inc()
             else:
                 ending = Ending(Outcome.ERROR, str(error.code))
                 last = FinalMessage(jsonrpc.failure(leg.id, error), ending=ending)

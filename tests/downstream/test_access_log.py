@@ -17,7 +17,7 @@ from tests.support.raw_connection import raw_connection
 from tests.support.replicas import Gate, drop, opened
 from tests.support.stand import Start
 from tests.support.status import told as status_of
-from tests.support.workbench import ACCEPT, Client, Stand, eventually, jwt, leave
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, jwt, later, leave
 
 ON = {"log": {"access": True}}
 VERIFIED = {"source": "jwt", "issuer": "https://issuer.example", "jwks_url": "http://127.0.0.1:1/keys"}
@@ -176,6 +176,17 @@ async def test_a_call_without_a_place_at_its_first_question_is_refused_in_log_an
     assert "(hold.max_calls_per_principal)" in refused["cause"]
     assert stand.gateway.metrics.rejections["busy",].value == 1
     await drop(stand)
+
+
+async def test_a_call_that_gets_no_session_is_counted_as_refused(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    go = upstream.waiting_tool()
+    running = later(stand.client().call())
+    _ = await upstream.saw("tools/call")
+    assert (await stand.client().call()).status == 503
+    assert stand.gateway.metrics.rejections["busy",].value == 1
+    go.set()
+    assert (await running).text == "done"
 
 
 async def test_a_failure_of_the_server_is_an_error(log_lines: Lines, upstream: FakeUpstream, begin: Start) -> None:
