@@ -230,7 +230,7 @@ def client_address(peer: str | None, headers: CIMultiDictProxy[str], proxies: tu
     """The address nearest to the gateway that is no trusted proxy's: each of those tells of the one before it."""
     told = (joined(headers, "X-Forwarded-For") or "").rsplit(",", _MAX_PROXIES)
     while told and is_trusted(peer, proxies) and (address := parsed_address(told.pop().strip())) is not None:
-        peer = str(address)
+        peer = str(address).partition("%")[0]  # a zone may be any text, and means nothing here
     return peer
 
 
