@@ -159,7 +159,7 @@ class PeerConnections:
             b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
             sealed,
             timeouts.peer_connect_seconds,
-            is_fresh=fresh,
+            sending="fresh" if fresh else "usual",
             awaits_continue=True,
         )
         self._http.begin(pending)

@@ -15,7 +15,7 @@ from yarl import URL
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import PendingRequest
+from gateway.http_client.connection import PendingRequest, Sending
 from gateway.http_client.origin import Origin
 from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
@@ -93,14 +93,14 @@ class Client:
         headers: Mapping[str, str] | HeaderLines,
         body: bytes,
         *,
-        is_repeatable: bool = False,
+        sending: Sending = "usual",
     ) -> Coroutine[Any, Any, AwaitedReply]:
         """Send one request; return its reply, awaited, as soon as its head is here. The caller closes it.
 
         The headers of the reply may have control characters in their values. Raises RequestFailed.
         """
         reply = AwaitedReply()
-        pending = self.begin(method, url, headers, body, reply, is_lenient=True, is_repeatable=is_repeatable)
+        pending = self.begin(method, url, headers, body, reply, is_lenient=True, sending=sending)
         return reply.begun(pending)
 
     def begin(  # noqa: PLR0913  (what one request consists of)
@@ -112,8 +112,7 @@ class Client:
         listener: ReplyListener,
         *,
         is_lenient: bool = False,
-        is_repeatable: bool = False,
-        is_fresh: bool = False,
+        sending: Sending = "usual",
     ) -> PendingRequest:
         """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
         bounds = self._bounds.value
@@ -126,8 +125,7 @@ class Client:
             bounds.timeouts.connect_seconds,
             method=method,
             is_lenient=is_lenient,
-            is_repeatable=is_repeatable,
-            is_fresh=is_fresh,
+            sending=sending,
         )
         self._calls.begin(pending)
         return pending
@@ -164,12 +162,12 @@ class Client:
         body: bytes,
         listener: ReplyListener,
         *,
-        is_repeatable: bool = False,
+        sending: Sending = "usual",
     ) -> PendingRequest:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
         head = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
         seconds = self.timeouts.connect_seconds
-        pending = PendingRequest(prepared.origin, listener, head, body, seconds, is_repeatable=is_repeatable)
+        pending = PendingRequest(prepared.origin, listener, head, body, seconds, sending=sending)
         self._calls.begin(pending)
         return pending
 

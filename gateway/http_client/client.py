@@ -41,7 +41,7 @@ class HttpClient:
     def begin(self, pending: PendingRequest) -> None:
         """Send a request, at once if a connection is idle."""
         connection = None
-        if not (pending.is_fresh or self._is_closed):
+        if not (pending.sending == "fresh" or self._is_closed):
             # A request whose body waits can be sent again if the connection turns out to have ended.
             is_safe = pending.method in IDEMPOTENT or pending.awaits_continue
             connection = self.idle.take(pending.origin, is_repeatable=is_safe, looks=not pending.awaits_continue)
@@ -88,7 +88,7 @@ class HttpClient:
             connection.abort()
             failure = NotConnected("it closed the connection at once")
         # If it was sent before, the upstream may have got that, and ended since.
-        pending.fail(NoReply() if pending.is_sent and pending.method not in IDEMPOTENT else failure, self)
+        pending.fail(NoReply() if pending.sending == "again" and pending.method not in IDEMPOTENT else failure, self)
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""

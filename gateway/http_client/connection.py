@@ -32,6 +32,9 @@ _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """Methods that may run twice (RFC 9110 section 9.2.2)."""
+Sending = Literal["usual", "repeatable", "fresh", "again"]
+"""How a request is sent: as its method allows; as one that may run twice, whatever its method; on a new connection and
+only once; or after another connection has carried it."""
 _FEW_LINES: Final = 64
 """A part of an event stream that has fewer is cheap to read, whatever its size."""
 
@@ -68,12 +71,8 @@ class PendingRequest(msgspec.Struct, eq=False):
     method: str = "POST"
     is_lenient: bool = False
     """Whether the values of the reply's headers may have control characters, which the listener then removes."""
-    is_repeatable: bool = False
-    """Whether it may run twice, whatever its method."""
-    is_fresh: bool = False
-    """Whether it is sent on a new connection, and only once."""
-    is_sent: bool = False
-    """Whether a connection has carried it."""
+    sending: Sending = "usual"
+    """How it is sent next."""
     awaits_continue: bool = False
     """Whether the body is not sent yet: the server has not said `100 Continue`, for which the head has to ask."""
     stage: Literal["in flight", "read", "over"] = "in flight"
@@ -144,9 +143,9 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     def sent_on(self, connection: "Connection") -> None:
         """It is sent on this connection, and may be in flight for long."""
-        if self.is_sent or self.is_fresh or not (self.is_repeatable or self.method in IDEMPOTENT):
+        if self.sending in ("fresh", "again") or (self.sending == "usual" and self.method not in IDEMPOTENT):
             self.head = self.body = b""  # this is the last time
-        self.carrier, self.is_sent = connection, True
+        self.carrier, self.sending = connection, "again"
 
     def continued(self) -> None:
         """The server has asked for the body."""

@@ -63,7 +63,7 @@ async def test_a_repetition_that_nobody_accepts_does_not_hide_that_the_first_one
         assert await read(client, "GET", server) == b"ok"
         server.stop_listening()
         with pytest.raises(NoReply):
-            _ = await client.send("POST", url, {}, b"{}", is_repeatable=True)
+            _ = await client.send("POST", url, {}, b"{}", sending="repeatable")
 
 
 @pytest.mark.parametrize(("method", "is_repeatable"), [("GET", False), ("DELETE", False), ("POST", True)])
@@ -75,7 +75,7 @@ async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
         url = URL(server.url)
         _ = await asyncio.gather(*(read(client, "GET", server) for _ in range(3)))
         assert len(calls.idle) == 3
-        reply = await client.send(method, url, {}, b"", is_repeatable=is_repeatable)
+        reply = await client.send(method, url, {}, b"", sending="repeatable" if is_repeatable else "usual")
         assert await reply.read_at_most(9) == b"ok"
         assert (len(server.requests), server.connections) == (5, 4)
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import PendingRequest
+from gateway.http_client.connection import PendingRequest, Sending
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import MalformedReply, NoReply, NotConnected, ReplyCut
 from gateway.http_client.origin import Origin
@@ -116,10 +116,11 @@ async def test_a_failure_leaves_it_known_whether_the_body_was_sent(
 async def test_a_fresh_connection_is_opened_beside_an_idle_one(client: HttpClient) -> None:
     async with FakeHttp(answers(CONTINUE + OK)) as server:
         for count, is_fresh in ((1, False), (2, True), (2, False)):
+            sending: Sending = "fresh" if is_fresh else "usual"
             recorder = Recorder()
             head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
             origin = Origin("127.0.0.1", server.port)
-            client.begin(PendingRequest(origin, recorder, head, b"{}", 20, is_fresh=is_fresh))
+            client.begin(PendingRequest(origin, recorder, head, b"{}", 20, sending=sending))
             await recorder.over()
             assert (recorder.words, server.connections) == (COMPLETE, count)
 

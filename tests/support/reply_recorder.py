@@ -113,7 +113,7 @@ class Sender:
             seconds,
             method=method,
             is_lenient=is_lenient,
-            is_repeatable=is_repeatable,
+            sending="repeatable" if is_repeatable else "usual",
         )
         self.client.begin(pending)
         assert recorder.words == [], "the listener was called before begin returned"

@@ -52,7 +52,7 @@ class _Probe(Hearer):
         reply = self._reply = ReplyReader(self, largest, upstream, unread=REDIRECTS, refusal_bytes=largest)
         headers, message = discover_headers(self.headers), era.discover(self._asked)
         url, client = upstream.endpoint.url, upstream.client
-        return await reply.over(client.begin("POST", url, headers, message, reply, is_repeatable=True))
+        return await reply.over(client.begin("POST", url, headers, message, reply, sending="repeatable"))
 
     def hear(self, data: bytes, /) -> bool:
         """Take a message, or a body; whether it tells the era. A stream may stay open after that."""

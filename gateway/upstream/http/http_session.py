@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from gateway.http.upstream_client import Prepared  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.http_client.connection import PendingRequest
+from gateway.http_client.connection import PendingRequest, Sending
 from gateway.http_client.reply_listener import ReplyListener
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import mcp
@@ -76,4 +76,5 @@ class HttpSession:
         """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
         client = self.upstream.client
         prepared = self._prepared = client.prepared(self.upstream.endpoint.url, headers, self._fixed, self._prepared)
-        return client.begin_prepared(prepared, self._id_line, message, listener, is_repeatable=is_repeatable)
+        sending: Sending = "repeatable" if is_repeatable else "usual"
+        return client.begin_prepared(prepared, self._id_line, message, listener, sending=sending)

@@ -99,7 +99,7 @@ class HttpSseChannel(OneStreamChannel):
         async def send() -> ReplyReader:
             stream = _SessionStream(self, client.limits.event_bytes, self._upstream, unread=_UNREAD, channel=self)
             # Each GET opens a session, so it is not repeated, and needs a connection that is surely alive.
-            pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
+            pending = client.begin("GET", endpoint.url, wanted, b"", stream, sending="fresh")
             self._stream = stream
             return await stream.over(pending)
 
@@ -266,7 +266,9 @@ class HttpSseChannel(OneStreamChannel):
                         break
                     reply = Acceptance(UNHEARD, 0, self._upstream, unread=_POST_REDIRECTS)
                     own = {**headers, **self._fixed}
-                    pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)
+                    pending = client.begin(
+                        "POST", target, own, message, reply, sending="repeatable" if is_repeatable else "usual"
+                    )
                     if answered is not None:
                         answered.add_done_callback(partial(_wait_no_more, reply))
                     _ = await reply.over(pending)

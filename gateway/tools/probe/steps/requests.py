@@ -62,7 +62,7 @@ async def ask(  # noqa: PLR0913  (what one request consists of)
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with asyncio.timeout_at(deadline):
-        coming = await client.send(method, url, headers, body, is_repeatable=True)
+        coming = await client.send(method, url, headers, body, sending="repeatable")
     reply = ProbeReply(coming)
     # What came before a failure counts.
     with closing(coming), suppress(*NO_REPLY):
