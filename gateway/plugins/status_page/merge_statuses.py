@@ -183,10 +183,10 @@ def _route(rows: Sequence[RouteStatus]) -> RouteStatus:
     failures = [row.last_failure for row in rows if row.last_failure is not None]
     failure = min(failures, key=lambda each: each.seconds_ago, default=None)
     last_ok = min((row.last_ok_seconds_ago for row in rows if row.last_ok_seconds_ago is not None), default=None)
-    if failure is not None:  # the earliest of those that are failing, but after an answer to another one
-        began = [row.last_failure.since_seconds_ago for row in rows if row.last_failure and row.health == "failing"]
-        since = max(began, default=0.0)
-        failure = replace(failure, since_seconds_ago=since if last_ok is None else min(since, last_ok))
+    if failure is not None and health(last_ok, failure) == "failing":
+        # What began before an answer, whichever process got it, has ended since; if all began before, it may be new.
+        began = [each.since_seconds_ago for each in failures if last_ok is None or each.since_seconds_ago < last_ok]
+        failure = replace(failure, since_seconds_ago=max(began, default=last_ok or 0.0))
     # A process that has served no request of the route knows neither its era nor its transport.
     first = next((row for row in rows if row.era != "unknown"), rows[0])
     numbers = _ADDED_UP if first.children is None else (*_ADDED_UP, "children", "children_limit")

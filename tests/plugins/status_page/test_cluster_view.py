@@ -20,7 +20,7 @@ from gateway.seal.peer_messages import Told
 from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Silent, tells, tells_later
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, ask
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, ask
 from tests.support.noted_connections import NotedConnection
 from tests.support.replicas import Cluster, drop, facing, in_time
 from tests.support.status import fetch, process, status_of
@@ -74,6 +74,33 @@ async def test_each_replica_shows_what_all_of_them_hold(upstream: FakeUpstream, 
         assert not [each for each in status.notices if "differ" in each.text], "they differ in addresses alone"
     for stand in stands:
         await drop(stand)
+
+
+async def test_a_server_is_failing_since_it_last_answered_any_replica(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr(world, "monotonic", lambda: time.monotonic() + passed[0])
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
+
+    async def after(seconds: float, stand: Stand, tool: Any) -> tuple[str, float]:
+        passed[0] += seconds
+        upstream.tool(tool)
+        _ = await stand.client().call()
+        return await health()
+
+    async def health() -> tuple[str, float]:
+        (row,) = (await seen(one)).routes
+        return row.health, round(row.last_failure.since_seconds_ago, -1) if row.last_failure is not None else 0.0
+
+    assert await after(0, one, Turn.reset) == ("failing", 0)
+    assert (await after(100, three, Turn.result))[0] == "ok"
+    assert await after(100, three, Turn.reset) == ("failing", 0)
+    assert (await after(100, two, Turn.result))[0] == "ok"
+    await cluster.crash(two)
+    assert await health() == ("failing", 100), "another replica's answer is still known, that of the dead one is not"
+    (row,) = (await seen(one, "?replica=gw-1")).routes
+    assert (row.health, round(row.last_ok_seconds_ago or 0.0, -1)) == ("failing", 300), "what it saw itself"
 
 
 async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUpstream, cluster: Cluster) -> None:

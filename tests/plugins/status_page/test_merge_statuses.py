@@ -74,7 +74,8 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
     [
         ([(300.0, 200.0), (250.0, 40.0)], 200.0),  # the earliest
         ([(300.0, 200.0), (None, 40.0)], 200.0),
-        ([(300.0, 200.0), (100.0, 40.0)], 100.0),  # an answer to one process came after the first failure at another
+        ([(300.0, 200.0), (100.0, 40.0)], 40.0),  # the other began before an answer, and is over
+        ([(300.0, 200.0), (100.0, 150.0)], 100.0),  # all began before the last answer, and fail again
         ([(300.0, 0.0), (100.0, 0.0)], 0.0),  # of an older version
     ],
 )
@@ -101,15 +102,25 @@ def test_a_route_is_failing_since_the_first_failure_of_any_process(
     assert (row.health, row.last_failure.since_seconds_ago, row.last_failure.seconds_ago) == ("failing", since, 3)
 
 
-def test_a_failure_before_an_answer_at_the_same_process_does_not_count() -> None:
+@pytest.mark.parametrize(
+    ("failed", "answered", "health", "since"),
+    [
+        ((3, 10), 20, "failing", 10),
+        ((3, 50), 20, "failing", 20),  # it began before an answer to the other, and failed again
+        ((30, 50), 20, "ok", 50),  # it knows only an old failure
+    ],
+)
+def test_a_failure_before_an_answer_to_any_process_does_not_count(
+    failed: tuple[float, float], answered: float, health: str, since: float
+) -> None:
     def of_process(number: int, health: str, last_ok: float, *failed: float) -> Status:
         failure = Failure(kind="k", cause="c", fix="f", seconds_ago=failed[0], since_seconds_ago=failed[1])
         row = route(health=health, last_ok_seconds_ago=last_ok, last_failure=failure)
         return status_of(process(number), routes=(row,))
 
-    (row,) = of_workers(of_process(0, "failing", 90, 3, 10), of_process(1, "ok", 20, 500, 600)).routes
+    (row,) = of_workers(of_process(0, "failing", 90, *failed), of_process(1, "ok", answered, 500, 600)).routes
     assert row.last_failure is not None
-    assert (row.health, row.last_failure.since_seconds_ago) == ("failing", 10)
+    assert (row.health, row.last_failure.since_seconds_ago) == (health, since)
 
 
 def test_workers_with_different_configurations_are_a_notice() -> None:
