@@ -104,7 +104,9 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
         if name not in parts
     ]
     missing = [
-        StatusNotice(f"No status from {name}: the calls that it holds are not counted here", each.fix, each.why)
+        StatusNotice(
+            f"No status from {name}: its calls, and what servers answered it, are not counted here", each.fix, each.why
+        )
         for name, each in heard.items()
         if each.status is None
     ]

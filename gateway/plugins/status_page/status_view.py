@@ -101,9 +101,11 @@ def _warnings(status: Status) -> Iterator[StatusNotice]:
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
-            last = "" if ok is None else f"; it last answered {ago(ok)}"
+            last = f"it last failed {ago(failure.seconds_ago)}" + (
+                f" and answered {ago(ok)}" if ok is not None else ""
+            )
             yield StatusNotice(
-                f"The upstream of {route.path} is failing{since(route)}{last}", failure.fix, failure.cause
+                f"The upstream of {route.path} is failing{since(route)}; {last}", failure.fix, failure.cause
             )
     limits: list[tuple[str, int, int, str]] = []
     for each in status.processes:

@@ -101,6 +101,7 @@ async def test_a_server_is_failing_since_it_last_answered_any_replica(
     assert await health() == ("failing", 100), "another replica's answer is still known, that of the dead one is not"
     (row,) = (await seen(one, "?replica=gw-1")).routes
     assert (row.health, round(row.last_ok_seconds_ago or 0.0, -1)) == ("failing", 300), "what it saw itself"
+    assert "as the traffic of gw-1 shows it" in (await fetch(one, "/status?replica=gw-1"))[1]
 
 
 async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -148,7 +149,7 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     fixes = [each.fix for each in (await seen(one)).notices if "gw-2" in each.text]
     assert "`mrtr-gateway doctor --config /etc/gateway.yaml` on gw-1 asks it" in fixes[0]
     _, html, _ = await fetch(one, "/status")
-    assert "No status from gw-2: the calls that it holds are not counted here" in html
+    assert "No status from gw-2: its calls, and what servers answered it, are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
 
 

@@ -36,7 +36,7 @@ SHOWN = [
     "Upstreams failing 1 of 2",
     "Errors 2 listed below",
     "Needs attention",
-    f"The upstream of /b is failing {SINCE} The cause The fix",
+    f"The upstream of /b is failing {SINCE}; it last failed 1 s ago The cause The fix",
     "A caution",
     "Routes",
     f"/b [status?route=/b] http://b/mcp {FAILING} 2 of 10 2 busy 1 none",
