@@ -49,6 +49,7 @@ from gateway.tasks.follower import TaskGone
 from gateway.tasks.modern_tasks import View
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import COMPLETE, Event, TaskOutcome, get_logger
+from gateway.telemetry.process_status import Fate
 from gateway.upstream.channel import Headers
 
 log = get_logger()
@@ -161,6 +162,13 @@ class LiveTask(Driver):
     def let_go(self) -> bool:
         """As for other calls; a task is left to others by its table."""
         return self._context.is_task or super().let_go()
+
+    @property
+    def at_end(self) -> Fate | None:
+        """As for other calls; a task goes on by its handle alone, which leads to no server without sessions."""
+        if not self._context.is_task:
+            return super().at_end
+        return self._context.fate(is_resumable=self._handle.upstream is not None, may_run_twice=False)
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica follows the task, or continued its call; only asked once its owner is gone."""

@@ -230,6 +230,18 @@ async def test_a_task_that_works_is_lost_with_its_process_if_no_other_one_has_th
     assert (await told(stand)).processes[0].lost_at_end == 0
 
 
+@pytest.mark.parametrize("ephemeral", [[], ["tool"]])
+async def test_a_task_of_a_server_without_sessions_is_lost_with_its_process_even_if_its_tool_may_run_twice(
+    upstream: FakeUpstream, server: TaskServer, begin: Start, ephemeral: list[str]
+) -> None:
+    upstream.has_sessions = False
+    stand = await begin(route={"ephemeral": ephemeral})
+    task = await TaskClient(stand.client(), FIRST_FORM).first_form()
+    assert (await told(stand)).processes[0].lost_at_end == 1
+    server.done.set()
+    _ = await task.until("completed")
+
+
 async def test_the_open_questions_of_a_task_are_weighed(server: TaskServer, begin: Start) -> None:
     server.ask(1, 2)
     stand = await begin(limits={"calls_bytes": 100_000, "calls_bytes_per_principal": 50_000})
