@@ -123,7 +123,7 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     caller: str = ""
     """A tag that calls of the same caller share, at every replica; without the state keys it reveals nothing else."""
     client: str = ""
-    """The address from which its newest request came, and the name that the client gives itself."""
+    """The address from which it came to this process, and the name that the client gives itself."""
 
 
 class CallerStatus(Struct, frozen=True, kw_only=True):
