@@ -324,7 +324,8 @@ class Context(ClientCall, eq=False, kw_only=True):
             self._call_span = None
 
     def run_again(self) -> None:
-        """The call is sent once more."""
+        """The call is sent once more, whatever a leg was told of a run that could not begin."""
+        self._outcome, self._cause, self._error = Outcome.CANCELLED, "", None
         self._call_span = None
         self.step(Step.REPLAYED)
 

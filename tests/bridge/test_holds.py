@@ -9,7 +9,7 @@ from gateway.exchange.commands import TTL, Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.server.drain import drain
-from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, gives_up, text
+from tests.support.fake_upstream import FakeUpstream, Turn, ask, asks, gives_up, text, waits
 from tests.support.logs import Lines
 from tests.support.replicas import drop
 from tests.support.stand import Start
@@ -144,6 +144,29 @@ async def test_a_call_whose_server_died_and_that_may_run_twice_keeps_its_place(
     await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
     assert (await client.call()).status == 503
     assert (await client.answer(asked)).text == "ok"
+
+
+async def test_the_end_of_a_call_that_went_on_is_not_told_by_an_earlier_error(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines
+) -> None:
+    short = {"session_wait_seconds": 0.05}
+    stand = await begin(route={"ephemeral": ["tool"]}, sessions={"max": 1}, timeouts=short)
+    client, dies, goes_on = stand.client(), asyncio.Event(), asyncio.Event()
+    upstream.each("tools/call", gives_up(dies, Turn.reset), waits(goes_on, "other"), asks("done", "q", "r"))
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    dies.set()
+    await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
+    other = later(client.call())
+    _ = await upstream.saw("tools/call", 2)
+    assert (await client.answer(asked)).status == 503, "no session is free"
+    goes_on.set()
+    _ = await other
+    assert (await client.answer(asked)).questions, "the next run asks more"
+    driver.fire(TTL)
+    (line,) = log_lines("exchange.finished")
+    assert (line["outcome"], line["cause"]) == ("cancelled", "the client did not answer in time")
+    assert "reason" not in line
 
 
 async def test_the_error_of_a_lost_call_is_dropped_when_its_time_is_over(upstream: FakeUpstream, begin: Start) -> None:
