@@ -49,11 +49,13 @@ class UpstreamHealth:
         self.advise(error)
         noted = self._errors.note(error, self._route)
         if noted is not None and noted.kind in _FAILURES:
-            self._failure = noted
+            before, self._failure = self._failure, noted
             if served is not None:
                 self.judged = noted.last
-                if max(served, self.answered) >= self._failing_since:
-                    self._failing_since = noted.last
+                if (answered := max(served, self.answered)) >= self._failing_since:
+                    # The one before was perhaps too soon after another one to be judged.
+                    first = noted if before is None or before.last <= answered else before
+                    self._failing_since = first.last
 
     def advise(self, error: GatewayError) -> None:
         """Complete the commands of an error's fix, for the log and the status page alike."""

@@ -106,6 +106,12 @@ async def test_an_upstream_is_failing_since_its_first_failure_after_its_last_ans
     assert (await told(stand)).routes[0].health == "ok"
     assert [await after(50), await after(100)] == [0, 100]
 
+    _ = await after(100, fails=False)
+    _ = await after(50)
+    _ = await after(0.1, fails=False)
+    _ = await after(0.1)  # too soon for another look at the answers
+    assert await after(100) == 100
+
 
 Ask = Callable[[str], Awaitable[Json]]
 """Calls a tool, and returns the answer."""
