@@ -24,11 +24,8 @@ _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min",
 
 
 _NO_SESSION: Final = "a session with the server, or its list of tools"
-_RUNNING: Final = {
-    "parked": "the server's response: it works, and the client will ask again",
-    "detached": "the server's response: it works, and the client has left",
-}
-"""What a running call waits for without a leg, by its state."""
+_RUNNING: Final = {"parked": "; between rounds of its client", "detached": "; its client has left"}
+"""Why a running call has no leg, by its state."""
 
 
 class Figure(NamedTuple):
@@ -161,7 +158,7 @@ def waits_for(call: CallStatus) -> str:
     if call.is_lost:
         return "lost: the client will be told"
     if call.running_seconds is not None:
-        return _RUNNING.get(call.state, "the server's response" if call.silent_seconds is not None else _NO_SESSION)
+        return (_NO_SESSION if call.silent_seconds is None else "the server's response") + _RUNNING.get(call.state, "")
     lost = "; the upstream call was lost and will run again" if call.state == "broken" else ""
     return (", ".join(call.asked) or "the client's next request") + lost
 

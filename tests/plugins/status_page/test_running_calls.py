@@ -120,7 +120,9 @@ async def test_a_request_that_passes_through_and_hangs_is_listed(upstream: FakeU
         status = await told(stand)
         assert (status.running_total, call.at_end, status.processes[0].lost_at_end) == (1, "lost", 1)
         assert status.routes[0].oldest_call_seconds == status.running[0].running_seconds
-        assert SECRET not in (await fetch(stand, "/status"))[1]
+        html = (await fetch(stand, "/status"))[1]
+        assert SECRET not in html
+        assert (call.silent_seconds, "the time without a message is not known" in html) == (None, True)
 
     message = client.call_message("slow", {"passport": SECRET})
     upstream.tool(Turn.for_ever)
@@ -224,7 +226,7 @@ async def test_a_call_whose_round_ended_early_still_waits_for_its_server(upstrea
     shed = await stand.client().call()
     assert shed.questions == {}
     status = await told(stand)
-    expected = "the server's response: it works, and the client will ask again"
+    expected = "the server's response; between rounds of its client"
     assert [call.waits_for for call in (*status.held, *status.running)] == [expected] * 2
     assert expected in (await fetch(stand, "/status"))[1].replace("&#39;", "'")
     go.set()
@@ -257,7 +259,7 @@ async def test_an_answered_call_has_run_without_the_time_of_its_user(
     assert max(call.running_seconds, call.silent_seconds) < 100
     await leave(answering)
     await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
-    assert (await one_running(stand)).waits_for == "the server's response: it works, and the client has left"
+    assert (await one_running(stand)).waits_for == "the server's response; its client has left"
     gate.go.set()
     assert (await client.answer(asked)).text == "done"
 

@@ -154,12 +154,16 @@ def test_what_a_held_call_waits_for() -> None:
         replace(held(1), asked=("elicitation", "roots")),
         replace(held(1), state="broken", asked=("roots",)),
         replace(held(1), state="finished", is_lost=True),
+        replace(held(1), running_seconds=9.0, silent_seconds=9.0),
+        replace(held(1), running_seconds=9.0),  # it is sent anew
     )
     assert [*map(waits_for, calls)] == [
         "the client's next request",
         "elicitation, roots",
         "roots; the upstream call was lost and will run again",
         "lost: the client will be told",
+        "the server's response; between rounds of its client",
+        "a session with the server, or its list of tools; between rounds of its client",
     ]
 
 
