@@ -51,7 +51,7 @@ class AccessLog:
                 Event.REQUEST_FINISHED,
                 route=path if is_route else None,
                 http_method=incoming.method[:20],
-                method=incoming.rpc_method,
+                method=incoming.rpc_method or None,
                 target=target and target[:_CHARACTERS],
                 outcome=outcome,
                 status=status or reply.status,

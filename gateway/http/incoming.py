@@ -78,7 +78,8 @@ class Incoming(msgspec.Struct, eq=False):
     state: Envelope | None = None
     """What the state in the body says, if all of it was checked before the round began."""
     rpc_method: str | None = None
-    """The JSON-RPC method in the body, with its tool, prompt or URI: their beginnings, for log and status page."""
+    """The JSON-RPC method in the body, with its tool, prompt or URI: their beginnings, for log and status page. Empty
+    if it has none, None until someone asks."""
     target: str | None = None
     in_session: bool = False
     """Whether it is a message in a valid session of a legacy client, which an error of this one message must not end
@@ -103,9 +104,10 @@ class Incoming(msgspec.Struct, eq=False):
         """Note what the body asks for, which is dropped before a long call ends."""
         # Apart from what serves the request: this changes nothing of how a body is read, or refused.
         if self.rpc_method is None:
+            self.rpc_method = ""  # a body without a method, such as a batch, is not read again either
             with suppress(ValueError, RecursionError):
                 message = jsonrpc.message(self.body)
-                self.rpc_method = message.method and message.method[:_NOTED_CHARACTERS]
+                self.rpc_method = (message.method or "")[:_NOTED_CHARACTERS]
                 field = mcp.TARGET_FIELD.get(message.method or "")
                 if field is not None and isinstance(message.params, Raw):
                     target = jsonrpc.text(jsonrpc.fields(message.params).get(field))

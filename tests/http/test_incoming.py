@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.http import incoming
 from gateway.http.incoming import Caller, Incoming, client_address
 from gateway.http.server.request import NO_HEADERS
+from gateway.protocol import jsonrpc
 from gateway.protocol import request as modern
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.seal.keyring import PREFIX
@@ -40,6 +41,14 @@ async def test_a_body_is_opened_once_however_many_ask(
         async with stand.http.post(stand.url, headers=headers, data=body) as response:
             _ = await response.read()
     assert opened == [body for _, body in bodies]
+
+
+def test_what_a_body_asks_for_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Incoming("/mcp", NO_HEADERS, None, b'[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]')
+    batch.note()
+    monkeypatch.setattr(jsonrpc, "message", None)
+    batch.note()
+    assert (batch.rpc_method, batch.target) == ("", None)
 
 
 async def test_a_body_that_can_only_be_legacy_is_not_opened(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
