@@ -236,5 +236,7 @@ class Status(Struct, frozen=True, kw_only=True):
     peers_total: int = 0
     keys: tuple[KeyStatus, ...] = ()
     key_phase: str = ""
+    keys_kept_seconds: float = 0.0
+    """How long a former key has to stay; 0 for a key that ends with its process."""
     errors: tuple[ErrorStatus, ...] = ()
     """The newest."""

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import chain
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -123,6 +125,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     return replace(
         own,
         notices=(*missing, *_notices(parts)),
+        key_phase=key_phase(parts, processes),
         # By host, and "gw#9" before "gw#10".
         processes=tuple(sorted(processes, key=lambda process: (host_of(process.id), len(process.id), process.id))),
         routes=tuple(failing_first(map(_route, routes.values()))),
@@ -165,7 +168,11 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
             groups.setdefault(value, []).append(name)
         if len(groups) > 1:
             shown = "; ".join(f"{value} ({_names(names)})" for value, names in groups.items())
-            fix = "Expected during an update. If it stays, look for `config.rejected` in the logs"
+            fix = (
+                "Expected during an update; for the next step of a rotation, see State keys. If it stays, run "
+                "`mrtr-gateway check --config FILE` on each host: where it prints another digest than here, a "
+                "reload was forgotten or rejected (`config.rejected` in the log); otherwise the files differ"
+            )
             yield StatusNotice(f"The {what} differ: {shown}", fix, is_bad=False)
     reported: dict[StatusNotice, list[str]] = {}
     for name, part in parts.items():
@@ -173,6 +180,38 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
             reported.setdefault(notice, []).append(name)
     for notice, names in reported.items():
         yield notice if len(names) == len(parts) else replace(notice, text=f"{_names(names)}: {notice.text}")
+
+
+def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -> str:
+    """Say how far a key rotation is at these replicas or workers; no ring tells which of two keys is the newer one."""
+    own = next(iter(parts.values()))
+    if not own.keys_kept_seconds:
+        return "state.keys is empty: this key is lost when the process ends, together with every held call."
+    rings = {name: [key.id for key in part.keys] for name, part in parts.items() if part.keys}
+    sealing = dict.fromkeys(ring[0] for ring in rings.values())
+    keys = dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))
+    silent = _names([each.id for each in processes if each.state in ("silent", "refused")])
+    unknown = f"; {silent} did not tell its keys" if silent else ""
+    if len(keys) == 1:
+        return f"One key at {_names([*rings])}: no rotation is under way there{unknown}."
+    lacking = {key: there for key in keys if (there := _names([name for name in rings if key not in rings[name]]))}
+    facts = [f"{key} seals at {_names([name for name in rings if rings[name][0] == key])}" for key in sealing]
+    facts += [f"{there} cannot open {key}" for key, there in lacking.items()]
+    if lacking.keys() & sealing.keys():
+        step = "Calls fail until each replica has every key that seals: give it the missing one, as its last"
+    elif len(sealing) > 1:
+        step = "Put the new key first everywhere"
+    else:
+        other = next(key for key in (*lacking, *keys) if key not in sealing)
+        step = (
+            f"If {other} is the new key, put it first as soon as every replica has it; if it is the old one, remove "
+            f"it when no replica has sealed with it for {own.keys_kept_seconds:,g} s"
+        )
+        ages = [each.loaded_seconds_ago for each in processes if each.loaded_seconds_ago is not None]
+        if len(ages) == len(processes):  # all have sealed with the other key since they loaded it
+            left = timedelta(seconds=own.keys_kept_seconds - max(min(ages), 0.0))
+            step += f" (these: {datetime.fromisoformat(own.time) + left:%Y-%m-%d %H:%M:%S} UTC)"
+    return f"A rotation is under way: {'; '.join(facts)}{unknown}. {step}."
 
 
 def _names(names: Sequence[str]) -> str:

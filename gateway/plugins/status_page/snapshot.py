@@ -19,7 +19,7 @@ from gateway.cluster.membership import Membership
 from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
 from gateway.http.incoming import Incoming, client_address
-from gateway.plugins.status_page.merge_statuses import cut, failing_first
+from gateway.plugins.status_page.merge_statuses import cut, failing_first, key_phase
 from gateway.plugins.status_page.status_view import waits_for
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Metrics, SessionState
@@ -60,7 +60,7 @@ def take_snapshot(source: ProcessParts) -> Status:
         for path, live in source.routes.live.items()
     ]
     peers = known_peers(source.members)
-    own = _process(source)
+    own, state = _process(source), source.config.state
     status = Status(
         version=__version__,
         replica=own.id,
@@ -83,10 +83,10 @@ def take_snapshot(source: ProcessParts) -> Status:
         keys=tuple(
             KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(source.shown_keys)
         ),
-        key_phase=_key_phase(source),
+        keys_kept_seconds=max(state.ttl_seconds, source.config.tasks.ttl_seconds) if state.keys else 0.0,
         errors=source.recent_errors.told(),
     )
-    return cut(status)
+    return cut(replace(status, key_phase=key_phase({own.id: status}, status.processes)))
 
 
 def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
@@ -231,23 +231,6 @@ def known_peers(members: Membership) -> list[PeerStatus]:
             )
         )
     return found
-
-
-def _key_phase(source: ProcessParts) -> str:
-    """Say how far a key rotation is; the ring does not tell which of two keys is the newer one."""
-    state, (first, *others) = source.config.state, source.shown_keys
-    if not state.keys:
-        return (
-            "state.keys is empty: this key was made at start and is lost when the process ends, together with every "
-            "held call."
-        )
-    if not others:
-        return "One key: no rotation is under way."
-    return (
-        f"{len(others) + 1} keys: a rotation is under way, and {first} seals. If {first} is the new key, remove the "
-        f"old one {state.ttl_seconds:g} s after every replica seals with the new one. If it is the old key, give the "
-        "new one to every replica before you put it first."
-    )
 
 
 def _notices(source: ProcessParts) -> Iterator[StatusNotice]:

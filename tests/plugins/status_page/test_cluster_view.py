@@ -104,6 +104,37 @@ async def test_a_server_is_failing_since_it_last_answered_any_replica(
     assert "as the traffic of gw-1 shows it" in (await fetch(one, "/status?replica=gw-1"))[1]
 
 
+async def test_the_phase_of_a_rotation_is_that_of_all_replicas(cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    (old,) = one.gateway.key_ids
+    added = "ef" * 32
+
+    def have(stand: Stand, *keys: str) -> None:
+        config = stand.gateway.config
+        stand.gateway.apply(replace(config, state=replace(config.state, keys=keys)))
+
+    async def phase(query: str = "") -> str:
+        return (await seen(two, query)).key_phase
+
+    assert await phase() == "One key at gw-2, gw-1: no rotation is under way there."
+    have(one, KEY, added)
+    (_, new) = one.gateway.key_ids
+    assert f"{old} seals at gw-2, gw-1; gw-2 cannot open {new}. If {new} is the new key" in await phase()
+    assert [each.id for each in (await seen(two)).keys] == [old], "the table is of this replica"
+    assert await phase("?replica=gw-2") == "One key at gw-2: no rotation is under way there."
+    assert f"{old} seals at gw-1. If {new} is the new key" in await phase("?replica=gw-1")
+    have(one, added, KEY)
+    end = "gw-1 did not tell its keys."
+    assert await phase() == f"One key at gw-2: no rotation is under way there; {end}", "it seals its status, too"
+    have(two, KEY, added)
+    assert f"{old} seals at gw-2; {new} seals at gw-1. Put the new key first everywhere." in await phase()
+    have(two, added)
+    assert f"{new} seals at gw-2, gw-1; gw-2 cannot open {old}. If {old} is the new key" in await phase()
+    have(one, "cd" * 32, KEY)
+    have(two, added, KEY)
+    assert f"{new} seals at gw-2; gw-1 did not tell its keys. If {old}" in await phase()
+
+
 async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
     upstream.tool(ask)

@@ -201,6 +201,69 @@ def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -
         "The sealing keys differ: aaaa (gw-1); bbbb (gw-2, gw-3)",
     ]
     assert not any(each.is_bad for each in found)
+    assert all(
+        "State keys" in each.fix and "`mrtr-gateway check --config FILE` on each host" in each.fix for each in found
+    )
+
+
+# What replicas have for keys, the first of which seals; and what their page says of the rotation.
+PHASES = (
+    ("old/old/old", "One key at gw-1, gw-2, gw-3: no rotation is under way there."),
+    ("old new/old/old", "old seals at gw-1, gw-2, gw-3; gw-2, gw-3 cannot open new. If new is the new key, put it"),
+    (
+        "old/old new/old new",
+        "old seals at gw-1, gw-2, gw-3; gw-1 cannot open new. If new is the new key, put it first",
+    ),
+    ("old new/old new/old new", "old seals at gw-1, gw-2, gw-3. If new is the new key, put it first as soon as"),
+    ("old new/new old/new old", "old seals at gw-1; new seals at gw-2, gw-3. Put the new key first everywhere."),
+    (
+        "new old/new old/new old",
+        "new seals at gw-1, gw-2, gw-3. If old is the new key, put it first as soon as every ",
+    ),
+    (
+        "new/new old/new old",
+        "new seals at gw-1, gw-2, gw-3; gw-1 cannot open old. If old is the new key, put it first",
+    ),
+    ("old/new old/old", "old seals at gw-1, gw-3; new seals at gw-2; gw-1, gw-3 cannot open new. Calls fail until "),
+    ("new/old new/new", "new seals at gw-1, gw-3; old seals at gw-2; gw-1, gw-3 cannot open old. Calls fail until "),
+    ("old new//old new", "old seals at gw-1, gw-3. If new is the new key"),
+)
+
+
+def phase_of(rings: str, *loaded: float | None) -> str:
+    replicas = []
+    for number, ring in enumerate(rings.split("/")):
+        keys = tuple(
+            KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(ring.split())
+        )
+        ago = loaded[number] if loaded else None
+        name = f"gw-{number + 1}"
+        processes = (ProcessStatus(id=name, state="ready", loaded_seconds_ago=ago),)
+        replicas.append(of(name, keys=keys, keys_kept_seconds=3600, processes=processes))
+    return whole(*replicas).key_phase
+
+
+@pytest.mark.parametrize(("rings", "phase"), PHASES)
+def test_the_phase_of_a_rotation_is_that_of_all_replicas(rings: str, phase: str) -> None:
+    assert phase_of(rings).removeprefix("A rotation is under way: ").startswith(phase)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "moment"),
+    [
+        ((60, 600, 9000), "2026-01-01 00:59:00"),  # the last one that was loaded decides
+        ((90_000, 86_400, 90_000), "2025-12-31 01:00:00"),
+        ((60, 600, None), None),  # an older version, or no answer
+        ((60, -1e15, 1e15), "2026-01-01 01:00:00"),  # a peer cannot break the page
+    ],
+)
+def test_the_old_key_is_needed_until_every_replica_has_sealed_with_the_new_one_for_long(
+    loaded: tuple[float | None, ...], moment: str | None
+) -> None:
+    end = f" (these: {moment} UTC)." if moment else "."
+    assert phase_of("new old/new old/new old", *loaded).endswith(
+        f"remove it when no replica has sealed with it for 3,600 s{end}"
+    )
 
 
 def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:

@@ -249,10 +249,15 @@ async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     status = await told(stand)
     assert [key.role for key in status.keys] == ["seals and opens", "only opens"]
     assert status.keys[0].id == stand.gateway.key_ids[0]
-    assert "a rotation is under way" in status.key_phase
-    assert first not in (await fetch(stand))[1]
-    assert (await told(await begin())).key_phase == "One key: no rotation is under way."
+    assert f"A rotation is under way: {status.keys[0].id} seals at gw-1. If {status.keys[1].id}" in status.key_phase
+    assert "sealed with it for 3,600 s (these: 20" in status.key_phase, "as long as a task lives"
+    html = (await fetch(stand, "/status"))[1]
+    assert "Use at gw-1" in html
+    assert first not in html + (await fetch(stand))[1]
+    assert (await told(await begin())).key_phase == "One key at gw-1: no rotation is under way there."
     assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
+    long = await begin(state={"keys": [first, second], "ttl_seconds": 7200})
+    assert "sealed with it for 7,200 s" in (await told(long)).key_phase
 
 
 async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: Start) -> None:
