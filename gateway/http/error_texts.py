@@ -1,6 +1,7 @@
 """What a client is told of an error: its message, or only the sentence of its class (`errors` in the configuration).
 
-Like the log, the switch is one per process. What a client is not told is logged, with the request id that it is told.
+Like the log, the switch is one per process. What a client is not told is logged, with the request id that it is told:
+of refusals, which any stranger can cause, one a second.
 """
 
 from typing import Final
