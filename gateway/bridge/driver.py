@@ -566,7 +566,7 @@ class Driver(Engine):
         self._context.failed(error)
         for leg in legs:
             if isinstance(error, GatewayError):
-                last = FinalMessage.of_error(error, leg.id, leg.request_id)
+                last = FinalMessage.of_error(error, leg.id, leg.request_id, self.live.sender(self.principal))
                 if isinstance(error, DownstreamError):
                     self.live.process.metrics.rejections[error.rejection,].inc()
             else:

@@ -86,7 +86,7 @@ class StdioPassage(Passage, Hearer):
 
     async def _send(self) -> None:
         live, parsed, body = self.live, self._parsed, self.incoming.body
-        with telling(lambda error: self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))):
+        with telling(self._fail):
             try:
                 if live.upstream.stdio is not None:
                     await live.upstream.stdio.modern.request(body, self)
@@ -110,6 +110,10 @@ class StdioPassage(Passage, Hearer):
         else:
             self._finish(FinalMessage(data))
         return message.method is None
+
+    def _fail(self, error: GatewayError) -> None:
+        sender = self.live.sender(self.caller.principal)
+        self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id, sender))
 
     def _finish(self, final: FinalMessage) -> None:
         if not self._is_over:

@@ -13,6 +13,11 @@ from gateway.telemetry import Event, LineLimit, get_logger
 log = get_logger()
 
 
+Sender = tuple[str | None, str | None]
+"""The route and the tag of the caller, as far as they are known."""
+UNKNOWN: Final = None, None
+
+
 class ErrorTexts:
     """Words errors for clients."""
 
@@ -23,13 +28,15 @@ class ErrorTexts:
     def __init__(self) -> None:
         self.refusals = LineLimit()
 
-    def told(self, error: GatewayError, request_id: str) -> str:
+    def told(self, error: GatewayError, request_id: str, sender: Sender = UNKNOWN) -> str:
         """The text for a client; `request_id` is empty if no HTTP request waits for it, and then a new id is told."""
         if not (self.are_brief and error.brief):
             return error.message.replace(self.left_out, "")
         request_id = request_id or world.token_hex(6)
-        if not isinstance(error, DownstreamError) or self.refusals.take() is not None:
-            log.warning(Event.ERROR_SHORTENED, cause=error.message, fix=error.fix, request_id=request_id)
+        suppressed = self.refusals.take() if isinstance(error, DownstreamError) else 0
+        if suppressed is not None:
+            about = {"suppressed": suppressed, "request_id": request_id, "route": sender[0], "caller": sender[1]}
+            log.warning(Event.ERROR_SHORTENED, cause=error.message, fix=error.fix, **about)
         return f"{error.brief} (requestId {request_id})"  # in the text too: many hosts show no data of an error
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw
 
-from gateway.http.error_texts import texts
+from gateway.http.error_texts import UNKNOWN, Sender, texts
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
 from gateway.runtime.budget import Share
@@ -34,11 +34,13 @@ def ending_of(error: GatewayError) -> Ending:
     return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
 
 
-def error_response(id_: bytes | Raw | None, error: GatewayError, request_id: str = "") -> bytes:
+def error_response(
+    id_: bytes | Raw | None, error: GatewayError, request_id: str = "", sender: Sender = UNKNOWN
+) -> bytes:
     """A JSON-RPC error for a request, if its id could be read; `request_id` names the HTTP request, if it is one."""
     data = {**(error.data or {}), "requestId": request_id} if request_id else error.data
     encoded = Raw(jsonrpc.encode(data)) if data else UNSET
-    return jsonrpc.failure(id_, jsonrpc.Error(error.code, texts.told(error, request_id), encoded))
+    return jsonrpc.failure(id_, jsonrpc.Error(error.code, texts.told(error, request_id, sender), encoded))
 
 
 class FinalMessage(msgspec.Struct, frozen=True):
@@ -53,13 +55,13 @@ class FinalMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_error(
-        cls, error: GatewayError, id_: bytes | Raw | None, request_id: str, *, in_session: bool = False
+        cls, error: GatewayError, id_: bytes | Raw | None, request_id: str, sender: Sender, *, in_session: bool = False
     ) -> "FinalMessage":
         """The response for an exception; `request_id` names the HTTP request, `id_` is the JSON-RPC id.
 
         `in_session`: the request is one of a legacy client's session, which goes on.
         """
-        body = error_response(id_, error, request_id)
+        body = error_response(id_, error, request_id, sender)
         status = error.status_in_session if in_session else error.status
         return cls(body, status, error.headers, ending_of(error), error)
 

@@ -146,7 +146,7 @@ class FrontSession:
             return False
         if error.status_in_session != 200:
             return False
-        self.standalone.ask(error_response(request, error, message.http_id))
+        self.standalone.ask(self._failure(request, error, message.http_id))
         return True
 
     def _new_stream(self, request: RequestId | None = None) -> Stream:
@@ -217,7 +217,10 @@ class FrontSession:
             self._respond(request, ENDED)
             self._initialize = None
         elif found is not None:
-            self._respond(request, FinalMessage(error_response(request, error, found.http_id), cause=error))
+            self._respond(request, FinalMessage(self._failure(request, error, found.http_id), cause=error))
+
+    def _failure(self, request: RequestId, error: GatewayError, http_id: str) -> bytes:
+        return error_response(request, error, http_id, self.live.sender(self.caller.principal))
 
     def forget(self, request: RequestId) -> None:
         """See `backend.ClientLink`."""

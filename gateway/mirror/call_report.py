@@ -31,7 +31,7 @@ class CallReport:
         self._round: Span | None = None
         self.request_id = "" if incoming is None else incoming.request_id
         """The id of the HTTP request that waits, or has brought the call here."""
-        self._principal = b"" if incoming is None or incoming.caller is None else incoming.caller.principal
+        self.principal = b"" if incoming is None or incoming.caller is None else incoming.caller.principal
         if incoming is None:
             return
         request, path, traces = self._request, self._live.route.path, self._live.process.traces
@@ -73,7 +73,7 @@ class CallReport:
     def spoken(self) -> Spoken:
         """The call, as the log speaks of it."""
         about = {"request_id": self.request_id, "exchange_id": self._rounds.exchange}
-        return Spoken(self._live, self._request.method, self._request.target, self._principal, about)
+        return Spoken(self._live, self._request.method, self._request.target, self.principal, about)
 
     def finished(self, ending: Ending = COMPLETE, error: GatewayError | None = None, cause: str = "") -> None:
         """The call is over, with the server's response unless it is said otherwise; what comes later is not told."""

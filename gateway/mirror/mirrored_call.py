@@ -95,7 +95,8 @@ class MirroredCall(Engine, Hearer):
         """See `Engine`."""
         id_ = self._rounds.request.id
         if isinstance(error, GatewayError):
-            final = FinalMessage.of_error(error, id_, self.report.request_id, in_session=self.is_in_session)
+            sender = self.live.sender(self.report.principal)
+            final = FinalMessage.of_error(error, id_, self.report.request_id, sender, in_session=self.is_in_session)
         else:
             # SEP-1442 has 404 for unknown methods; in a session, clients take 404 for its end.
             is_unknown = error.code == mcp.METHOD_NOT_FOUND and not self.is_in_session

@@ -16,6 +16,7 @@ from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
+from gateway.http.error_texts import Sender
 from gateway.http.incoming import Incoming
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -157,6 +158,10 @@ class LiveRoute(msgspec.Struct, frozen=True, eq=False):
     deadlines: Deadlines
     upstream: LiveUpstream
     process: ProcessScope
+
+    def sender(self, principal: bytes) -> Sender:
+        """Return what the log says of a caller."""
+        return self.route.path, self.process.tags.of(principal)
 
     def kept_item(self, sealed: Raw, name: str, bearer: Bearer) -> Item | None:
         """What the gateway gave a client to keep under this name (SEP-1655).

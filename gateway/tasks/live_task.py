@@ -258,7 +258,7 @@ class LiveTask(Driver):
         elif isinstance(final.error, GatewayError):
             cause = final.error
             outcome = TaskOutcome.EXPIRED if isinstance(cause, TaskGone) else TaskOutcome.LOST
-            told = texts.told(cause, self._context.request_id or "")
+            told = texts.told(cause, self._context.request_id or "", self.live.sender(self.principal))
             self._outcome = "failed", jsonrpc.Error(cause.code, told)
         else:
             outcome, self._outcome = TaskOutcome.FAILED, ("failed", final.error)

@@ -24,7 +24,7 @@ from gateway.telemetry.redaction import REPEATED, plain, redact
 
 Logger = FilteringBoundLogger
 _NUMBERS: Final = (int, float)
-_LIMIT_SECONDS: Final = 1.0
+_LINES_PER_SECOND: Final = 20
 
 
 class Event(StrEnum):
@@ -69,19 +69,22 @@ class Event(StrEnum):
 
 
 class LineLimit:
-    """At most one line a second of an event that any stranger can cause."""
+    """At most 20 lines a second of an event that any stranger can cause."""
 
     def __init__(self) -> None:
-        self._logged = -inf
-        self._suppressed = 0
+        self._began = -inf
+        self._logged = self._suppressed = 0
 
     def take(self) -> int | None:
         """Return how many lines were left out since the last one; None if this one is left out too."""
-        now, suppressed = world.monotonic(), self._suppressed
-        if now - self._logged < _LIMIT_SECONDS:
+        now = world.monotonic()
+        if now - self._began >= 1:
+            self._began, self._logged = now, 0
+        if self._logged == _LINES_PER_SECOND:
             self._suppressed += 1
             return None
-        self._logged, self._suppressed = now, 0
+        self._logged += 1
+        suppressed, self._suppressed = self._suppressed, 0
         return suppressed
 
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 from msgspec import Raw
 
 from gateway.downstream.stdio_forwarding import StdioPassage
+from gateway.http.error_texts import UNKNOWN
 from gateway.http.incoming import Caller
 from gateway.http.reply import Discarded
 from gateway.legacy_front.arrival import Arrival
@@ -192,6 +193,7 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it(monkeypatch: 
         process=SimpleNamespace(tasks=tasks),
         route=SimpleNamespace(path="/mcp"),
         upstream=SimpleNamespace(stdio=Mock(modern=Mock(request=AsyncMock(side_effect=ZeroDivisionError)))),
+        sender=lambda _: UNKNOWN,
     )
     incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r")
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})

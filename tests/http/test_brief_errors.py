@@ -73,12 +73,13 @@ async def brief(log_lines: Lines, begin: Start) -> Stand:
     return await begin(errors="brief", routes=routes())
 
 
-def check(lines: Lines, told: str, *, request_id: str = "mine") -> None:
-    """What a client got has nothing of the inside, but the id of log lines that have it all."""
+def check(lines: Lines, told: str, *, is_known: bool = True) -> None:
+    """What a client got has nothing of the inside, but the id of lines that have it all, and whose it is."""
     assert [word for word in INSIDE if word in told] == [], told
-    assert f"(requestId {request_id})" in told, told
-    said = {line["cause"] for line in lines("error.shortened") if line["request_id"] == request_id}
-    assert any(word in cause for cause in said for word in (HOST, "inside", "gw-")), said
+    assert "(requestId mine)" in told, told
+    said = [line for line in lines("error.shortened") if line["request_id"] == "mine"]
+    assert any(word in line["cause"] for line in said for word in (HOST, "inside", "gw-")), said
+    assert all((line["route"] is not None, line["caller"] is not None) == (is_known, is_known) for line in said), said
 
 
 async def asked(stand: Stand, method: str, path: str, **options: Any) -> str:
@@ -139,7 +140,7 @@ async def test_a_client_of_sep_1442(brief: Stand, log_lines: Lines, method: str)
     [("GET", "/.well-known/oauth-protected-resource/any"), ("POST", "/token/any"), ("GET", "/authorize/any")],
 )
 async def test_a_client_that_signs_in(brief: Stand, log_lines: Lines, method: str, path: str) -> None:
-    check(log_lines, await asked(brief, method, path))
+    check(log_lines, await asked(brief, method, path), is_known=False)
 
 
 async def test_an_error_on_a_stream_that_has_begun(log_lines: Lines, begin: Start, upstream: FakeUpstream) -> None:

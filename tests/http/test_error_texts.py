@@ -124,22 +124,24 @@ def test_an_error_about_the_request_is_told_as_it_is(error: errors.GatewayError,
 
 
 @pytest.mark.usefixtures("_brief")
-def test_of_refusals_one_line_a_second_is_logged_and_every_failure(
+def test_of_refusals_20_lines_a_second_are_logged_and_every_failure(
     log_lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("gateway.world.monotonic", lambda: now)
-    for seconds in (0.0, 0.5, 0.499, 0.001):
+    for seconds in (0.0, 0.999, 0.001):
         now += seconds
-        for error in (errors.Busy(INSIDE, status=429), errors.CallLost(INSIDE)):
-            assert b"inside" not in error_response(b"1", error, f"{error.reason} {now}")
-    assert [line["request_id"] for line in log_lines("error.shortened")] == [
-        "busy 1000.0",
-        "call_lost 1000.0",
-        "call_lost 1000.5",
-        "call_lost 1000.999",
-        "busy 1001.0",
-        "call_lost 1001.0",
+        for number in range(22):
+            assert b"inside" not in error_response(b"1", errors.Busy(INSIDE, status=429), f"busy {now} {number}")
+        assert b"inside" not in error_response(b"1", errors.CallLost(INSIDE), f"lost {now}")
+    twenty, after = range(20), range(1, 20)
+    assert [(line["request_id"], line["suppressed"]) for line in log_lines("error.shortened")] == [
+        *((f"busy 1000.0 {number}", 0) for number in twenty),
+        ("lost 1000.0", 0),
+        ("lost 1000.999", 0),
+        ("busy 1001.0 0", 2 + 22),
+        *((f"busy 1001.0 {number}", 0) for number in after),
+        ("lost 1001.0", 0),
     ]
 
 

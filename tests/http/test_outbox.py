@@ -6,6 +6,7 @@ import pytest
 
 from gateway.config import InForce
 from gateway.http import outbox
+from gateway.http.error_texts import UNKNOWN
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.protocol.errors import Busy, CallLost, InvalidParams, LocalProtocolError
 from gateway.runtime.budget import Budget
@@ -95,12 +96,12 @@ async def test_a_client_too_far_behind_loses_no_question(monkeypatch: pytest.Mon
 
 
 def test_an_exception_becomes_its_response() -> None:
-    last = FinalMessage.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1")
+    last = FinalMessage.of_error(InvalidParams("no", data={"a": 1}), b'"x"', "r1", UNKNOWN)
     error = b'{"code":-32602,"message":"no","data":{"a":1,"requestId":"r1"}}'
     assert last.body == b'{"jsonrpc":"2.0","id":"x","error":%b}' % error
     assert (last.status, last.ending) == (400, Ending(Outcome.REJECTED, "-32602"))
-    assert FinalMessage.of_error(CallLost("gone"), b"1", "r2").ending == Ending(Outcome.ERROR, "-32603")
-    busy = FinalMessage.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3")
+    assert FinalMessage.of_error(CallLost("gone"), b"1", "r2", UNKNOWN).ending == Ending(Outcome.ERROR, "-32603")
+    busy = FinalMessage.of_error(Busy("full", status=503, retry_after_seconds=5), None, "r3", UNKNOWN)
     assert b'"id"' not in busy.body
     assert (busy.status, busy.headers["Retry-After"]) == (503, "5")
 

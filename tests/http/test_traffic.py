@@ -17,17 +17,17 @@ def test_malformed_requests_all_count_and_a_line_counts_those_without_one(
 ) -> None:
     shared, now = traffic(), 1000.0
     monkeypatch.setattr("gateway.world.monotonic", lambda: now)
-    shared.malformed(Malformation.METHOD, "192.0.2.1")
-    shared.malformed(Malformation.BODY, "192.0.2.2")
+    for _ in range(21):
+        shared.malformed(Malformation.METHOD, "192.0.2.1")
     now += 0.999
     shared.malformed(Malformation.BODY, "192.0.2.3")
     now += 0.001
     shared.malformed(Malformation.HEADER, "192.0.2.4")
     said = [(line["reason"], line["remote"], line["suppressed"]) for line in log_lines("request.malformed")]
-    assert said == [("method", "192.0.2.1", 0), ("header", "192.0.2.4", 2)]
+    assert said == [*[("method", "192.0.2.1", 0)] * 20, ("header", "192.0.2.4", 2)]
     counted = shared.metrics.series.registry
     name = "mcp_gateway_malformed_requests_total"
-    assert [counted.get_sample_value(name, {"reason": kind}) for kind in ("method", "body")] == [1, 2]
+    assert [counted.get_sample_value(name, {"reason": kind}) for kind in ("method", "body")] == [21, 1]
 
 
 def test_the_budget_for_replies_has_room_for_the_largest_one() -> None:

@@ -289,7 +289,7 @@ class Config(Section, frozen=True, kw_only=True):
     errors: Literal["full", "brief"] = "full"
     """What clients are told of errors that the gateway makes. `full`: everything. `brief`: a sentence and the
     `requestId`, without addresses, commands, names of replicas and values of settings. The log has the rest beside the
-    id."""
+    id, of refusals at most 20 a second (`error.shortened`)."""
     debug: Debug = Debug()
     routes: Annotated[tuple[Route, ...], Meta(min_length=1)]
     """Public paths and their upstreams."""

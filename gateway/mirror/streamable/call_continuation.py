@@ -129,7 +129,7 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             said = f"The replica {left.owner} ended while it ran this call; {whatever}"
             error = OwnerLost(left.owner, said)
         await at.reply.start()  # the reply to a GET is an event stream
-        body = error_response(left.rpc_id, error, at.incoming.request_id)
+        body = error_response(left.rpc_id, error, at.incoming.request_id, at.live.sender(at.caller.principal))
         return await at.reply.whole(FinalMessage(body, cause=error))
     if not is_own:
         held.continued(left)

@@ -10,6 +10,7 @@ from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.translation import legacy_notification
 from gateway.plugins.sep_1442.vocabulary import LISTENING
 from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import telling
 from gateway.upstream.channel import Headers, Hearer
 
@@ -33,7 +34,7 @@ class Listening(Hearer):
             _ = streams.pop(self, None)
 
     async def _listen(self, server: ServerClient, request: ModernRequest) -> None:
-        with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._at.incoming.request_id))):
+        with telling(self._fail):
             await server.send(request, self)
 
     def hear(self, data: bytes, /) -> bool:
@@ -57,6 +58,10 @@ class Listening(Hearer):
     def end(self) -> None:
         """See `Endable`."""
         self._finish(FinalMessage(jsonrpc.result(self._id, b"{}")))
+
+    def _fail(self, error: GatewayError) -> None:
+        sender = self._at.live.sender(self._at.caller.principal)
+        self._finish(FinalMessage.of_error(error, self._id, self._at.incoming.request_id, sender))
 
     def _finish(self, final: FinalMessage) -> None:
         if self._queue.final is None:
