@@ -25,7 +25,7 @@ from gateway.config import Route, Upstream
 from gateway.config.programs import NotHere, environment, not_here
 from gateway.http.upstream_client import Client
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost, clean
+from gateway.protocol.errors import CallLost, Unheeded, clean
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PieceReader
@@ -295,7 +295,7 @@ class Child(WrittenPipe):
         if self.over.done():
             raise CallLost(f"{self.route.where} {self.over.result()}; the call may have had effects")
         if self.free is not None:
-            raise CallLost(
+            raise Unheeded(
                 f"{self.route.where} did not read its input within timeouts.answer_seconds; the call may have had "
                 "effects"
             )

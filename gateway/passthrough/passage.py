@@ -20,7 +20,7 @@ from gateway.passthrough import header_rules, sse_endpoint
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, CallSilent, DownstreamError, Redirected, Stopping, UpstreamError
+from gateway.protocol.errors import Busy, CallSilent, DownstreamError, Redirected, Stopping, Unheeded, UpstreamError
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
@@ -151,7 +151,7 @@ class HttpPassage(Passage):
         except TimeoutError as exc:
             timeouts = self.live.config.timeouts
             seconds = timeouts.idle_seconds if waits else timeouts.answer_seconds
-            lost = CallSilent if waits else CallLost
+            lost = CallSilent if waits else Unheeded
             raise lost(
                 f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects",
                 status=504,

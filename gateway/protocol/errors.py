@@ -26,6 +26,14 @@ def clean(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
     return shown + ("…" if len(text) > limit else "")
 
 
+def hung(key: str) -> str:
+    """Return the next step after an upstream was silent for longer than this key of the configuration allows."""
+    return (
+        "look into the upstream's own log and at its load, and restart it if it hangs; if it is only slow, raise "
+        f"{key}; `mrtr-gateway probe URL` shows what it answers now"
+    )
+
+
 class GatewayError(Exception):
     """An error that ends a request; only `downstream.rejections` turns it into a response.
 
@@ -362,10 +370,13 @@ class CallLost(UpstreamError):
 class CallSilent(CallLost):
     """The upstream said nothing for so long that the call was given up."""
 
-    fix = (
-        "if the server is only slow, raise timeouts.idle_seconds of the route; else look into the upstream's own log, "
-        "and at what `mrtr-gateway probe URL` says. Check the call's effects before repeating it"
-    )
+    fix = f"{hung('timeouts.idle_seconds of the route')}. Check the call's effects before repeating it"
+
+
+class Unheeded(CallSilent):
+    """The upstream did not take a message, or did not answer a ping, in timeouts.answer_seconds."""
+
+    fix = f"{hung('timeouts.answer_seconds')}. Check the call's effects before repeating it"
 
 
 class OwnerLost(CallLost):

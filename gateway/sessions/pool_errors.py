@@ -2,16 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import Final
 
 from gateway.config import Config, Route
-from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable
+from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable, hung
 from gateway.telemetry import SessionLimit
-
-_HUNG_FIX: Final = (
-    "look into the upstream's own log and at its load, and restart it if it hangs; if it is only slow, raise "
-    "timeouts.handshake_seconds; `mrtr-gateway probe URL` shows what it answers now"
-)
 
 
 def too_many_at_once(route: Route, limit: SessionLimit, per_second: float, seconds: float) -> Busy:
@@ -48,7 +42,10 @@ def handshake_failed(exc: BaseException, route: Route, handshake_seconds: float)
         if route.upstream.command is not None:
             return ChildUnreachable(f"{late}; check that it is an MCP server")
         # An address that accepts no connection has an error of its own, after timeouts.connect_seconds.
-        return Unreachable(f"{late}. It accepts connections but does not answer: hung or overloaded?", fix=_HUNG_FIX)
+        return Unreachable(
+            f"{late}. It accepts connections but does not answer: hung or overloaded?",
+            fix=hung("timeouts.handshake_seconds"),
+        )
     if isinstance(exc, CallLost):
         # A server that misses a client's certificate says so only after its handshake, or hangs up (TLS 1.3).
         may_miss = (route.upstream.url or "").startswith("https") and route.upstream.tls.cert_file is None

@@ -203,10 +203,14 @@ async def test_a_line_without_end_ends_the_child(client: Client) -> None:
     assert (await client.call("pid")).text
 
 
-async def test_a_child_that_does_not_read_delays_no_other_call(client: Client) -> None:
+async def test_a_child_that_does_not_read_delays_no_other_call(client: Client, gw: Gateway) -> None:
     assert (await client.call("deaf")).text == "deaf"
     error = (await client.call("echo", {"much": "x" * 150_000})).error
     assert "did not read its input within timeouts.answer_seconds" in error["message"]
+    fix = next(
+        line["fix"] for line in gw.log("exchange.finished") if "did not read its input" in line.get("cause", "")
+    )
+    assert "if it is only slow, raise timeouts.answer_seconds" in fix
     assert (await client.call("pid")).text
 
 

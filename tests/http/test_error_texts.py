@@ -33,6 +33,7 @@ SHORTENED = [
     errors.SessionLost(INSIDE),
     errors.CallLost(INSIDE),
     errors.CallSilent(INSIDE),
+    errors.Unheeded(INSIDE),
     errors.OwnerLost("gw-inside", INSIDE),
     errors.bug(),
     errors.CallGone(INSIDE),

@@ -199,6 +199,7 @@ async def test_a_bare_get_never_hangs(upstream: FakeUpstream, begin: Start) -> N
     upstream.on("GET", Turn.for_ever)
     async with stand.http.get(stand.url, headers={"Accept": "text/event-stream"}) as response:
         assert await error(response) == (504, None, -32603)
+    assert "if it is only slow, raise timeouts.answer_seconds" in stand.gateway.recent_errors.told()[0].fix
 
 
 @pytest.mark.parametrize(("session", "status"), [({}, 504), ({"Mcp-Session-Id": "s"}, 200)], ids=["none", "one"])

@@ -245,6 +245,20 @@ async def test_the_log_has_the_fix_of_the_page_which_fits_and_can_be_pasted(
     assert "`mrtr-gateway doctor --config /etc/gateway.yaml --route /mcp`" in line["fix"]
 
 
+async def test_a_server_that_takes_no_answer_fell_silent_and_did_not_break_off(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(timeouts={"answer_seconds": 0.1})
+    upstream.tool(ask)
+    asked = await stand.client().call()
+    _ = upstream.holding("answer")
+    assert (await stand.client().answer(asked)).error["data"]["reason"] == "call_lost"
+    (error,) = (await told(stand)).errors
+    assert "did not accept a message within timeouts.answer_seconds" in error.text
+    assert "restart it if it hangs; if it is only slow, raise timeouts.answer_seconds;" in error.fix
+    assert "broke off" not in error.fix
+
+
 async def test_the_fix_of_a_limit_has_its_key_and_value(upstream: FakeUpstream, begin: Start) -> None:
     upstream.tool(ask)
     stand = await begin(hold={"max_calls": 1})

@@ -16,7 +16,7 @@ from yarl import URL  # noqa: TC002  (one import style; it costs nothing here)
 from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable, UpstreamError, clean
+from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unheeded, Unreachable, UpstreamError, clean
 from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
 from gateway.upstream.http.http_errors import (
     SuspectedSessionLoss,
@@ -283,7 +283,7 @@ class HttpSseChannel(OneStreamChannel):
                     assert reply.head is not None, "it has a status"
                     target = self._endpoint.within(reply.head.text(b"location") or "", target)
         except TimeoutError as exc:
-            raise CallLost(
+            raise Unheeded(
                 f"{where} did not accept a message within timeouts.answer_seconds; the call may have had effects"
             ) from exc
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")

@@ -17,7 +17,7 @@ from msgspec import Raw
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable
+from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unheeded, Unreachable
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
 from gateway.upstream.http.call_reply import CallReply, ResumedReply
@@ -249,7 +249,7 @@ class StreamableChannel(Channel):
                 lost: CallLost = stream_cut(reply, where)
                 pause_seconds = resumption.cut(reply.retry_ms)
             else:
-                why, is_here = f"{where} broke the connection (TimeoutError)", False
+                why, is_here = f"{where} did not answer", False
                 if not reply.is_late:
                     why, is_here = await self._refused_resume(reply, newest)
                 pause_seconds = resumption.failed(is_local=is_here)
@@ -299,7 +299,7 @@ class StreamableChannel(Channel):
                     request.place.answered()
                     request.restart_silence()
         except TimeoutError as exc:
-            raise CallLost(
+            raise Unheeded(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
                 "had effects"
             ) from exc
@@ -325,7 +325,7 @@ class StreamableChannel(Channel):
             with CoarseTimeout(self._upstream.client.answering):
                 reply = await self._beside(message, headers, Answer(message), _PING_ANSWER_BYTES)
         except TimeoutError as exc:
-            raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
+            raise Unheeded(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
         if reply.status >= 300:
             check_ping_answer(read_refusal(reply, endpoint, message), endpoint)
         elif isinstance(reply.failure, RequestFailed):

@@ -254,7 +254,8 @@ async def test_an_error_says_that_the_servers_replicas_lack_sticky_sessions(old:
 async def test_a_post_that_is_never_answered_ends_the_call_in_time(
     old: FakeSse, begin: Start, *, is_answer: bool
 ) -> None:
-    client = (await sse(begin, old, timeouts={"answer_seconds": 0.2})).client()
+    stand = await sse(begin, old, timeouts={"answer_seconds": 0.2})
+    client = stand.client()
     asked = await parked(old, client) if is_answer else None
     if asked is None:
         _ = await client.call()
@@ -267,6 +268,7 @@ async def test_a_post_that_is_never_answered_ends_the_call_in_time(
     reply = await (client.call() if asked is None else client.answer(asked))
     assert reply.outcome == (200, -32603, "call_lost")
     assert "timeouts.answer_seconds" in reply.error["message"]
+    assert "if it is only slow, raise timeouts.answer_seconds" in stand.gateway.recent_errors.told()[0].fix
 
 
 async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, stand: Stand, client: Client) -> None:
