@@ -373,7 +373,7 @@ class CallSilent(CallLost):
     fix = f"{hung('timeouts.idle_seconds of the route')}. Check the call's effects before repeating it"
 
 
-class Unheeded(CallSilent):
+class Unheeded(CallLost):
     """The upstream did not take a message, or did not answer a ping, in timeouts.answer_seconds."""
 
     fix = f"{hung('timeouts.answer_seconds')}. Check the call's effects before repeating it"
