@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller
+from gateway.identity.principal import ANONYMOUS
 from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.session import FrontSession
 from gateway.legacy_front.session_ids import Front, SessionId
@@ -55,6 +56,7 @@ class SessionTable:
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
                 status=429,
+                is_shared=caller.principal == ANONYMOUS,
                 reached={"sessions.max_per_principal": sessions.max_per_principal},
             )
         if count >= pool.most:

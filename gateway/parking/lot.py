@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
+from gateway.identity.principal import ANONYMOUS
 from gateway.parking.cold_calls import ColdCalls, Counts
 from gateway.protocol.errors import Busy
 from gateway.runtime.budget import Budget, Share
@@ -87,6 +88,7 @@ class Lot(Generic[P]):
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
                 "abandon some first",
                 status=429,
+                is_shared=principal == ANONYMOUS,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
                 reached={"hold.max_calls_per_principal": hold.max_calls_per_principal},
             )

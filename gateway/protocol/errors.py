@@ -295,15 +295,18 @@ class Busy(DownstreamError):
         status: int = 503,
         retry_after_seconds: int = 1,
         reached: Mapping[str, float] | None = None,
+        is_shared: bool = False,
     ) -> None:
-        """`reached` are the keys to raise, with their values."""
-        raised = " or ".join(f"{key} to more than {value:.15g}" for key, value in (reached or {}).items())
+        """`reached` are the keys to raise, with their values; `is_shared` if all without a credential share them."""
+        raised = " or ".join(f"{key} ({value:.15g} when it happened)" for key, value in (reached or {}).items())
         mine = "You have as much under way as one caller may have; let some of it end first, or answer it"
+        why = ". You sent no credential, and all such callers count as one" if is_shared else ""
+        own = ", or give each client a credential of its own" if is_shared else ""
         super().__init__(
-            message,
+            message + why,
             status=status,
-            brief=mine if status == 429 else "The gateway is busy; try again later",
-            fix=f"set {raised}, or add a replica" if raised else "",
+            brief=mine + why if status == 429 else "The gateway is busy; try again later",
+            fix=f"raise {raised}, or add a replica{own}" if raised else "",
         )
         self.headers["Retry-After"] = str(retry_after_seconds)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gateway.config import InForce, Limits
+from gateway.identity.principal import ANONYMOUS
 from gateway.protocol.errors import Busy
 from gateway.telemetry.metrics.registry import BudgetStatus
 
@@ -78,6 +79,7 @@ class CallBytes:
                 f"This call does not fit: the calls of one caller take at most {self._share.value} bytes together "
                 "(limits.calls_bytes_per_principal); let some of yours end, or answer them",
                 status=429,
+                is_shared=principal == ANONYMOUS,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
                 reached={"limits.calls_bytes_per_principal": self._share.value},
             )

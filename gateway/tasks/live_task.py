@@ -23,7 +23,7 @@ from gateway.exchange.commands import TTL, Timer
 from gateway.exchange.input_requests import KINDS, Question, question_digest
 from gateway.exchange.machine import OWNED, Snapshot, State
 from gateway.http.error_texts import texts
-from gateway.identity.principal import of_headers
+from gateway.identity.principal import ANONYMOUS, of_headers
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
@@ -446,6 +446,7 @@ class TaskTable:
                 "You have as many unfinished tasks as one caller may have (hold.max_calls_per_principal); answer or "
                 "cancel some first",
                 status=429,
+                is_shared=principal == ANONYMOUS,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
                 reached={"hold.max_calls_per_principal": limits.max_calls_per_principal},
             )

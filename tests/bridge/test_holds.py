@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,27 @@ async def test_calls_beyond_the_caps_on_held_calls_are_refused_until_one_ends(
     assert json.loads((await ada.answer(held)).text) == ACCEPT, "who holds a place may finish"
     assert (await eve.call()).questions
     await bob.answer(other)
+    await drop(stand)
+
+
+@pytest.mark.parametrize("errors", ["full", "brief"])
+@pytest.mark.parametrize(
+    "sections",
+    [{"hold": {"max_calls_per_principal": 1}}, {"limits": {"calls_bytes_per_principal": 3_000}}],
+    ids=["calls", "bytes"],
+)
+async def test_callers_without_a_credential_are_told_that_they_share_a_cap(
+    upstream: FakeUpstream, begin: Start, sections: dict[str, Any], errors: str
+) -> None:
+    stand = await begin(**sections, errors=errors)
+    upstream.tool(ask)
+    for client, is_shared in ((stand.client(), True), (stand.client("Bearer ada-token"), False)):
+        arguments = {"text": "x" * 1_000}
+        assert (await client.call(arguments=arguments)).questions
+        refused = await client.call(arguments=arguments)
+        assert refused.outcome == (429, -32603, "busy")
+        assert ("You sent no credential" in refused.error["message"]) == is_shared
+        assert ("a credential of its own" in (await told(stand)).errors[0].fix) == is_shared
     await drop(stand)
 
 

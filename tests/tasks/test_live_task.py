@@ -303,6 +303,7 @@ async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
     assert made.result["resultType"] == "task"
     assert refused.outcome[2] == "call_lost"
     assert "hold.max_calls_per_principal" in refused.error["message"]
+    assert "You sent no credential" in refused.error["message"]
     await upstream.saw(mcp.TASKS_CANCEL)
 
 

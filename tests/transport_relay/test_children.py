@@ -102,6 +102,7 @@ async def test_the_caps_of_the_route_hold_for_the_sessions_of_clients() -> None:
         second = LegacyClient(gw)
         status, _, (answer,) = await second.post(second.begin_message())
         assert (status, answer["error"]["data"]["reason"]) == (429, "busy")
+        assert "You sent no credential" in answer["error"]["message"]
         other = await LegacyClient(gw, authorization="Bearer other").initialize()
         assert await first.end() == await other.end() == 200
         assert await (await second.initialize()).end() == 200

@@ -113,7 +113,7 @@ def _warnings(status: Status) -> Iterator[StatusNotice]:
             if budget.used >= NEAR * budget.limit:
                 yield StatusNotice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
-                    "When the limit is reached, the oldest gives way, or new ones are refused",
+                    "At the limit, the oldest gives way, or new ones are refused",
                 )
     for route in status.routes:
         # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
@@ -122,9 +122,8 @@ def _warnings(status: Status) -> Iterator[StatusNotice]:
         limits.append((f"Sessions in use on {route.path}", busy, route.sessions_limit, key))
     for label, number, limit, key in limits:
         if limit and number >= NEAR * limit:
-            yield StatusNotice(
-                f"{label}: {number:,} of {limit:,} ({key})", "When the limit is reached, new ones are refused"
-            )
+            when = "When the limit is reached, new" if number < limit else "New"
+            yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused")
 
 
 def mode(route: RouteStatus) -> str:
