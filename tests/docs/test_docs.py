@@ -285,7 +285,9 @@ def test_the_memory_of_a_held_call_is_the_same_on_every_page() -> None:
     limits = [
         (path.name, int(calls.replace(",", "")), int(limit))
         for path, page in text.items()
-        for calls, limit in re.findall(r"([\d,]+) (?:held )?calls [\w(.) ]*needs?(?:\?\*\*)? (\d+) MiB", page)
+        for calls, limit in re.findall(
+            r"([\d,]+) (?:held )?calls [\w(.) ]*needs?(?:\?\*\*)?(?: [aA] limit of)? (\d+) MiB", page
+        )
     ]
     assert {name for name, _, _ in limits} == {
         "monitoring.md",
