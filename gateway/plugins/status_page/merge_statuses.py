@@ -191,7 +191,7 @@ def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -
     sealing = dict.fromkeys(ring[0] for ring in rings.values())
     keys = dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))
     silent = _names([each.id for each in processes if each.state in ("silent", "refused")])
-    unknown = f"; {silent} did not tell its keys" if silent else ""
+    unknown = f"; {silent} did not tell any keys" if silent else ""
     if len(keys) == 1:
         return f"One key at {_names([*rings])}: no rotation is under way there{unknown}."
     lacking = {key: there for key in keys if (there := _names([name for name in rings if key not in rings[name]]))}

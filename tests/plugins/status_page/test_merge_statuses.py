@@ -227,6 +227,7 @@ PHASES = (
     ("old/new old/old", "old seals at gw-1, gw-3; new seals at gw-2; gw-1, gw-3 cannot open new. Calls fail until "),
     ("new/old new/new", "new seals at gw-1, gw-3; old seals at gw-2; gw-1, gw-3 cannot open old. Calls fail until "),
     ("old new//old new", "old seals at gw-1, gw-3. If new is the new key"),
+    ("old older new/old older", "old seals at gw-1, gw-2; gw-2 cannot open new. If new is the new key"),
 )
 
 
@@ -246,6 +247,12 @@ def phase_of(rings: str, *loaded: float | None) -> str:
 @pytest.mark.parametrize(("rings", "phase"), PHASES)
 def test_the_phase_of_a_rotation_is_that_of_all_replicas(rings: str, phase: str) -> None:
     assert phase_of(rings).removeprefix("A rotation is under way: ").startswith(phase)
+
+
+def test_the_phase_names_the_replicas_whose_keys_are_unknown() -> None:
+    own = of("gw-1", keys=(KeyStatus("old", "seals and opens"),), keys_kept_seconds=600)
+    status = of_cluster(own, {"gw-2": Heard(state="silent"), "gw-3": Heard(state="refused")})
+    assert status.key_phase == "One key at gw-1: no rotation is under way there; gw-2, gw-3 did not tell any keys."
 
 
 @pytest.mark.parametrize(
