@@ -58,7 +58,7 @@ class Takeover:
         upstream = self.envelope.upstream
         if upstream is not None and upstream.is_resumable:
             return upstream
-        fate = "It was cancelled and may have had effects"
+        fate = "Its server is told to cancel it, and it may have had effects"
         if self._may_be_sent_already:
             gone = (
                 "its server asked for a visit to a URL, and nothing tells whether the call has been sent again since"
@@ -72,7 +72,7 @@ class Takeover:
             fate = "It may have had effects"  # nothing tells what to cancel
         elif upstream.task is not None:
             gone = "its server had sent neither the id of its task nor an event id to resume its stream from"
-            fate = "It was cancelled, but a task that it had made before may still run"
+            fate = "Its server is told to cancel it, but a task that it had made before may still run"
         else:
             gone = "its server had sent no event id to resume its stream from"
         once = (

@@ -382,14 +382,17 @@ class Unheeded(CallLost):
     fix = f"{hung('timeouts.answer_seconds')}. Check the call's effects before repeating it"
 
 
+WRONG_ADDRESS: Final = "If it never ended, its address here is wrong (replica.peers), which loses its calls"
+
+
 class OwnerLost(CallLost):
     """The replica that held the call has ended."""
 
     def __init__(self, owner: str, message: str) -> None:
         fix = (
             f"see why {owner} ended, in its own log or that of what runs it (`journalctl -u mrtr-gateway`, `kubectl "
-            "logs --previous`), and check the call's effects before repeating it. A call survives if the server "
-            "keeps event ids, or if its tool may run twice: docs/continuity.md"
+            f"logs --previous`), and check the call's effects before repeating it. {WRONG_ADDRESS}. A call survives "
+            "if the server keeps event ids, or if its tool may run twice: docs/continuity.md"
         )
         super().__init__(message, data={"reason": "owner_lost"}, fix=fix)
 
