@@ -14,7 +14,7 @@ arrive at two replicas at the same time still meet at one.
 
 import asyncio
 import hashlib
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from gateway.config import InForce, Replica, split_address
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
+from gateway.telemetry.process_status import PeerState
 
 _SILENT_SECONDS: Final = 2.0
 """How long a candidate is skipped after its address neither accepted nor refused a connection.
@@ -44,17 +45,18 @@ _NAMELESS_SECONDS: Final = 10.0
 MAX_REMEMBERED: Final = 1000
 """Replicas that are remembered; in a long-lived process the ids of former replicas pile up."""
 
-State = Literal["answered", "dead", "silent", "refused", "stalled"]
-
 
 class Seen(msgspec.Struct, frozen=True):
     """The result of the last contact with a member."""
 
-    state: State
+    state: PeerState
     answered: float | None = None
     """Monotonic time of its last answer."""
     skipped_until: float = 0.0
     """Monotonic time until which it is no candidate, because its address was silent."""
+
+
+UNSEEN: Final = Seen("not asked")
 
 
 async def resolve(host: str, port: int) -> list[Address]:
@@ -257,23 +259,27 @@ class Membership:
         """The name under which a member's contacts are remembered."""
         return member if self.is_own_host(member) else host_of(member)
 
-    def note(self, member: str, state: State, *, is_local: bool = False) -> None:
-        """Remember the result of a contact with a member; `is_local`: the cause of its silence may be on this host.
+    def note(self, member: str, state: PeerState, *, is_local: bool = False) -> None:
+        """Remember the result of a request to a member; `is_local`: the cause of its silence may be on this host.
 
         A member whose address neither accepted nor refused a connection is looked up again before the next request.
         """
-        name, now = self._contact(member), world.monotonic()
-        before = self.seen.get(name)
-        answered = now if state == "answered" else before.answered if before is not None else None
         is_silent = state == "silent"
-        _ = self.seen.keep(name, Seen(state, answered, now + _SILENT_SECONDS if is_silent and not is_local else 0.0))
+        self.saw(member, state, world.monotonic() + _SILENT_SECONDS if is_silent and not is_local else 0.0)
         if is_silent:
             self.forget_address(member)
 
+    def saw(self, member: str, state: PeerState, skipped_until: float | None = None) -> None:
+        """Remember how a member was found; without `skipped_until`, no request goes elsewhere for that."""
+        name = self._contact(member)
+        before = self.seen.get(name, UNSEEN)
+        answered = world.monotonic() if state == "answered" else before.answered
+        until = before.skipped_until if skipped_until is None else skipped_until
+        _ = self.seen.keep(name, Seen(state, answered, until))
+
     def was_silent(self, member: str) -> bool:
         """Whether the member's address neither accepted nor refused a connection a moment ago."""
-        seen = self.seen.get(self._contact(member))
-        return seen is not None and world.monotonic() < seen.skipped_until
+        return world.monotonic() < self.seen.get(self._contact(member), UNSEEN).skipped_until
 
     # -- introductions ------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway import world
 from gateway.cluster.draining import Draining
-from gateway.cluster.membership import Membership, State
+from gateway.cluster.membership import Membership
 from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerRefused, PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.worker import Address
@@ -16,6 +16,7 @@ from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import Metrics, PeerOutcome
+from gateway.telemetry.process_status import PeerState
 
 _TRIES: Final = 3
 """How often a member that refuses connections is looked up anew and asked again."""
@@ -116,7 +117,7 @@ class PeerClient:
     ) -> Response:
         """Relay the reply to a request, and record its outcome."""
         outcome, is_local = PeerOutcome.SERVED, False
-        state: State = "answered"
+        state: PeerState = "answered"
         try:
             exchange = await self._connections.accepted(address, peer_request, fresh=fresh)
             try:
@@ -182,7 +183,7 @@ class PeerClient:
         return "reached" if answer == messages.Identity(host) else "unknown"
 
 
-def _outcome(exc: BaseException) -> tuple[PeerOutcome, State]:
+def _outcome(exc: BaseException) -> tuple[PeerOutcome, PeerState]:
     """What became of a request that a peer did not serve, and what that says of the peer."""
     match exc:
         case PeerDead():

@@ -33,9 +33,9 @@ BOUNDS: Final = {
 """The length of each list of a status."""
 
 UpstreamHealth = Literal["ok", "failing", "unknown"]
-ProcessState = Literal["ready", "draining", "silent", "refused"]
 Fate = Literal["resumed", "run again", "lost"]
 PeerState = Literal["answered", "dead", "silent", "refused", "stalled", "not asked"]
+ProcessState = Literal["ready", "draining", PeerState]
 
 
 class Failure(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerRefused
 from gateway.cluster.worker import host_of
 from gateway.plugins.status_page.merge_statuses import Heard, cut, of_cluster, of_host
 from gateway.plugins.status_page.snapshot import take_snapshot
-from gateway.protocol.errors import OwnerSilent, OwnerStalled
+from gateway.protocol.errors import WRONG_ADDRESS, OwnerSilent, OwnerStalled
 from gateway.telemetry.process_status import Status
 
 STATUS_BYTES: Final = 1_048_576
@@ -66,11 +66,18 @@ class ClusterView:
         """Return the status of this host for another replica; of this process alone for a worker of this host."""
         # A worker that asked its siblings again would have them all ask each other without end.
         status = take_snapshot(self._source) if is_local else await self.host()
-        # Without its peers: the replica that asks lists its own, with what came of asking them.
-        return msgspec.json.encode(replace(status, peers=(), peers_total=0)).decode()
+        if not is_local:
+            # Without its peers: the replica that asks lists its own, with what came of asking them. If it is older, it
+            # knows no other word for a worker that told nothing.
+            processes = (each if each.pid else replace(each, state="silent") for each in status.processes)
+            status = replace(status, processes=tuple(processes), peers=(), peers_total=0)
+        return msgspec.json.encode(status).decode()
 
     async def _ask(self, names: Sequence[str], seconds: float) -> dict[str, Heard]:
-        return dict(zip(names, await asyncio.gather(*(self._ask_one(name, seconds) for name in names)), strict=True))
+        heard = dict(zip(names, await asyncio.gather(*(self._ask_one(name, seconds) for name in names)), strict=True))
+        for name, each in heard.items():
+            self._members.saw(name, each.state)
+        return heard
 
     async def _ask_one(self, member: str, seconds: float) -> Heard:
         fix, file = "Check whether it runs, and read its log", self._source.recent_errors.config_file
@@ -80,7 +87,9 @@ class ClusterView:
             async with asyncio.timeout(seconds):
                 text = await self._peers.ask("status", member, "", most=STATUS_BYTES)
         except PeerDead:
-            return Heard(state="dead", why="Its address refuses connections", fix=fix)
+            if (address := self._members.known().get(member)) is not None:  # as a worker has none
+                fix += f". {WRONG_ADDRESS}"
+            return Heard(state="dead", why=f"No process listens at {address or 'its address'}", fix=fix)
         except (OwnerSilent, TimeoutError):
             return Heard(state="silent", why=f"It did not answer within {seconds:g} s", fix=fix)
         except PeerRefused as exc:
@@ -90,7 +99,8 @@ class ClusterView:
         except PeerFailed:
             return Heard(state="stalled", why="It broke off its answer", fix=fix)
         status = read(text, member)
-        return Heard(state="answered", why="" if status else "Its answer was not a status", fix=fix, status=status)
+        why = "" if status else "Its answer was not a status"
+        return Heard(state="answered" if status else "stalled", why=why, fix=fix, status=status)
 
 
 def read(text: str, member: str) -> Status | None:

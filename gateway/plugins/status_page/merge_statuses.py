@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
+from math import inf
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from gateway.telemetry.process_status import (
     ErrorStatus,
     Failure,
     PeerState,
+    PeerStatus,
     ProcessStatus,
     RouteStatus,
     Status,
@@ -100,11 +102,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     answered = {name: each.status for name, each in heard.items() if each.status is not None}
     parts = {own.replica: own, **answered}
     processes = [process for part in parts.values() for process in part.processes]
-    processes += [
-        ProcessStatus(id=name, state="refused" if each.state == "refused" else "silent")
-        for name, each in heard.items()
-        if name not in parts
-    ]
+    processes += [ProcessStatus(id=name, state=each.state) for name, each in heard.items() if name not in parts]
     missing = [
         StatusNotice(
             f"No status from {name}: its calls, and what servers answered it, are not counted here", each.fix, each.why
@@ -115,7 +113,10 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     routes: dict[str, list[RouteStatus]] = {}
     errors: dict[tuple[str, str, str], list[ErrorStatus]] = {}
     callers: dict[str, list[CallerStatus]] = {}
+    peers: dict[str, list[PeerStatus]] = {}
     for part in parts.values():
+        for peer in part.peers:
+            peers.setdefault(peer.id, []).append(peer)
         for caller in part.callers:
             callers.setdefault(caller.caller, []).append(caller)
         for route in part.routes:
@@ -142,6 +143,8 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             )
             for tag, same in callers.items()
         ),
+        # Each worker asks for itself: the last answer is that which any of them got.
+        peers=tuple(min(peers[each.id], key=_silence) for each in own.peers),
         running=tuple(call for part in parts.values() for call in part.running),
         running_total=sum(part.running_total for part in parts.values()),
         errors=tuple(
@@ -154,6 +157,10 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             for same in errors.values()
         ),
     )
+
+
+def _silence(peer: PeerStatus) -> float:
+    return inf if peer.last_answer_seconds_ago is None else peer.last_answer_seconds_ago
 
 
 def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:

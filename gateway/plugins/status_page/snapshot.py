@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway import __version__, world
 from gateway.admin.process_parts import ProcessParts
 from gateway.bridge.call_context import client_shown, shown_name
-from gateway.cluster.membership import Membership
+from gateway.cluster.membership import UNSEEN, Membership
 from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
 from gateway.http.incoming import Incoming, client_address
@@ -218,18 +218,10 @@ def known_peers(members: Membership) -> list[PeerStatus]:
     moment = world.monotonic()
     found = []
     for name, address in members.others().items():
-        # Workers are among the processes of the status.
-        if members.is_own_host(name):
-            continue
-        seen = members.seen.get(name)
-        found.append(
-            PeerStatus(
-                id=name,
-                address=address,
-                state="not asked" if seen is None else seen.state,
-                last_answer_seconds_ago=None if seen is None or seen.answered is None else moment - seen.answered,
-            )
-        )
+        if not members.is_own_host(name):  # workers are among the processes of the status
+            seen = members.seen.get(name, UNSEEN)
+            ago = None if seen.answered is None else moment - seen.answered
+            found.append(PeerStatus(id=name, address=address, state=seen.state, last_answer_seconds_ago=ago))
     return found
 
 

@@ -66,6 +66,6 @@ ENVIRONMENT.globals |= {
         "stalled": "warn",
         "not asked": "idle",
     },
-    "process_levels": {"ready": "good", "draining": "warn", "silent": "bad", "refused": "bad"},
+    "process_levels": {"ready": "good", "draining": "warn"},
     "colours": {"good": "#1f8a4c", "warn": "#b86e00", "bad": "#c4261d"},
 }

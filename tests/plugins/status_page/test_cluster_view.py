@@ -8,6 +8,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -169,16 +170,17 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     fakes = {"gw-2": f"127.0.0.1:{free_port()}", "gw-3": old.address}
     one, _ = await cluster.begin("gw-1", "gw-4", fakes=fakes)
     status = await seen(one)
-    assert states(status) == {"gw-1": "ready", "gw-2": "silent", "gw-3": "refused", "gw-4": "ready"}
+    assert states(status) == {"gw-1": "ready", "gw-2": "dead", "gw-3": "refused", "gw-4": "ready"}
     assert missing(status) == [
-        ("gw-2", "Its address refuses connections"),
+        ("gw-2", f"No process listens at {fakes['gw-2']}"),
         ("gw-3", "It refuses requests from gw-1 (HTTP 403): compare the clocks and state.keys of both"),
     ]
     assert {each.id: each.state for each in status.peers} == {"gw-2": "dead", "gw-3": "refused", "gw-4": "answered"}
     assert "do not restart it" in next(each.fix for each in status.notices if "gw-3" in each.text)
     one.gateway.recent_errors.config_file = "/etc/gateway.yaml"
     fixes = [each.fix for each in (await seen(one)).notices if "gw-2" in each.text]
-    assert "`mrtr-gateway doctor --config /etc/gateway.yaml` on gw-1 asks it" in fixes[0]
+    assert "`mrtr-gateway doctor --config /etc/gateway.yaml` on gw-1 asks it. If it never ended" in fixes[0]
+    assert "its address here is wrong (replica.peers)" in fixes[0]
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: its calls, and what servers answered it, are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
@@ -230,6 +232,32 @@ async def test_a_silent_replica_holds_the_page_up_for_a_bounded_time(
     status = await seen(one)
     assert missing(status) == [(name, "It did not answer within 0.1 s") for name in ("gw-2", "gw-3", "gw-4")]
     assert {each.state for each in status.peers} == {"silent"}
+    one.gateway.members.note("gw-2", "silent")
+    _ = await seen(one)
+    assert one.gateway.members.was_silent("gw-2"), "a view neither makes requests go elsewhere nor ends that"
+    assert not one.gateway.members.was_silent("gw-4")
+
+
+@pytest.mark.parametrize("ends", ["killed", "stopped"])
+async def test_the_last_answer_of_a_replica_is_remembered_when_it_is_out_of_reach(
+    cluster: Cluster, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = asyncio.Event()
+    go.set()
+    one, other = await facing(cluster, tells_later(go, Told(json.dumps(told()))))
+    assert peer(await seen(one), "gw-2").last_answer_seconds_ago == 0.0
+    later_on = world.monotonic() + 60
+    monkeypatch.setattr(world, "monotonic", lambda: later_on)
+    if ends == "killed":
+        await other.close()
+    go.clear()
+    monkeypatch.setattr(cluster_view, "_ANSWER_SECONDS", 0.1)
+    for query in ("", "", "?replica=gw-1"):
+        found = peer(await seen(one, query), "gw-2")
+        assert found.state == {"killed": "dead", "stopped": "silent"}[ends]
+        assert found.last_answer_seconds_ago is not None
+        assert found.last_answer_seconds_ago >= 60
+    assert ">never<" not in (await fetch(one, "/status"))[1]
 
 
 def told(**changes: Any) -> dict[str, Any]:
@@ -259,7 +287,8 @@ async def test_what_is_no_status_of_that_replica_is_not_shown(cluster: Cluster, 
     one, liar = await facing(cluster, tells(Told(lie)))
     status = await seen(one)
     assert liar.kinds == ["status"]
-    assert states(status) == {"gw-1": "ready", "gw-2": "silent"}
+    assert states(status) == {"gw-1": "ready", "gw-2": "stalled"}
+    assert [(each.state, each.last_answer_seconds_ago) for each in status.peers] == [("stalled", None)]
     assert [name for name, _ in missing(status)] == ["gw-2"]
     assert (await fetch(one, "/status"))[0] == 200
 
@@ -291,6 +320,10 @@ async def test_a_host_with_workers_answers_for_all_of_them(
         _ = await cluster.stands[name].client().call()
     status = await seen(one)
     assert states(status) == {"gw-1": "ready", "gw-2#0": "ready", "gw-2#1": "ready", "gw-2#2": "silent"}
+    socket = aiohttp.UnixConnector(str(tmp_path / "admin-0.sock"))
+    async with aiohttp.ClientSession(connector=socket) as http, http.get("http://admin/status.json") as response:
+        at_home = msgspec.json.decode(await response.read(), type=Status)
+    assert states(at_home)["gw-2#2"] == "dead", "a word that older replicas do not know"
     assert status.held_total == 2
     assert missing(status) == []
     assert any("gw-2: No status from gw-2#2" in each.text for each in status.notices)

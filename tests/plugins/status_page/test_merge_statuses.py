@@ -11,6 +11,7 @@ from gateway.telemetry.process_status import (
     ErrorStatus,
     Failure,
     KeyStatus,
+    PeerState,
     PeerStatus,
     ProcessStatus,
     RouteStatus,
@@ -295,6 +296,18 @@ def test_a_replica_without_an_answer_is_shown_as_it_was_found() -> None:
     assert {each.id: each.state for each in status.processes} == {"gw-1": "ready", "gw-2": "ready", "gw-3": "silent"}
     (notice,) = status.notices
     assert (notice.text.partition(":")[0], notice.detail) == ("No status from gw-3", "It slept")
+
+
+def test_the_last_answer_to_any_worker_of_this_host_counts() -> None:
+    def peer(state: PeerState, ago: float | None) -> PeerStatus:
+        return PeerStatus(id="gw-2", address="x:1", state=state, last_answer_seconds_ago=ago)
+
+    def told(*peers: PeerStatus) -> PeerStatus:
+        (found,) = of_workers(*(status_of(process(0), peers=(each,)) for each in peers)).peers
+        return found
+
+    never, old, new = peer("dead", None), peer("silent", 9.0), peer("answered", 5.0)
+    assert (told(never, old, new), told(new, old), told(never, never)) == (new, new, never)
 
 
 def test_the_fixes_of_another_replica_say_where_their_commands_run() -> None:
