@@ -1,5 +1,6 @@
 """Logs one line for each HTTP request of a client, if `log.access` is true; the switch is one per process."""
 
+import asyncio
 from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Final
@@ -11,6 +12,7 @@ from gateway.http.incoming import Incoming, client_address
 from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response
 from gateway.passthrough.passage import UpstreamCut
+from gateway.protocol.errors import Stopping
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import COMPLETE, Event, Outcome, get_logger
 from gateway.telemetry.recent_errors import presentable
@@ -18,6 +20,7 @@ from gateway.telemetry.recent_errors import presentable
 log = get_logger()
 
 _CHARACTERS: Final = 200
+_CUT: Final = "The gateway shut down before the reply was complete; the request may have had effects"
 
 
 class AccessLog:
@@ -41,6 +44,10 @@ class AccessLog:
             outcome, status = _outcome(response), response.status
         except (UpstreamCut, PeerFailed):
             outcome = Outcome.ERROR
+            raise
+        except asyncio.CancelledError:
+            if not reply.http.wire.is_lost:  # its client waits, and this process ends
+                outcome, reply.told = Outcome.ERROR, (Stopping.reason, _CUT)
             raise
         finally:
             incoming.note()  # if it was refused before its route took it

@@ -21,6 +21,8 @@ _IDLE_POLLS: Final = 2
 """A drain is over after so many polls in a row that find nothing left to do; see `Listener.is_writing`."""
 _LAST_SECONDS: Final = 1.0
 """At the end: how long the last replies may take, such as those that other replicas end by the deadline."""
+AFTER_SECONDS: Final = 5.0
+"""For the work of a process after its drain, besides timeouts.cancel_seconds."""
 
 
 async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
@@ -35,7 +37,8 @@ async def drain(gateway: Gateway, *, delay_seconds: float) -> None:
         delay_seconds=delay_seconds,
         deadline_seconds=delay_seconds + seconds,
     )
-    draining.announce(world.monotonic() + delay_seconds + seconds)
+    after = gateway.config.timeouts.cancel_seconds + AFTER_SECONDS
+    draining.announce(world.monotonic() + delay_seconds + seconds + after)
     clients.send_away()
     await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
     deadline = loop.time() + seconds
@@ -83,6 +86,7 @@ def _end_remaining(gateway: Gateway) -> None:
     left = [*dict.fromkeys((*legs.running, *legs.relayed, *gateway.lot))]
     # The lot also has finished calls, whose results are kept for a repeated retry.
     unfinished = [driver for driver in left if not driver.is_finished]
+    cut = len(gateway.routes.process.passing) + gateway.sessions.open_requests
     gateway.sessions.end_all(error)
     kept = {driver for driver in left if gateway.draining.is_resumable and driver.let_go()}
     for driver in left:
@@ -92,7 +96,7 @@ def _end_remaining(gateway: Gateway) -> None:
         stateless.end_all(error)
     let_go = [driver.id for driver in unfinished if driver in kept]
     gateway.draining.part(let_go)
-    if unfinished:
+    if unfinished or cut:
         cancelled = len(unfinished) - len(let_go)
-        say = log.warning if cancelled else log.info
-        say(Event.SERVER_PARTED, let_go=len(let_go), cancelled=cancelled)
+        say = log.warning if cancelled or cut else log.info
+        say(Event.SERVER_PARTED, let_go=len(let_go), cancelled=cancelled, cut=cut)

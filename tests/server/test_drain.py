@@ -6,9 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.exchange.machine import State
+from gateway.protocol import mcp
 from gateway.server.drain import drain
+from tests.support.fake_sse import FakeSse
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
+from tests.support.legacy_client import LegacyClient
 from tests.support.logs import Lines
 from tests.support.replicas import Gate, drop
 from tests.support.stand import Start
@@ -52,6 +55,43 @@ async def test_a_drain_after_which_only_kept_results_are_left_parted_with_nothin
     assert (await client.answer(await client.call())).result["resultType"] == "complete"
     await drain(stand.gateway, delay_seconds=0)
     assert log_lines("server.parted") == []
+
+
+async def speaks_on(turn: Turn) -> None:
+    await turn.notify(mcp.LOG, {"level": "info", "data": 1})
+    await turn.for_ever()
+
+
+async def relays_on(*_: object) -> None:
+    """Never answer."""
+
+
+@pytest.mark.parametrize("is_relayed", [False, True], ids=["passed through", "relayed"])
+async def test_requests_that_no_call_of_the_gateway_serves_are_counted_when_they_are_cut(
+    upstream: FakeUpstream,
+    old: FakeSse,
+    begin: Start,
+    log_lines: Lines,
+    is_relayed: bool,  # noqa: FBT001
+) -> None:
+    upstream.tool(speaks_on)
+    old.tool = relays_on
+    stand = await begin(hold=QUICK, log={"access": True}, url=old.url if is_relayed else upstream.url)
+    client = await LegacyClient(stand).initialize()
+    running = later(client.post(client.call_message()))
+    process, sessions = stand.gateway.routes.process, stand.gateway.sessions
+    await eventually(lambda: sessions.open_requests + len(process.passing) == 1)
+    if not is_relayed:
+        _ = await upstream.saw(mcp.TOOLS_CALL)
+    assert (await told(stand)).processes[0].lost_at_end == 1
+    await drain(stand.gateway, delay_seconds=0)
+    (line,) = log_lines("server.parted")
+    assert (line["level"], line["let_go"], line["cancelled"], line["cut"]) == ("warning", 0, 0, 1)
+    await stand.gateway.close()
+    _ = await asyncio.gather(running, return_exceptions=True)
+    (finished,) = (each for each in log_lines("request.finished") if each["target"] == "tool")
+    assert (finished["outcome"], finished["status"], finished["reason"]) == ("error", 200, "stopping")
+    assert "shut down" in finished["cause"]
 
 
 async def parked(upstream: FakeUpstream, _: Stand, client: Client) -> Reply:

@@ -31,6 +31,7 @@ from gateway.http.server.traffic import Traffic
 from gateway.plugins.workers.workers_view import Overview
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
+from gateway.server.drain import AFTER_SECONDS
 from gateway.server.key_purposes import ephemeral_key
 from gateway.server.listen_errors import explained
 from gateway.server.serve import ignore_signals, on_signal, serve
@@ -45,8 +46,6 @@ _LAST_PAUSE_SECONDS: Final = 5.0
 _LONG_LIFE_SECONDS: Final = 10.0
 """A worker that ran this long is restarted with the shortest delay."""
 _POLL_SECONDS: Final = 0.05
-_SPARE_SECONDS: Final = 5.0
-"""For the work of a worker after its drain, besides timeouts.cancel_seconds."""
 _PATH_BYTES: Final = 107
 """The longest address of a unix socket (unix(7)), without its final zero."""
 
@@ -181,7 +180,7 @@ class Supervisor:
     def _stop(self, number: signal.Signals) -> None:
         """Forward a signal; a second one makes the workers end at once."""
         config = self._in_force.value
-        hold, spare = config.hold, config.timeouts.cancel_seconds + _SPARE_SECONDS
+        hold, spare = config.hold, config.timeouts.cancel_seconds + AFTER_SECONDS
         grace = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
         self._stopping.set()
         self._reload.close()

@@ -61,7 +61,7 @@ async def test_a_worker_that_hangs_does_not_keep_the_program_alive(
     monkeypatch: pytest.MonkeyPatch, log_lines: Lines
 ) -> None:
     monkeypatch.setattr(supervisor, "_work", broken_workers.one_crashes_and_the_other_hangs)
-    monkeypatch.setattr(supervisor, "_SPARE_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "AFTER_SECONDS", 0.1)
     async with asyncio.timeout(60):
         assert await supervisor.supervise(config()) == 1
     assert not multiprocessing.active_children()
