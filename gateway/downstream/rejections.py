@@ -71,7 +71,7 @@ async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes:
     may_parse = isinstance(exc, GatewayError) or incoming.opened is not None
     id_ = error.request_id or (incoming.rpc_id if may_parse and not isinstance(exc, Forbidden) else None)
     tag = None if incoming.caller is None else routes.process.tags.of(incoming.caller.principal)
-    sender = live and live.route.path, tag
+    sender = None if live is None else live.route.path, tag
     last = FinalMessage.of_error(error, id_, incoming.request_id, sender, in_session=incoming.in_session)
     if incoming.method != "POST" and last.status == HTTPStatus.OK:
         last = replace(last, status=HTTPStatus.BAD_GATEWAY)  # a 200 would begin a stream, or say that a session ended
