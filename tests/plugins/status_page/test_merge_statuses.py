@@ -75,6 +75,7 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
     [
         ([(300.0, 200.0), (250.0, 40.0)], 200.0),  # the earliest
         ([(300.0, 200.0), (None, 40.0)], 200.0),
+        ([(None, 200.0), (None, 40.0)], 200.0),  # it has never answered
         ([(300.0, 200.0), (100.0, 40.0)], 40.0),  # the other began before an answer, and is over
         ([(300.0, 200.0), (100.0, 150.0)], 100.0),  # all began before the last answer, and fail again
         ([(300.0, 0.0), (100.0, 0.0)], 0.0),  # of an older version
