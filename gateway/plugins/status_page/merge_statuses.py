@@ -215,9 +215,10 @@ def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -
             f"it when no replica has sealed with it for {own.keys_kept_seconds:,g} s"
         )
         ages = [each.loaded_seconds_ago for each in processes if each.loaded_seconds_ago is not None]
-        if len(ages) == len(processes):  # all have sealed with the other key since they loaded it
+        # All have sealed with the first key since the last load; once one has dropped the other, that is later.
+        if len(ages) == len(processes) and not lacking:
             left = timedelta(seconds=own.keys_kept_seconds - max(min(ages), 0.0))
-            step += f" (these: {datetime.fromisoformat(own.time) + left:%Y-%m-%d %H:%M:%S} UTC)"
+            step += f" (these: by {datetime.fromisoformat(own.time) + left:%Y-%m-%d %H:%M:%S} UTC)"
     return f"A rotation is under way: {'; '.join(facts)}{unknown}. {step}."
 
 

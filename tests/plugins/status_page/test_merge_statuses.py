@@ -269,10 +269,11 @@ def test_the_phase_names_the_replicas_whose_keys_are_unknown() -> None:
 def test_the_old_key_is_needed_until_every_replica_has_sealed_with_the_new_one_for_long(
     loaded: tuple[float | None, ...], moment: str | None
 ) -> None:
-    end = f" (these: {moment} UTC)." if moment else "."
+    end = f" (these: by {moment} UTC)." if moment else "."
     assert phase_of("new old/new old/new old", *loaded).endswith(
         f"remove it when no replica has sealed with it for 3,600 s{end}"
     )
+    assert "(these" not in phase_of("new/new old/new old", *loaded), "the load that dropped the key says nothing"
 
 
 def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:

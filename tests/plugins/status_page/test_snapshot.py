@@ -250,7 +250,7 @@ async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     assert [key.role for key in status.keys] == ["seals and opens", "only opens"]
     assert status.keys[0].id == stand.gateway.key_ids[0]
     assert f"A rotation is under way: {status.keys[0].id} seals at gw-1. If {status.keys[1].id}" in status.key_phase
-    assert "sealed with it for 3,600 s (these: 20" in status.key_phase, "as long as a task lives"
+    assert "sealed with it for 3,600 s (these: by 20" in status.key_phase, "as long as a task lives"
     html = (await fetch(stand, "/status"))[1]
     assert "Use at gw-1" in html
     assert first not in html + (await fetch(stand))[1]
