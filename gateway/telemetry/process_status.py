@@ -229,6 +229,8 @@ class Status(Struct, frozen=True, kw_only=True):
     held_total: int = 0
     callers: tuple[CallerStatus, ...] = ()
     """Those that have the most calls or sessions."""
+    addresses: dict[str, int] = {}
+    """The three from which the most held and running calls came, with their number."""
     running: tuple[CallStatus, ...] = ()
     """Those that have run for `LONG_SECONDS`, the longest first, without mirrored ones."""
     running_total: int = 0

@@ -145,6 +145,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
         ),
         # Each worker asks for itself: the last answer is that which any of them got.
         peers=tuple(min(peers[each.id], key=_silence) for each in own.peers),
+        addresses=dict(sum((Counter(part.addresses) for part in parts.values()), Counter()).most_common(MOST_CLIENTS)),
         running=tuple(call for part in parts.values() for call in part.running),
         running_total=sum(part.running_total for part in parts.values()),
         errors=tuple(

@@ -49,6 +49,7 @@ def take_snapshot(source: ProcessParts) -> Status:
     """Return the status of one process."""
     running, now = _running(source), world.monotonic()
     passing = [*takewhile(lambda each: now - each[1] >= LONG_SECONDS, source.routes.process.passing.items())]
+    calls = dict.fromkeys((*source.downstream.legs.seen, *source.lot.waiting()))
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.task_table)
@@ -77,7 +78,8 @@ def take_snapshot(source: ProcessParts) -> Status:
         held_total=own.held,
         running=(*_shown(islice(running, MOST_HELD)), *_passing(source, now, passing[:MOST_HELD])),
         running_total=len(running) + len(passing),
-        callers=tuple(_callers(source)),
+        callers=tuple(_callers(source, calls)),
+        addresses=dict(Counter(call.asked.remote or "-" for call in calls).most_common(MOST_CLIENTS)),
         peers=tuple(peers),
         peers_total=len(peers),
         keys=tuple(
@@ -89,7 +91,7 @@ def take_snapshot(source: ProcessParts) -> Status:
     return cut(replace(status, key_phase=key_phase({own.id: status}, status.processes)))
 
 
-def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
+def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[CallerStatus]:
     """Yield the callers that have the most calls or sessions."""
     held, sessions = source.lot.per_principal, Counter[bytes]()
     for live in source.routes.live.values():
@@ -97,7 +99,7 @@ def _callers(source: ProcessParts) -> Iterator[CallerStatus]:
             sessions[principal] += count
     most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held.get(it, 0), sessions[it]))
     calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
-    for call in dict.fromkeys((*source.downstream.legs.seen, *source.lot.waiting())):
+    for call in held_or_running:
         asked = call.asked
         if asked.key.principal in calls:
             calls[asked.key.principal][asked.remote, asked.key.client_info] += 1

@@ -82,7 +82,9 @@ async def test_a_caller_is_shown_with_the_clients_that_have_the_most_of_its_call
         ("198.51.100.1 bench", 2),
     ]
     assert (many.held, one.clients) == (10, {"127.0.0.1 bench": 1})
-    assert "4 of 198.51.100.2 bench" in (await fetch(stand, "/status"))[1]
+    html = (await fetch(stand, "/status"))[1]
+    assert "4 of 198.51.100.2 bench" in html
+    assert "By address:\n4 from 198.51.100.2, 3 from 198.51.100.4, 2 from 198.51.100.1." in html
     await drop(stand)
 
 
@@ -113,8 +115,9 @@ async def test_a_call_that_no_coroutine_serves_names_its_client_too(
 
 def test_a_replica_of_an_older_version_tells_of_no_clients() -> None:
     sent = json.loads(msgspec.json.encode(status_of(process(0), held=(held_for(1),), callers=(GREEDY,))))
-    del sent["held"][0]["client"], sent["callers"][0]["clients"]
+    del sent["held"][0]["client"], sent["callers"][0]["clients"], sent["addresses"]
     status = msgspec.convert(sent, Status)
+    assert "By address" not in page(status)
     assert (status.held[0].client, status.callers[0].clients) == ("", {})
     assert '<p class="soft"></p>' not in page(status)
 

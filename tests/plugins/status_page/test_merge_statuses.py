@@ -157,10 +157,12 @@ def test_what_a_caller_has_in_several_processes_is_added_up_and_the_most_come_fi
 def test_the_clients_of_a_caller_are_added_up_and_those_with_the_most_are_kept() -> None:
     def part(number: int, **clients: int) -> Status:
         caller = CallerStatus(caller="a", held=1, sessions=1, clients=clients)
-        return status_of(process(number), callers=(caller,))
+        return status_of(process(number), callers=(caller,), addresses=clients)
 
-    (caller,) = of_workers(part(0, x=3, y=2, z=1), part(1, y=2, w=2), part(2)).callers
+    whole = of_workers(part(0, x=3, y=2, z=1), part(1, y=2, w=2), part(2))
+    (caller,) = whole.callers
     assert list(caller.clients.items()) == [("y", 4), ("x", 3), ("w", 2)]
+    assert list(whole.addresses.items()) == list(caller.clients.items())
 
 
 def test_children_are_added_up_where_there_are_any() -> None:

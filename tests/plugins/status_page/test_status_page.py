@@ -47,7 +47,7 @@ SHOWN = [
     "Running calls",
     "tools/call t /mcp the server's response 50 s 49 s r-1 gw-1 if it ends: lost c",
     "Held calls",
-    "tools/call t /mcp elicitation 1 1 min 1 s 9 min gw-1 if it ends: run again c",
+    "tools/call t /mcp elicitation 1 1 min 1 s 9 min r-2 gw-1 if it ends: run again c",
     "tools/call t /mcp the client's next request 2 1 s running gw-1 c",
     "Recent errors",
     "upstream_unreachable Text Fix 2 2 s ago 1 min 30 s ago /b",
@@ -85,7 +85,7 @@ def test_what_the_page_of_a_cluster_shows(monkeypatch: pytest.MonkeyPatch) -> No
         ),
         route(path="/b", upstream="http://b/mcp", health="failing", last_failure=failure, **usual),
     )
-    parked = replace(held(61.0), expires_in_seconds=540, asked=("elicitation",), at_end="run again")
+    parked = replace(held(61.0), expires_in_seconds=540, asked=("elicitation",), at_end="run again", request_id="r-2")
     runs = replace(
         held(1.0),
         running_seconds=50,
@@ -124,6 +124,8 @@ def test_the_oldest_calls_are_shown_and_all_are_counted() -> None:
     status = cut(status_of(held=tuple(map(held, ages)), held_total=300))
     assert [call.age_seconds for call in status.held] == sorted(ages, reverse=True)[:MOST_HELD]
     assert f"{MOST_HELD} of 300 are shown" in page(status)
+    whole = "The page of each replica lists its own."
+    assert (whole in page(status), whole in page(replace(status, covers="cluster"))) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,11 @@ def hostile(evil: Evil) -> Status:
     failure = Failure(kind="k", cause=evil["cause"], fix=evil["fix"], seconds_ago=1)
     texts = {field: evil[f"route-{field}"] for field in ("path", "upstream", "transport", "continuation")}
     failing = route(**texts, sessions={evil["session-state"]: 1}, last_failure=failure, health="failing")
-    texts = {field: evil[f"held-{field}"] for field in ("route", "method", "name", "owner", "caller", "client")}
-    run = {field: evil[f"running-{field}"] for field in (*texts, "waits_for", "request_id")}
+    texts = {
+        field: evil[f"held-{field}"]
+        for field in ("route", "method", "name", "owner", "caller", "client", "request_id")
+    }
+    run = {field: evil[f"running-{field}"] for field in (*texts, "waits_for")}
     error = ErrorStatus(
         **{field: evil[f"error-{field}"] for field in ("kind", "route", "text", "fix")},
         count=1,
@@ -185,6 +190,7 @@ def hostile(evil: Evil) -> Status:
         routes=(failing,),
         held=(replace(held(1), **texts, asked=(evil["held-asked"],)),),
         callers=(CallerStatus(caller=evil["caller"], held=1, sessions=1, clients={evil["clients"]: 1}),),
+        addresses={evil["addresses"]: 1},
         running=(replace(held(1), **run),),
         peers=(PeerStatus(id=evil["peer"], address=evil["address"], state="dead", last_answer_seconds_ago=1),),
         keys=(KeyStatus(evil["key"], "only opens"),),
