@@ -14,7 +14,7 @@ import pytest_asyncio
 from msgspec import Raw
 
 from gateway.downstream.stdio_forwarding import StdioPassage
-from gateway.http.error_texts import UNKNOWN
+from gateway.http.error_texts import texts
 from gateway.http.incoming import Caller
 from gateway.http.reply import Discarded
 from gateway.legacy_front.arrival import Arrival
@@ -26,6 +26,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import META, call, fake, modern
+from tests.support.logs import Lines
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -186,14 +187,17 @@ async def test_mcp_name_of_a_request_about_a_task_is_compared(method: str, front
     assert (status, answer["error"]["code"]) == (400, mcp.HEADER_MISMATCH)
 
 
-async def test_a_fault_of_the_gateway_ends_the_request_that_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_gateway_ends_the_request_that_met_it(
+    monkeypatch: pytest.MonkeyPatch, log_lines: Lines
+) -> None:
+    monkeypatch.setattr(texts, "are_brief", True)
     tasks = Tasks(Metrics("test"))
     live: Any = SimpleNamespace(
         deadlines=SimpleNamespace(silence=CoarseTimer(60, tasks, "silence")),
         process=SimpleNamespace(tasks=tasks),
         route=SimpleNamespace(path="/mcp"),
         upstream=SimpleNamespace(stdio=Mock(modern=Mock(request=AsyncMock(side_effect=ZeroDivisionError)))),
-        sender=lambda _: UNKNOWN,
+        sender=lambda _: ("/mcp", "tag"),
     )
     incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r")
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
@@ -206,3 +210,5 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it(monkeypatch: 
     while len(tasks):
         await asyncio.sleep(0)
     assert tasks.failures == 1
+    (line,) = log_lines("error.shortened")
+    assert (line["route"], line["caller"]) == ("/mcp", "tag")

@@ -128,10 +128,10 @@ async def test_a_client_of_http_sse_whose_stream_does_not_begin(brief: Stand, lo
     check(log_lines, await asked(brief, "GET", path, headers={"Accept": "text/event-stream"}))
 
 
-@pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.INITIALIZE])
+@pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.INITIALIZE, "messages/listen"])
 async def test_a_client_of_sep_1442(brief: Stand, log_lines: Lines, method: str) -> None:
     client = PaperClient([Address(brief.http, f"http://{brief.gateway.listen}/paper")], headers=MINE)
-    async with client.request(method, LEGACY[method]) as stream:
+    async with client.request(method, LEGACY.get(method, {})) as stream:
         check(log_lines, json.dumps(await stream.message()))
 
 
@@ -211,6 +211,22 @@ async def test_a_call_in_a_mirrored_session(log_lines: Lines, begin: Start) -> N
     assert "(requestId mine)" in said
     (line,) = log_lines("error.shortened")
     assert (line["request_id"], server.url in line["cause"]) == ("mine", True)
+    assert None not in (line["route"], line["caller"])
+
+
+async def test_a_mirrored_call_and_a_stream_of_sep_1442_whose_server_died(log_lines: Lines, begin: Start) -> None:
+    async with FakeModern() as server:
+        stand = await begin(url=server.url, errors="brief", route={"era": "mirror", "dialects": ["sep-1442"]})
+        client, paper = await LegacyClient(stand).initialize(), PaperClient([stand], headers=MINE)
+        await server.close()
+        client.headers |= MINE
+        (said,) = (await client.post(client.call_message()))[2]
+        async with paper.request("messages/listen", {}) as stream:
+            for each in (said, await stream.message()):
+                assert "(requestId mine)" in each["error"]["message"]
+    first, second = log_lines("error.shortened")
+    assert (first["route"], second["route"]) == ("/mcp", "/mcp")
+    assert None not in (first["caller"], second["caller"])
 
 
 async def test_the_end_of_a_task(log_lines: Lines, begin: Start, upstream: FakeUpstream) -> None:
@@ -223,6 +239,7 @@ async def test_the_end_of_a_task(log_lines: Lines, begin: Start, upstream: FakeU
     assert failed["error"]["message"] == f"{CallLost.brief} (requestId mine)"
     (line,) = log_lines("error.shortened")
     assert "malformed result" in line["cause"]
+    assert None not in (line["route"], line["caller"])
     stand.gateway.task_table.leave(is_resumable=False)
 
 
