@@ -179,7 +179,8 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
             fix = (
                 "Expected during an update; for the next step of a rotation, see State keys. If it stays, run "
                 "`mrtr-gateway check --config FILE` on each host: where it prints another digest than here, a "
-                "reload was forgotten or rejected (`config.rejected` in the log); otherwise the files differ"
+                "reload was forgotten or rejected (`config.rejected` in the log); otherwise the files differ. The "
+                "digest has no keys: `mrtr-gateway doctor --config FILE` tells those of a file, in order"
             )
             yield StatusNotice(f"The {what} differ: {shown}", fix, is_bad=False)
     reported: dict[StatusNotice, list[str]] = {}
@@ -200,13 +201,19 @@ def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -
     keys = dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))
     silent = _names([each.id for each in processes if each.state in ("silent", "refused")])
     unknown = f"; {silent} did not tell any keys" if silent else ""
+    refused = _names([each.id for each in processes if each.state == "refused"])
+    look = f"Before the next step, see State keys on the page of {refused}: it may lack a key that seals"
     if len(keys) == 1:
-        return f"One key at {_names([*rings])}: no rotation is under way there{unknown}."
+        return (
+            f"One key at {_names([*rings])}: no rotation is under way there{unknown}.{f' {look}.' if refused else ''}"
+        )
     lacking = {key: there for key in keys if (there := _names([name for name in rings if key not in rings[name]]))}
     facts = [f"{key} seals at {_names([name for name in rings if rings[name][0] == key])}" for key in sealing]
     facts += [f"{there} cannot open {key}" for key, there in lacking.items()]
     if lacking.keys() & sealing.keys():
         step = "Calls fail until each replica has every key that seals: give it the missing one, as its last"
+    elif refused:
+        step = look
     elif len(sealing) > 1:
         step = "Put the new key first everywhere"
     else:

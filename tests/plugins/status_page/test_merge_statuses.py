@@ -256,7 +256,10 @@ def test_the_phase_of_a_rotation_is_that_of_all_replicas(rings: str, phase: str)
 def test_the_phase_names_the_replicas_whose_keys_are_unknown() -> None:
     own = of("gw-1", keys=(KeyStatus("old", "seals and opens"),), keys_kept_seconds=600)
     status = of_cluster(own, {"gw-2": Heard(state="silent"), "gw-3": Heard(state="refused")})
-    assert status.key_phase == "One key at gw-1: no rotation is under way there; gw-2, gw-3 did not tell any keys."
+    assert status.key_phase == (
+        "One key at gw-1: no rotation is under way there; gw-2, gw-3 did not tell any keys. "
+        "Before the next step, see State keys on the page of gw-3: it may lack a key that seals."
+    )
 
 
 @pytest.mark.parametrize(
