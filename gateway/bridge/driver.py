@@ -36,7 +36,16 @@ from gateway.http.outbox import FinalMessage
 from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, DownstreamError, GatewayError, OwnerStalled, Refused, ShuttingDown, bug
+from gateway.protocol.errors import (
+    Busy,
+    DownstreamError,
+    GatewayError,
+    OwnerLost,
+    OwnerStalled,
+    Refused,
+    ShuttingDown,
+    bug,
+)
 from gateway.protocol.request import Request, TextParams
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
@@ -396,7 +405,8 @@ class Driver(Engine):
                 )
             await call.resume(begun.upstream(is_recorded=is_recorded), is_shared=not is_dead)
         except GatewayError as exc:
-            self.live.upstream.note(exc)
+            if not isinstance(exc, OwnerLost):  # that is an error only if the call ends with it
+                self.live.upstream.note(exc)
             replayable = context.may_run_again(exc) and self._exchange.record is not None
             if not is_dead and not replayable and self._exchange.round == left.round:
                 why = "cannot be reached, and its call cannot be picked up here while it may live"

@@ -90,6 +90,7 @@ async def test_a_tool_that_was_known_to_be_repeatable_runs_again_even_if_its_ser
     assert (await two.client().answer(asked)).json == ACCEPT
     assert len(upstream.of("tools/call")) == 2
     assert steps(two) == {"replayed": 1}
+    assert [error.kind for error in (await told(two)).errors] == [], "nothing is lost"
 
 
 async def test_concurrent_retries_at_two_replicas_reach_the_same_candidate(
