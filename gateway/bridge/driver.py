@@ -504,11 +504,11 @@ class Driver(Engine):
             return
         if after is FINISHED and (error := self._exchange.untold) is not None:
             context.failed(error)
-        if after is FINISHED and self._exchange.is_lost:
-            # Only its error is left. That is kept as a result is, and takes no place of a call.
-            self._weight.release()
-            call.end()
-            self._lot.keep(self)
+            if self._exchange.is_lost:
+                # Only its error is left. That is kept as a result is, and takes no place of a call.
+                self._weight.release()
+                call.end()
+                self._lot.keep(self)
         if before in HELD or after not in _WAITING:
             # Not as soon as a question comes: those of a round are weighed together, when their quiet window ends.
             self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
