@@ -47,9 +47,9 @@ _REJECTIONS: Final = 5
 
 def take_snapshot(source: ProcessParts) -> Status:
     """Return the status of one process."""
-    running, now = _running(source), world.monotonic()
+    calls, now = dict.fromkeys((*source.downstream.legs.seen, *source.lot.waiting())), world.monotonic()
+    running = _running(calls, now)
     passing = [*takewhile(lambda each: now - each[1] >= LONG_SECONDS, source.routes.process.passing.items())]
-    calls = dict.fromkeys((*source.downstream.legs.seen, *source.lot.waiting()))
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.task_table)
@@ -61,7 +61,7 @@ def take_snapshot(source: ProcessParts) -> Status:
         for path, live in source.routes.live.items()
     ]
     peers = known_peers(source.members)
-    own, state = _process(source), source.config.state
+    own, state = _process(source, calls), source.config.state
     status = Status(
         version=__version__,
         replica=own.id,
@@ -112,10 +112,10 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
         )
 
 
-def _running(source: ProcessParts) -> dict[Seen, float]:
+def _running(calls: Iterable[Seen], now: float) -> dict[Seen, float]:
     """Return the calls that have run for long with their seconds, the longest first; some may wait without a leg."""
-    now, found = world.monotonic(), dict[Seen, float]()
-    for call in (*source.downstream.legs.seen, *source.lot.waiting()):
+    found = dict[Seen, float]()
+    for call in calls:
         seconds = call.running_seconds(now)
         if seconds is not None and seconds >= LONG_SECONDS:
             found[call] = seconds
@@ -179,17 +179,16 @@ def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics
     )
 
 
-def _lost_at_end(source: ProcessParts) -> int:
+def _lost_at_end(source: ProcessParts, calls: Iterable[Seen]) -> int:
     """Count what ends without a result if the process ends first, as `drain` would have it."""
     downstream, lot = source.downstream, source.lot
     tasks = (task for task in source.task_table if not task.is_over)
-    calls = {*downstream.legs.seen, *lot.waiting(), *tasks}
     cold = 0 if source.routes.process.draining.is_resumable else len(lot.cold)
     alone = len(source.routes.process.passing) + downstream.legacy.sessions.open_requests
-    return sum(call.at_end == "lost" for call in calls) + cold + alone
+    return sum(call.at_end == "lost" for call in {*calls, *tasks}) + cold + alone
 
 
-def _process(source: ProcessParts) -> ProcessStatus:
+def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
     config, lot, deadline = source.config, source.lot, source.routes.process.draining.deadline
     return ProcessStatus(
         id=source.members.own,
@@ -203,7 +202,7 @@ def _process(source: ProcessParts) -> ProcessStatus:
         held_limit=config.hold.max_calls,
         held_of_one_caller=max(lot.per_principal.values(), default=0),
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
-        lost_at_end=_lost_at_end(source),
+        lost_at_end=_lost_at_end(source, calls),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),
         connections=len(source.client_listener.connections),
