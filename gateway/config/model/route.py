@@ -44,7 +44,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     """The server behind a route: `url` or `command`."""
 
     url: Annotated[str | None, Meta(extra={"form": "url"})] = None
-    """URL of the server's MCP endpoint."""
+    """URL of the server's MCP endpoint. Requests without `Authorization` get user and password in it as `Basic`."""
     command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     """Program and arguments of a stdio server, started without a shell."""
     env: dict[Variable, Secret] = field(default_factory=dict)
