@@ -1,7 +1,8 @@
 """Keeps the recent errors for the status page: each kind once, with its count, with its fix.
 
 Rule: an error has the same text as in the log, masked, without what an upstream said about a call. Errors count as the
-same kind if their texts differ only in numbers, so a thousand errors with different ports are one line.
+same kind if their texts differ only in numbers that are not part of a name (gw-1), so a thousand errors with different
+ports are one line.
 """
 
 import re
@@ -17,7 +18,7 @@ from gateway.telemetry.redaction import mask
 _TEXT_CHARACTERS: Final = 400
 _SAME_CHARACTERS: Final = 15
 """Two pieces of advice that begin with as many equal characters say the same."""
-_NUMBERS: Final = re.compile(r"\d+")
+_NUMBERS: Final = re.compile(r"(?<![\w#-])\d+")
 _QUOTES: Final = (
     re.compile(r"(?<=refused a message): .*", re.DOTALL),
     re.compile(r"(answered HTTP \d+) \(.*\)", re.DOTALL),

@@ -43,6 +43,14 @@ def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_i
     assert all(error.text != "the same one" for error in errors.told()), "the oldest has gone"
 
 
+def test_errors_about_different_replicas_or_workers_are_entries_of_their_own() -> None:
+    errors = RecentErrors()
+    said = "The replica %s at 127.0.0.1:%d was silent for %.1f s (%d times)"
+    for number, name in enumerate(("gw-1", "gw-3", "gw#0", "gw#1", "gw_1", "gw_2", "gw7", "gw8") * 5):
+        _ = errors.note(Unreachable(said % (name, 40_000 + number, number / 4, number)))
+    assert [error.count for error in errors.told()] == [5] * 8
+
+
 def test_advice_stands_in_the_fix_alone_if_it_says_the_same() -> None:
     errors = RecentErrors()
     for error in (
