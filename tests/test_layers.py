@@ -325,6 +325,15 @@ def test_a_pure_folder_has_no_clock_no_randomness_and_no_io() -> None:
     check(is_impure)
 
 
+def keeps_the_real_world(tree: ast.Module) -> Iterator[str]:
+    fields = (node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "default_factory")
+    yield from (found for field in fields if (found := ast.unparse(field.value)).startswith("world."))
+
+
+def test_no_field_keeps_a_clock_of_the_real_world_where_a_simulation_enters_another() -> None:
+    check(lambda file: keeps_the_real_world(parsed(file)))
+
+
 def test_these_tests_see_what_they_look_for() -> None:
     tree = ast.parse("import os.path\nfrom . import a\nfrom b.c import d as e\ndef f():\n    import g\n")
     assert [name for _, name in imports(tree)] == ["os.path", "a", "b.c.d", "g"]
@@ -336,3 +345,5 @@ def test_these_tests_see_what_they_look_for() -> None:
     assert list(plugins_in(ast.parse(guarded + loaded))) == ["gateway.plugins.oauth.b", "gateway.plugins.otel.traces"]
     assert source("gateway.protocol.jsonrpc.decode") == PACKAGE / "protocol" / "jsonrpc.py"
     assert source("aiohttp.web") is None
+    fields = ast.parse("a = field(default_factory=world.wall)\nb = field(default_factory=lambda: world.wall())\n")
+    assert list(keeps_the_real_world(fields)) == ["world.wall"]
