@@ -14,6 +14,9 @@ MESSAGE_CHARACTERS: Final = 1000
 _OF_SESSIONS: Final = frozenset({401, 403, 404, 405})
 """The statuses that tell a legacy client more than that one request is refused: sign in, begin a new session."""
 
+COUNTED_BY_CALLER: Final = ("hold.max_calls", "sessions.max", "upstream.max_children")
+"""How the keys of places begin of which Callers, on the status page, shows how many each caller has."""
+
 
 def clean(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
     """Return the text as one printable line of at most `limit` characters.
@@ -302,11 +305,13 @@ class Busy(DownstreamError):
         mine = "You have as much under way as one caller may have; let some of it end first, or answer it"
         why = ". You sent no credential, and all such callers count as one" if is_shared else ""
         own = ", or give each client a credential of its own" if is_shared else ""
+        is_counted = any(key.startswith(COUNTED_BY_CALLER) for key in reached or ())
+        look = "see Callers on the status page: stop one that should not have so many, or " if is_counted else ""
         super().__init__(
             message + why,
             status=status,
             brief=mine + why if status == 429 else "The gateway is busy; try again later",
-            fix=f"raise {raised}, or add a replica{own}" if raised else "",
+            fix=f"{look}raise {raised}, or add a replica{own}" if raised else "",
         )
         self.headers["Retry-After"] = str(retry_after_seconds)
 

@@ -36,10 +36,11 @@ def test_a_caller_without_a_session_learns_which_limit_is_reached(sections: dict
     error = pool_errors.busy(route(route=sections), config(), {"sessions.max": 3})
     assert error.status == 503
     assert all(word in error.message for word in [*words, "timeouts.session_wait_seconds"])
+    look = "see Callers on the status page: stop one that should not have so many, or "
     raised = "sessions.max (3 when it happened) or sessions.max_per_principal (1100 when it happened)"
     if "affinity" in words[0]:
-        raised = "timeouts.session_wait_seconds (10 when it happened)"
-    assert error.fix == f"raise {raised}, or add a replica"
+        look, raised = "", "timeouts.session_wait_seconds (10 when it happened)"
+    assert error.fix == f"{look}raise {raised}, or add a replica"
 
 
 def test_a_client_with_a_session_of_its_own_learns_that_its_calls_take_turns() -> None:

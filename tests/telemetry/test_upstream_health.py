@@ -266,7 +266,9 @@ async def test_the_fix_of_a_limit_has_its_key_and_value(upstream: FakeUpstream, 
     _ = await stand.client().call()
     _ = await stand.client().answer(asked)
     (error,) = (await told(stand)).errors
-    assert (error.kind, error.fix) == ("busy", "Raise hold.max_calls (1 when it happened), or add a replica")
+    raised = "raise hold.max_calls (1 when it happened), or add a replica"
+    assert error.kind == "busy"
+    assert error.fix == f"See Callers on the status page: stop one that should not have so many, or {raised}"
 
 
 async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream, begin: Start) -> None:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from gateway import world
+from gateway.protocol.errors import COUNTED_BY_CALLER
 from gateway.telemetry.process_status import CallStatus, RouteStatus, Status, StatusNotice
 
 NEAR: Final = 0.8
@@ -123,7 +124,8 @@ def _warnings(status: Status) -> Iterator[StatusNotice]:
     for label, number, limit, key in limits:
         if limit and number >= NEAR * limit:
             when = "When the limit is reached, new" if number < limit else "New"
-            yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused")
+            whose = "; see Callers" if key.startswith(COUNTED_BY_CALLER) else ""
+            yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused{whose}")
 
 
 def mode(route: RouteStatus) -> str:

@@ -80,7 +80,12 @@ def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:
     busy = ProcessStatus(id="gw-1", state="ready", held=8, held_limit=10, connections=79, connections_limit=100)
     assert limits(status_of(busy)) == ["Held calls: 8 of 10 (hold.max_calls)"]
     fixes = [notice.fix for number in (9, 10) for notice in view(status_of(replace(busy, held=number))).notices]
-    assert fixes == ["When the limit is reached, new ones are refused", "New ones are refused"]
+    assert fixes == [
+        "When the limit is reached, new ones are refused; see Callers",
+        "New ones are refused; see Callers",
+    ]
+    (others,) = view(status_of(replace(busy, held=0, connections=80))).notices
+    assert others.fix == "When the limit is reached, new ones are refused", "which the page does not count by caller"
     assert limits(status_of(busy, process(0))) == ["Held calls in gw-1: 8 of 10 (hold.max_calls)"]
 
 
