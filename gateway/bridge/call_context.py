@@ -19,7 +19,7 @@ from gateway.exchange.commands import TTL
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED, RUNNING, Exchange
 from gateway.http.outbox import ending_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, OwnerStalled, SessionLost, Unreachable, UpstreamError
 from gateway.protocol.request import Request
 from gateway.routes.deadlines import wait_seconds
 from gateway.routes.live_route import LiveRoute
@@ -178,7 +178,7 @@ class Spoken(msgspec.Struct, frozen=True):
         route = self.live.route
         self.live.process.metrics.rounds_per_exchange[route.path,].observe(rounds)
         to = log.bind()  # the proxy would look each method up anew
-        say = to.warning if isinstance(error, UpstreamError) else to.info
+        say = to.warning if isinstance(error, UpstreamError | OwnerStalled) else to.info
         say(
             Event.EXCHANGE_FINISHED,
             route=route.path,

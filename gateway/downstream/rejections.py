@@ -82,6 +82,7 @@ def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, met
     about = {
         "route": incoming.path[:80],
         "upstream": live.route.upstream.name if live is not None else None,
+        "reason": error.reason,
         "cause": error.message,
         "fix": error.fix,
     }
@@ -94,7 +95,7 @@ def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, met
         if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
             metrics.state_rejections[error.__cause__.reason,].inc()
     elif isinstance(error, UpstreamError):
-        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, **about, **incoming.about)
+        log.warning(Event.UPSTREAM_FAILED, **about, **incoming.about)
     elif isinstance(error, OwnerStalled):
         if isinstance(error, StateFromFuture):
             metrics.state_rejections["future",].inc()

@@ -393,13 +393,15 @@ WRONG_ADDRESS: Final = "If it never ended, its address here is wrong (replica.pe
 class OwnerLost(CallLost):
     """The replica that held the call has ended."""
 
+    reason = "owner_lost"
+
     def __init__(self, owner: str, message: str) -> None:
         fix = (
             f"see why {owner} ended, in its own log or that of what runs it (`journalctl -u mrtr-gateway`, `kubectl "
             f"logs --previous`), and check the call's effects before repeating it. {WRONG_ADDRESS}. A call survives "
             "if the server keeps event ids, or if its tool may run twice: docs/continuity.md"
         )
-        super().__init__(message, data={"reason": "owner_lost"}, fix=fix)
+        super().__init__(message, fix=fix)
 
 
 def bug() -> CallLost:
@@ -540,20 +542,27 @@ class OwnerSilent(OwnerStalled):
             )
 
 
+class SessionStalled(OwnerStalled):
+    """The replica that has the session of a legacy client is alive but does not serve the request."""
+
+    brief = "The replica that has this session does not react; send the request again"
+
+    def __init__(self, member: str, found: OwnerStalled) -> None:
+        message = f"The replica {member} that has this session {found.why}; send the request again"
+        GatewayError.__init__(self, message, fix=found.fix)
+
+
 class TakenCallLost(OwnerStalled):
-    """Another replica took a new call of this one, and broke off its reply."""
+    """Another replica took a new call of this one, or a request of its session, and broke off its reply."""
 
     reason = "call_lost"
     brief = CallLost.brief
     retry_after_seconds = 0  # a repeated call may run twice
     fix = "find out why that replica ended or hangs; check the call's effects before repeating it"
 
-    def __init__(self, member: str) -> None:
-        GatewayError.__init__(
-            self,
-            f"The replica {member}, to which another one gave this call, did not complete its reply; the call may "
-            "have had effects",
-        )
+    def __init__(self, member: str, what: str = "to which another one gave this call", status: int = 503) -> None:
+        message = f"The replica {member}, {what}, did not complete its reply; the call may have had effects"
+        GatewayError.__init__(self, message, status=status)
 
 
 class Stopping(GatewayError):

@@ -60,12 +60,8 @@ class RecentErrors:
     def note(self, error: GatewayError, route: str = "") -> RecentError | None:
         """Record an error and return its entry; None if it concerns only its client, or was recorded before."""
         match error:
-            case UpstreamError():
-                kind = str((error.data or {}).get("reason", error.reason))
-            case Busy() | NoKeys():
+            case UpstreamError() | Busy() | NoKeys() | OwnerStalled():
                 kind = error.reason
-            case OwnerStalled():
-                kind = OwnerStalled.reason
             case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
                 kind = reason
             case _ if type(error) is GatewayError:

@@ -48,7 +48,7 @@ class UpstreamHealth:
         """Record an error of a request; `served`: when a session was served last (monotonic), if that was asked."""
         self.advise(error)
         noted = self._errors.note(error, self._route)
-        if noted is not None and noted.kind in _FAILURES:
+        if noted is not None and isinstance(error, UpstreamError) and noted.kind in _FAILURES:
             before, self._failure = self._failure, noted
             if served is not None:
                 self.judged = noted.last

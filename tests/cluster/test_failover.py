@@ -63,6 +63,7 @@ async def test_a_dead_owners_call_is_lost_if_it_may_not_run_twice(
     assert reply.outcome == (200, -32603, "owner_lost")
     assert "gw-1" in reply.error["message"]
     (line,) = log_lines("exchange.finished")
+    assert line["reason"] == "owner_lost"
     assert str(line["fix"]).startswith("see why gw-1 ended, in its own log or that of what runs it")
     assert "check the call's effects" in str(line["fix"])
     assert "its address here is wrong (replica.peers)" in str(line["fix"])

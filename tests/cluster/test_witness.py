@@ -21,6 +21,7 @@ from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, tells, tells_later
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
+from tests.support.logs import Lines
 from tests.support.replicas import (
     STALLED,
     TWICE,
@@ -135,13 +136,17 @@ async def test_a_silent_owners_ephemeral_call_runs_again_and_the_first_run_is_le
 
 
 async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, log_lines: Lines
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
     asked = await one.client().call()
-    for stand in (two, three, two):
+    for count, stand in enumerate((two, three, two), 1):
         reply = await stand.client().answer(asked)
         assert reply.outcome == STALLED
+        told = [line for line in log_lines() if line.get("reason") == "owner_stalled"]
+        assert len(told) == count, "one line for each"
+        (line,) = {(line["event"], line["level"], line["cause"], line["exchange_id"]) for line in told}
+        assert line == ("exchange.finished", "warning", reply.error["message"], only(one).id)
         assert "gw-1" in reply.error["message"]
         assert reply.headers["Retry-After"] == "1"
     assert is_unharmed(upstream)

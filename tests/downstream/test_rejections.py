@@ -205,6 +205,7 @@ async def test_a_state_from_the_future_is_logged_with_what_to_check(stand: Stand
     assert (status, error["data"]["reason"]) == (503, "owner_stalled")
     assert stand.metric("mcp_gateway_state_rejected_total", reason="future") == 1
     (line,) = log_lines("peer.failed")
+    assert line["reason"] == "owner_stalled"
     assert "gw-2 that holds this call has a clock" in line["cause"]
     assert line["fix"].startswith("compare the clocks")
 

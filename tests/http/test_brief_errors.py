@@ -324,7 +324,9 @@ async def test_a_mirrored_call_whose_replica_died(log_lines: Lines, cluster: Clu
         check(log_lines, json.dumps(said))
         await eventually(lambda: any(line["request_id"] == "mine" for line in log_lines("request.finished")))
         (line,) = (line for line in log_lines("request.finished") if line["request_id"] == "mine")
-        assert (line["reason"], "gw-1 ended" in line["cause"]) == ("call_lost", True)
+        assert (line["reason"], "gw-1 ended" in line["cause"]) == ("owner_lost", True)
+        (lost,) = log_lines("peer.failed")
+        assert (lost["reason"], lost["cause"], lost["request_id"]) == ("owner_lost", line["cause"], "mine")
 
 
 async def test_a_retry_of_which_nothing_was_run(

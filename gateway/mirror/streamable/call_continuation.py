@@ -20,7 +20,9 @@ from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, MirroredSession
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerLost, OwnerStalled, not_served
-from gateway.telemetry import Step
+from gateway.telemetry import Event, Step, get_logger
+
+log = get_logger()
 
 
 async def cancel(shared: Shared, at: Arrival, session: MirroredSession, message: jsonrpc.Message) -> None:
@@ -128,6 +130,9 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
         else:
             said = f"The replica {left.owner} ended while it ran this call; {whatever}"
             error = OwnerLost(left.owner, said)
+            at.live.upstream.note(error)
+            about = {"route": at.live.route.path, "upstream": at.live.route.upstream.name, **at.incoming.about}
+            log.warning(Event.PEER_FAILED, reason=error.reason, cause=error.message, fix=error.fix, **about)
         await at.reply.start()  # the reply to a GET is an event stream
         body = error_response(left.rpc_id, error, at.incoming.request_id, at.live.sender(at.caller.principal))
         return await at.reply.whole(FinalMessage(body, cause=error))
