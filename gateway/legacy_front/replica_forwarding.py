@@ -11,7 +11,7 @@ from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.session import session_gone
 from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, OwnerStalled, Stopping
+from gateway.protocol.errors import OwnerStalled, SessionStalled, TakenCallLost
 
 
 async def forward(at: Arrival, owner: str, given: str) -> Response:
@@ -31,17 +31,9 @@ async def forward(at: Arrival, owner: str, given: str) -> Response:
     except ReplyBroken as exc:
         if incoming.peer_request is not None:
             raise
-        raise CallLost(
-            "The replica that has this session broke off its reply; the request may have had effects", status=502
-        ) from exc
+        raise TakenCallLost(owner, "which has this session", status=502) from exc
     except OwnerStalled as exc:
-        stalled = Stopping(  # no 404, which would end a session that may live on
-            f"The replica {owner} that has this session does not react; send the request again",
-            data={"reason": "owner_stalled"},
-            brief="The replica that has this session does not react; send the request again",
-        )
-        stalled.headers = {"Retry-After": "1"}
-        raise stalled from exc
+        raise SessionStalled(owner, exc) from exc  # no 404, which would end a session that may live on
     if replied is None:
         raise session_gone()
     return replied

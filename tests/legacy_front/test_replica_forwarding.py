@@ -2,6 +2,7 @@
 
 import json
 import time
+from email.utils import formatdate
 
 import aiohttp
 import pytest
@@ -15,8 +16,9 @@ from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.legacy_client import LegacyClient, SseClient
-from tests.support.logs import captured
+from tests.support.logs import Lines, captured
 from tests.support.replicas import Cluster, asked_peers, dies_after_the_body, frames_of
+from tests.support.status import told
 from tests.support.workbench import Stand, eventually, later
 
 
@@ -145,7 +147,13 @@ async def test_a_call_gets_one_error_when_the_replica_that_has_its_session_dies(
     assert len(await sse_server.heard(mcp.TOOLS_CALL)) == 1, "it is not sent again"
     with pytest.raises(aiohttp.ClientPayloadError):
         _ = await listening.rest()
-    assert len(logs("upstream.failed")) == 1, "the end of the stream is nobody's failure"
+    (line,) = logs("peer.failed")
+    assert (line["reason"], line["cause"]) == ("call_lost", messages[0]["error"]["message"])
+    assert "The replica gw-1, which has this session," in line["cause"], "the end of the stream is nobody's failure"
+    assert logs("upstream.failed") == []
+    status = await told(two)
+    assert [(error.kind, error.text) for error in status.errors] == [("call_lost", line["cause"])]
+    assert status.routes[0].last_failure is None, "the server did not fail"
 
 
 async def begun_at(cluster: Cluster, server: FakeSse, fake: FakeHttp) -> LegacyClient:
@@ -180,11 +188,30 @@ async def test_a_request_is_sent_once_to_a_replica_that_breaks_off(cluster: Clus
     assert peer.kinds == ["session"]
 
 
-async def test_a_replica_that_does_not_react_may_still_have_the_session(cluster: Cluster, sse_server: FakeSse) -> None:
+async def test_a_replica_that_does_not_react_may_still_have_the_session(
+    cluster: Cluster, sse_server: FakeSse, log_lines: Lines
+) -> None:
     client = await begun_at(cluster, sse_server, Silent())
     status, headers, (error,) = await client.post(client.call_message())
     assert (status, error["error"]["data"]["reason"]) == (200, "owner_stalled")
     assert headers["Retry-After"]
+    says = "The replica gw-1 that has this session does not react; send the request again"
+    assert error["error"]["message"] == says
+    (line,) = log_lines("peer.failed")
+    assert (line["reason"], line["cause"]) == ("owner_stalled", says)
+
+
+async def test_a_replica_that_refuses_a_request_of_its_session_says_why(
+    cluster: Cluster, sse_server: FakeSse, log_lines: Lines
+) -> None:
+    async def refuses(asked: Asked) -> None:
+        await asked.refuse(403, formatdate(time.time() + 120, usegmt=True))
+
+    client = await begun_at(cluster, sse_server, FakePeer(refuses))
+    _, _, (error,) = await client.post(client.call_message())
+    assert "refuses requests from gw-2 (HTTP 403): its clock is" in error["error"]["message"]
+    (line,) = log_lines("peer.failed")
+    assert line["fix"].startswith("gw-1's clock is")
 
 
 @pytest.mark.parametrize("to", ["gw-2", "gw-3"])
