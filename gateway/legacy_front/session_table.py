@@ -1,7 +1,7 @@
 """The client sessions of one process, with their caps, with their idle time."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gateway.config import Config, InForce
@@ -46,6 +46,11 @@ class SessionTable:
     def open_requests(self) -> int:
         """Requests of all clients that are not answered yet."""
         return sum(session.open_requests for session in self._sessions.values())
+
+    @property
+    def principals(self) -> Iterator[bytes]:
+        """The caller of each session."""
+        return (session.caller.principal for session in self._sessions.values())
 
     def open(self, live: LiveRoute, front: Front, id_: str, caller: Caller, connect: Connect) -> FrontSession:
         """Begin a session; raises Busy if a cap is reached."""

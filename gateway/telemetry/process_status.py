@@ -132,9 +132,9 @@ class CallerStatus(Struct, frozen=True, kw_only=True):
     caller: str
     """The tag, as in `CallStatus` and in the log."""
     held: int
-    """Its calls that wait for their client, cold ones included."""
+    """Its calls that wait for their client, cold ones included, and those in the mirror that may ask it."""
     sessions: int
-    """Idle ones included."""
+    """Idle and relayed ones included."""
     clients: dict[str, int] = {}
     """The three that have the most held and running calls under this tag, as in `CallStatus`, with their number."""
 

@@ -17,6 +17,7 @@ from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.legacy_client import ANSWER, LegacyClient, SseClient
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.turns import gives_way
 from tests.support.workbench import SHORT_TIMES, Stand, eventually, jwt, later
 
@@ -53,6 +54,14 @@ async def test_the_messages_of_both_sides_pass_unchanged(begin: Start, sse_serve
     assert [each["method"] for _, each in sse_server.posts[:2]] == [mcp.INITIALIZE, mcp.INITIALIZED]
     assert sse_server.posts[0][1]["params"] == client.begin_message()["params"]
     assert await client.end() == 200
+
+
+async def test_a_caller_is_shown_with_its_relayed_sessions(begin: Start, sse_server: FakeSse) -> None:
+    stand = await before_sse(begin, sse_server)
+    clients = [await LegacyClient(stand).initialize() for _ in range(2)]
+    assert [each.sessions for each in (await told(stand)).callers] == [2]
+    assert [await client.end() for client in clients] == [200, 200]
+    assert (await told(stand)).callers == ()
 
 
 async def test_progress_reaches_the_call_whose_token_it_has(begin: Start, sse_server: FakeSse) -> None:

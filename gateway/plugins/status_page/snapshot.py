@@ -93,11 +93,13 @@ def take_snapshot(source: ProcessParts) -> Status:
 
 def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[CallerStatus]:
     """Yield the callers that have the most calls or sessions."""
-    held, sessions = source.lot.per_principal, Counter[bytes]()
+    legacy = source.downstream.legacy
+    held = Counter(source.lot.per_principal) + Counter(legacy.mirrored.lot.per_principal)
+    sessions = Counter(legacy.sessions.principals)
     for live in source.routes.live.values():
         for principal, count in live.upstream.pool.per_principal:
             sessions[principal] += count
-    most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held.get(it, 0), sessions[it]))
+    most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held[it], sessions[it]))
     calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
     for call in held_or_running:
         asked = call.asked
@@ -107,9 +109,7 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
         tag, clients = source.routes.process.tags.of(principal), Counter[str]()
         for client, count in calls[principal].most_common(MOST_CLIENTS):
             clients[client_shown(*client)] += count
-        yield CallerStatus(
-            caller=tag, held=held.get(principal, 0), sessions=sessions[principal], clients=dict(clients)
-        )
+        yield CallerStatus(caller=tag, held=held[principal], sessions=sessions[principal], clients=dict(clients))
 
 
 def _running(calls: Iterable[Seen], now: float) -> dict[Seen, float]:

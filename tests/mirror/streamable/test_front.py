@@ -10,6 +10,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.legacy_client import LegacyClient
+from tests.support.status import told
 from tests.support.workbench import KEY, jwt
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ann"}}
@@ -348,3 +349,18 @@ async def test_each_token_that_is_not_accepted_counts_once(begin: Begin) -> None
     async with client.request("ping") as stream:
         assert stream.response.status == 404
     assert rejected("ended") == 1
+
+
+async def test_a_caller_is_shown_with_its_mirrored_calls(begin: Begin) -> None:
+    stand = await begin(hold={"max_calls": 1})
+    client = await LegacyClient(stand).initialize()
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        async with client.call("ask") as other:
+            assert (await other.message())["error"]["data"]["reason"] == "busy"
+        status = await told(stand)
+        assert status.errors[0].fix.startswith("See Callers")
+        assert [each.held for each in status.callers] == [1]
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert (await told(stand)).callers == ()
