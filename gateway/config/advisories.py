@@ -136,6 +136,12 @@ def notes(config: Config) -> Iterator[str]:
             f"limits.calls_bytes_per_principal ({share}) is less than twice limits.body_bytes ({largest}), which one "
             "call may take: the largest calls are always refused; raise it, or limits.calls_bytes"
         )
+    most, of_one = config.hold.max_calls, config.hold.max_calls_per_principal
+    if most <= of_one:
+        yield (
+            f"hold.max_calls ({most}) is not more than hold.max_calls_per_principal ({of_one}), so one caller can "
+            "take all places; lower the second, unless all clients are one caller"
+        )
     for route in config.routes:
         hold, ttl = on_route(config, route).hold.ttl_seconds, config.state.ttl_seconds
         if hold > ttl:

@@ -72,6 +72,18 @@ def test_a_key_that_repeats_and_processes_that_do_not_fit_are_noted() -> None:
     assert not list(notes(good(peers % 1)))
 
 
+def test_places_that_one_caller_can_take_are_noted() -> None:
+    assert not list(notes(good("")))
+    (found,) = notes(good("hold: {max_calls: 12}\n"))
+    assert found == (
+        "hold.max_calls (12) is not more than hold.max_calls_per_principal (1000), so one caller can take all places; "
+        "lower the second, unless all clients are one caller"
+    )
+    (found,) = notes(good("hold: {max_calls_per_principal: 10000}\n"))
+    assert found.startswith("hold.max_calls (10000) is not more")
+    assert not list(notes(good("hold: {max_calls: 12, max_calls_per_principal: 11}\n")))
+
+
 def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:
     (said,) = given(with_route(forward_headers=["x-team", "traceparent", "x-request-id"]))
     assert said.startswith("routes[/a].forward_headers has traceparent, x-request-id, and each new value opens a ses")
