@@ -5,8 +5,6 @@ that starts with a colon is a comment, one space after the field's colon is drop
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -41,8 +39,7 @@ class EventTooLarge(ValueError):
     """One event exceeded the parser's bound; the rest of the stream cannot be parsed."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Parser:
+class Parser(msgspec.Struct, eq=False, gc=False):
     """Takes bytes as they come, and returns the events that they complete.
 
     `max_bytes` bounds the lines between two empty ones, comments included. After EventTooLarge the parser must not be
@@ -50,18 +47,18 @@ class Parser:
     """
 
     max_bytes: int
-    is_begun: bool = False
+    retry_ms: int | None = None
+    """How long the stream asks clients to wait before they reconnect."""
+    _is_begun: bool = False
     """Whether the beginning of the stream was read, so that no byte order mark can come any more."""
     _after_cr: bool = False
-    _unfinished: bytearray = field(default_factory=bytearray)
+    _unfinished: bytearray = bytearray()
     """The beginning of a line."""
     _size: int = 0
     """The size of the complete lines since the last empty one, each with its line end."""
     _data: bytes | bytearray | None = None
     _id: str | None = None
     _event: str = ""
-    retry_ms: int | None = None
-    """How long the stream asks clients to wait before they reconnect."""
 
     @property
     def unfinished_bytes(self) -> int:
@@ -70,13 +67,19 @@ class Parser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
-        if not self.is_begun:
+        # Most parts of a stream are one plain event each.
+        if not (self._size or self._unfinished) and len(chunk) <= self.max_bytes:
+            only = only_event(chunk)
+            if only is not None:
+                self._is_begun, self._after_cr = True, False
+                return [Event(only)]
+        if not self._is_begun:
             chunk = b"".join((self._unfinished, chunk))
             self._unfinished.clear()
             if len(chunk) < len(BOM) and BOM.startswith(chunk):  # it is not clear yet whether there is one
                 self._unfinished += chunk
                 return []
-            self.is_begun = True
+            self._is_begun = True
             chunk = chunk.removeprefix(BOM)
         # A CR at the end of a chunk ends the line at once, because a stream with CR alone would otherwise be one event
         # late; an LF at the beginning of the next chunk belongs to it.
@@ -134,33 +137,6 @@ class Parser:
     def _check(self, size: int) -> None:
         if size > self.max_bytes:
             raise EventTooLarge(f"an event is larger than {self.max_bytes} bytes")
-
-
-class PlainParser(msgspec.Struct):
-    """As `Parser`, for a stream whose parts are mostly one plain event each: these are read without one."""
-
-    _max: int
-    _is_begun: bool = False
-    _parser: Parser | None = None
-    unfinished_bytes: int = 0
-    """As that of `Parser`."""
-
-    @property
-    def retry_ms(self) -> int | None:
-        """As that of `Parser`."""
-        return None if self._parser is None else self._parser.retry_ms
-
-    def feed(self, chunk: bytes) -> Sequence[Event]:
-        """As that of `Parser`."""
-        if self._parser is None:
-            only = only_event(chunk)
-            if only is not None and len(chunk) <= self._max:
-                self._is_begun = True
-                return (Event(only),)
-            self._parser = Parser(self._max, is_begun=self._is_begun)
-        events = self._parser.feed(chunk)
-        self.unfinished_bytes = self._parser.unfinished_bytes
-        return events
 
 
 def only_event(begin: bytes) -> bytes | None:

@@ -53,7 +53,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     pending: PendingRequest = cast("PendingRequest", None)
     """Set by whoever sends the request, of which this is the listener."""
     head: ReplyHead | None = None
-    content: sse.PlainParser | list[bytes] | None = None
+    content: sse.Parser | list[bytes] | None = None
     """What parses a stream, or what has come of a body."""
     size: int = 0
     """Of what has come of a body, or of the message that is arriving on a stream."""
@@ -93,7 +93,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     @property
     def is_stream(self) -> bool:
         """Whether it is an event stream."""
-        return isinstance(self.content, sse.PlainParser)
+        return isinstance(self.content, sse.Parser)
 
     @property
     def is_done(self) -> bool:
@@ -108,7 +108,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     @property
     def retry_ms(self) -> int | None:
         """The pause that the stream asked for."""
-        return self.content.retry_ms if isinstance(self.content, sse.PlainParser) else None
+        return self.content.retry_ms if isinstance(self.content, sse.Parser) else None
 
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
@@ -122,7 +122,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         self.head = head
         if head.status < 300:
             if head.content_type == EVENT_STREAM:
-                self.content = sse.PlainParser(self.max_bytes)
+                self.content = sse.Parser(self.max_bytes)
             self.accepted()
         else:
             self.max_bytes = self.refusal_bytes
@@ -134,7 +134,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         if self.stage != "arriving":
             return
         content, before = self.content, self.size
-        if isinstance(content, sse.PlainParser):
+        if isinstance(content, sse.Parser):
             try:
                 events = content.feed(data)
             except sse.EventTooLarge as exc:
