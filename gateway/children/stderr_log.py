@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from gateway import world
 from gateway.protocol import mcp
 from gateway.runtime.pieces import PieceReader
-from gateway.telemetry import Event, get_logger
+from gateway.telemetry import Event, LineLimit, get_logger
 from gateway.telemetry.redaction import Secrets
 
 log = get_logger()
@@ -37,9 +36,7 @@ class StderrLog(PieceReader):
         self._route = route
         self._secrets = Secrets(secrets, _SHORTEST_SECRET)
         self._incomplete = b""
-        self._second = 0
-        self._logged = 0
-        self._dropped = 0
+        self._limit = LineLimit(_LINES_PER_SECOND)
         self._may_complain = 0
         """How many more lines may complain of the gateway's own question."""
         self._complains = False
@@ -60,8 +57,8 @@ class StderrLog(PieceReader):
         """Log the last, incomplete line."""
         self._log(self._incomplete)
         self._incomplete = b""
-        self._report_dropped()
         if not self.ended.done():
+            self._report(self._limit.left_out)
             self.ended.set_result(None)
 
     def _log(self, line: bytes) -> None:
@@ -77,17 +74,11 @@ class StderrLog(PieceReader):
             self._may_complain -= 1
             log.debug(Event.CHILD_STDERR, route=self._route, pid=self.pid, text=text)
             return
-        second = int(world.monotonic())
-        if second != self._second:
-            self._report_dropped()
-            self._second, self._logged = second, 0
-        self._logged += 1
-        if self._logged > _LINES_PER_SECOND:
-            self._dropped += 1
-        else:
+        left_out = self._limit.take()
+        if left_out is not None:
+            self._report(left_out)
             log.info(Event.CHILD_STDERR, route=self._route, pid=self.pid, text=text)
 
-    def _report_dropped(self) -> None:
-        if self._dropped:
-            log.info(Event.CHILD_STDERR, route=self._route, pid=self.pid, lines_left_out=self._dropped)
-            self._dropped = 0
+    def _report(self, left_out: int) -> None:
+        if left_out:
+            log.info(Event.CHILD_STDERR, route=self._route, pid=self.pid, lines_left_out=left_out)

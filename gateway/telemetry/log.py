@@ -24,7 +24,6 @@ from gateway.telemetry.redaction import REPEATED, plain, redact
 
 Logger = FilteringBoundLogger
 _NUMBERS: Final = (int, float)
-_LINES_PER_SECOND: Final = 20
 
 
 class Event(StrEnum):
@@ -69,23 +68,26 @@ class Event(StrEnum):
 
 
 class LineLimit:
-    """At most 20 lines a second of an event that any stranger can cause."""
+    """At most so many lines a second of an event that any stranger can cause."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_second: int = 20) -> None:
+        self._per_second = per_second
         self._began = -inf
-        self._logged = self._suppressed = 0
+        self._logged = 0
+        self.left_out = 0
+        """How many lines were left out since the last one."""
 
     def take(self) -> int | None:
         """Return how many lines were left out since the last one; None if this one is left out too."""
         now = world.monotonic()
         if now - self._began >= 1:
             self._began, self._logged = now, 0
-        if self._logged == _LINES_PER_SECOND:
-            self._suppressed += 1
+        if self._logged == self._per_second:
+            self.left_out += 1
             return None
         self._logged += 1
-        suppressed, self._suppressed = self._suppressed, 0
-        return suppressed
+        before, self.left_out = self.left_out, 0
+        return before
 
 
 def configure_logging(level: str, format: str, stream: TextIO | None = None) -> None:  # noqa: A002 - the config's word
