@@ -46,13 +46,8 @@ class Bounds(msgspec.Struct, frozen=True):
 class Prepared(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """The head of many requests, formatted once for all sessions of a client, and gone with the last of them."""
 
-    url: URL
-    headers: Mapping[str, str]
-    """The client's."""
-    fixed: Mapping[str, str]
-    """Those of all messages of a session."""
-    tls: ssl.SSLContext | None
-    server_name: str | None
+    made_of: tuple[object, ...]
+    """Two heads that are made of equal things are equal."""
     origin: Origin
     head: bytes
     """All but the headers of a single request, such as the length of its body."""
@@ -133,24 +128,20 @@ class Client:
     def prepared(
         self, url: URL, headers: Mapping[str, str], fixed: Mapping[str, str], before: "Prepared | None"
     ) -> "Prepared":
-        """Return the head of POST requests with these headers; `before`, if it is still right. Raises ValueError."""
+        """Return the head of POST requests with a client's headers, and those that are fixed for a session.
+
+        `before`, if it is still right. Raises ValueError.
+        """
         bounds = self._bounds.value
-        if (
-            before is not None
-            and before.url is url
-            and before.fixed is fixed
-            and before.tls is bounds.tls
-            and before.server_name == bounds.server_name
-            and (before.headers is headers or before.headers == headers)
-        ):
+        made_of = url, headers, fixed, bounds.tls, bounds.server_name  # without the bounds, which a reload replaces
+        if before is not None and before.made_of == made_of:
             return before
         shared = url, tuple(headers.items()), tuple(fixed.items()), bounds.tls, bounds.server_name
         found = _prepared.get(shared)
         if found is None:
             origin, head = _address("POST", url, bounds.tls, bounds.server_name)
             encoded = head.encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
-            # Without the bounds, which a reload replaces.
-            found = Prepared(url, headers, fixed, bounds.tls, bounds.server_name, origin, encoded)
+            found = Prepared(made_of, origin, encoded)
             if len(_prepared) < _ADDRESSES:
                 _prepared[shared] = found
         return found
