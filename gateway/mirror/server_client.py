@@ -30,6 +30,7 @@ from gateway.sessions.pool.tool_schemas import only_page, read_pages
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import NO_HEADERS, Answer, Headers, Hearer
 from gateway.upstream.http.http_errors import mapped, refused
+from gateway.upstream.http.http_session import fixed_headers
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader
 
@@ -38,7 +39,6 @@ T = TypeVar("T")
 ANSWER_SECONDS: Final = 30.0
 """How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
 _OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
-_ACCEPT: Final = "application/json, text/event-stream"
 
 
 class ModernRequest(msgspec.Struct, frozen=True, eq=False):
@@ -265,13 +265,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
     def _sent(self, request: ModernRequest, repeated: Headers, hearer: Hearer) -> Awaitable[_ModernReply]:
         """Send the request; what is returned waits for the end of its reply."""
         live, upstream = self.live, self.upstream
-        headers = {
-            **request.headers,
-            **repeated,
-            "Accept": _ACCEPT,
-            "Content-Type": "application/json",
-            **request.repeated,
-        }
+        headers = {**request.headers, **repeated, **fixed_headers(mcp.MODERN), **request.repeated}
         limit = upstream.client.limits.event_bytes
         reply = _ModernReply(
             hearer,

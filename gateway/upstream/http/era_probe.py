@@ -20,6 +20,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.channel import Headers, Hearer
+from gateway.upstream.http.http_session import fixed_headers
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
 
@@ -155,10 +156,4 @@ class EraProbe:
 
 def discover_headers(headers: Headers) -> dict[str, str]:
     """Return the headers of a probe, with the credentials of its request."""
-    return {
-        **headers,
-        "Accept": "application/json, text/event-stream",
-        "Content-Type": "application/json",
-        mcp.PROTOCOL_VERSION: mcp.MODERN,
-        mcp.METHOD_HEADER: mcp.DISCOVER,
-    }
+    return {**headers, **fixed_headers(mcp.MODERN), mcp.METHOD_HEADER: mcp.DISCOVER}

@@ -12,7 +12,7 @@ from gateway.upstream.http.http_upstream import HttpUpstream
 
 
 @lru_cache(maxsize=16)
-def _fixed(version: str) -> Headers:
+def fixed_headers(version: str) -> Headers:
     """The headers of all messages of a version; "" before it is negotiated."""
     headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
     return {**headers, mcp.PROTOCOL_VERSION: version} if version else headers
@@ -28,7 +28,7 @@ class HttpSession:
         self.newest = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
         self.is_forgotten = False
-        self._fixed = _fixed("")
+        self._fixed = fixed_headers("")
         """The headers of all messages but the session id, shared by the sessions of a version."""
         self._id_line = b""
         """The header with the session id, as it is sent; empty without one."""
@@ -48,7 +48,7 @@ class HttpSession:
 
     def negotiate(self, version: str) -> None:
         """Send this version with all messages from now on."""
-        self._fixed = _fixed(version)
+        self._fixed = fixed_headers(version)
 
     @property
     def id(self) -> str | None:
