@@ -286,11 +286,8 @@ class Rounds:
 
 def _pause(task: jsonrpc.Fields) -> float:
     """The seconds that the server wants between two polls."""
-    raw = task.get("pollIntervalMs")
-    milliseconds = None if raw is None else jsonrpc.value(raw)
-    if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool):
-        return _POLL_SECONDS
-    return min(max(milliseconds / 1000, _LEAST_SECONDS), _MOST_SECONDS)
+    milliseconds = jsonrpc.number(task.get("pollIntervalMs"))
+    return _POLL_SECONDS if milliseconds is None else min(max(milliseconds / 1000, _LEAST_SECONDS), _MOST_SECONDS)
 
 
 def _with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:

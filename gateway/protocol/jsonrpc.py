@@ -75,6 +75,7 @@ _decode_message = msgspec.json.Decoder(Message).decode
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_number = msgspec.json.Decoder(float).decode
 _decode_any = msgspec.json.Decoder().decode
 _decode_code = msgspec.json.Decoder(int).decode
 encode = msgspec.json.encode
@@ -155,6 +156,14 @@ def text(raw: Raw | None) -> str | None:
         return data[1:-1].decode()
     try:
         return inspect(_decode_text, data)
+    except ValueError:
+        return None
+
+
+def number(raw: Raw | None) -> float | None:
+    """The number in `raw`, or None if it is not a number, or not one that a float can hold."""
+    try:
+        return None if raw is None else inspect(_decode_number, raw)
     except ValueError:
         return None
 

@@ -6,7 +6,6 @@ that is `_meta` alone; fastmcp 3 refuses tasks/result until the task is over. So
 tasks/result brings, and whether the status is final.
 """
 
-from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
@@ -28,12 +27,8 @@ def created(result: Raw) -> on.Became | None:
     task = jsonrpc.members(jsonrpc.members(result).get("task"))
     if not (task_id := jsonrpc.text(task.get("taskId"))):
         return None
-    ttl_seconds = None
-    with suppress(KeyError, ValueError):
-        ttl_ms = jsonrpc.value(task["ttl"])
-        if isinstance(ttl_ms, int | float) and not isinstance(ttl_ms, bool) and ttl_ms > 0:
-            ttl_seconds = ttl_ms / 1000
-    return on.Became(task_id, ttl_seconds)
+    ttl_ms = jsonrpc.number(task.get("ttl")) or 0.0
+    return on.Became(task_id, ttl_ms / 1000 if ttl_ms > 0 else None)
 
 
 def status(got: Raw | jsonrpc.Error) -> str | None:

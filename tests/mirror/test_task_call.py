@@ -65,7 +65,8 @@ def test_only_the_error_that_names_tasks_asks_for_them(code: int, data: Any, wan
 
 
 @pytest.mark.parametrize(
-    ("interval", "seconds"), [(500, 0.5), (0, 0.1), (-1, 0.1), (10**9, 60), (None, 1), ("1", 1), (True, 1)]
+    ("interval", "seconds"),
+    [(500, 0.5), (0, 0.1), (-1, 0.1), (10**9, 60), (None, 1), ("1", 1), (True, 1), (10**400, 1)],
 )
 def test_the_pause_is_the_servers_within_bounds(interval: Any, seconds: float) -> None:
     assert call().received(created(pollIntervalMs=interval)) == seconds

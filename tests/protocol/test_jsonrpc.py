@@ -90,6 +90,24 @@ def test_text_is_a_string_or_none(raw: bytes | None, text: str | None) -> None:
     assert jsonrpc.text(None if raw is None else Raw(raw)) == text
 
 
+@pytest.mark.parametrize(
+    ("raw", "number"),
+    [
+        (b"1", 1),
+        (b"-0.5", -0.5),
+        (b"1e2", 100),
+        (b"1e400", None),
+        (b"1" + b"0" * 400, None),
+        (b"true", None),
+        (b"null", None),
+        (b'"1"', None),
+        (None, None),
+    ],
+)
+def test_a_number_is_one_that_a_float_can_hold(raw: bytes | None, number: float | None) -> None:
+    assert jsonrpc.number(None if raw is None else Raw(raw)) == number
+
+
 IDS = [
     (b'"a"', True),
     (b'""', True),

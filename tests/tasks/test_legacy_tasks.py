@@ -25,6 +25,7 @@ CONTENT = '"content":[{"type":"text","text":"done"}]'
         ('{"task":{"taskId":"t","ttl":true}}', ("t", None)),
         ('{"task":{"taskId":"t","ttl":-1}}', ("t", None)),
         ('{"task":{"taskId":"t","ttl":"long"}}', ("t", None)),
+        (f'{{"task":{{"taskId":"t","ttl":{10**400}}}}}', ("t", None)),
         ('{"task":{"taskId":""}}', None),
         ('{"task":5}', None),
         ('{"content":[]}', None),
