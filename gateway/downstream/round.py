@@ -179,9 +179,8 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
     known = incoming.known
     if known is not None and known.is_bare and not (selects or request.said.user_meta or incoming.span):
         return NO_HEADERS
-    sent = for_call(route, incoming.headers) if selects or AUTHORIZATION in incoming.headers else {}
-    if caller.distrusted_header is not None:
-        _ = sent.pop(caller.distrusted_header, None)
+    is_any = selects or AUTHORIZATION in incoming.headers
+    sent = for_call(route, incoming.headers, caller.distrusted_header) if is_any else {}
     meta = request.said.user_meta
     for name in mcp.TRACE_KEYS:
         if name not in incoming.headers and name not in meta:

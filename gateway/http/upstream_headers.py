@@ -75,12 +75,12 @@ def is_valid_value(value: str) -> bool:
     return True
 
 
-def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
-    """The headers that go upstream with one call; raises InvalidRequest for a header that cannot be sent."""
+def for_call(route: Route, headers: MultiMapping[str], distrusted: str | None = None) -> dict[str, str]:
+    """What goes upstream with one call, but for a `distrusted` header; raises InvalidRequest if one cannot be sent."""
     check_once((AUTHORIZATION, *route.bound_headers), headers)
     sent: dict[str, str] = {}
     for name in (AUTHORIZATION, *route.forward_headers) if asks_as_client(route) else route.forward_headers:
-        if name in headers and (value := joined(headers, name)) is not None:
+        if name != distrusted and name in headers and (value := joined(headers, name)) is not None:
             sent[name] = _sendable(name, value)
     # A token may need a proof with each request.
     if DPOP in headers and (DPOP in sent or sent.get(AUTHORIZATION, "")[:5].lower() == "dpop "):

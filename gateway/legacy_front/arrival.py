@@ -7,7 +7,7 @@ from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
-from gateway.http.upstream_headers import for_call, own_headers, with_request_id
+from gateway.http.upstream_headers import for_call, with_request_id
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, request
 from gateway.protocol.errors import InvalidRequest
@@ -41,9 +41,7 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         """The message in the body, with the headers that go upstream; raises ParseError or InvalidRequest."""
         incoming, route = self.incoming, self.live.route
         message = self.opened()
-        headers = for_call(route, incoming.headers)
-        _ = headers.pop(self.caller.distrusted_header or "", None)
-        headers.update(own_headers(route))
+        headers = for_call(route, incoming.headers, self.caller.distrusted_header)
         sent = with_request_id(route, headers, incoming.request_id)
         return ClientMessage(incoming.body, message, sent, incoming.request_id)
 

@@ -92,6 +92,15 @@ def test_a_header_that_the_route_sets_replaces_the_clients() -> None:
     assert for_passing(fixed, SENT).getall("X-Key") == ["ours"]
 
 
+def test_a_header_that_is_distrusted_stays_here_unless_the_route_sets_it() -> None:
+    given = headers(("x-user", "ann"), ("x-tenant", "a"))
+    listed = route(forward_headers=("x-user", "x-tenant"))
+    assert for_call(listed, given, "x-user") == {"x-tenant": "a"}
+    assert for_call(route(forward_headers=("x-user",), set_headers={"x-user": "us"}), given, "x-user") == {
+        "x-user": "us"
+    }
+
+
 @pytest.mark.parametrize("build", [for_call, for_passing])
 def test_a_header_that_identifies_the_caller_must_not_be_repeated(build: Any) -> None:
     bound = route(forward_headers=("x-key",), bind_headers=("x-key",))
