@@ -13,11 +13,10 @@ from gateway.protocol.json_text.json_bounds import TooMany
 from gateway.protocol.request import Request, TextParams
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
-from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Outcome, Span
+from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Outcome, Span, with_context
 
 _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""
-_TRACESTATE: Final = "tracestate"
 
 
 def legacy_call(
@@ -35,9 +34,8 @@ def legacy_call(
     members: dict[str, object] = dict(params.items())
     if task is not None:
         members["task"] = task
-    if span is not None:
-        _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
-        meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
+    if span is not None:  # it has the client's trace context, as far as that is valid
+        meta = with_context(meta, {name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
     if meta:
         members["_meta"] = meta
     return Call(call_id, jsonrpc.request(call_id, request.method, members), listener, token, span=span)

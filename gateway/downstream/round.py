@@ -20,14 +20,13 @@ from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.seal import sep_1655_items
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import Ending, Outcome
+from gateway.telemetry import Ending, Outcome, with_context
 from gateway.telemetry.process_status import CallStatus
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
 """How a round ends whose client left."""
 SESSION_ITEM: Final = "mrtr-gateway/upstream-session"
-_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
 class Round(ClientCall, eq=False, kw_only=True):
@@ -191,9 +190,7 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
             sent[name] = value
     if incoming.span is not None:
         # The span has the client's trace context, as far as it is valid; baggage goes upstream in any case.
-        for name in _TRACE_CONTEXT:
-            _ = sent.pop(name, None)
-        sent.update(incoming.span.headers())
+        sent = with_context(sent, incoming.span.headers())
     if selects:
         sent.update(own_headers(route))
     return sent or NO_HEADERS  # held calls keep them

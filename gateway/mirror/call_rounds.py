@@ -13,8 +13,8 @@ specification/2026-07-28/tasks.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -30,9 +30,8 @@ from gateway.mirror.translation import failed, legacy_error, legacy_notification
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams
 from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import with_context
 from gateway.upstream.channel import NO_HEADERS, Headers
-
-T = TypeVar("T")
 
 MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
@@ -44,7 +43,6 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 """The bounds of the pause that a server may ask for between two polls."""
 _NOT_MODERN: Final = frozenset({"task", "inputResponses", "requestState"})
 """A client's own answers or state would pass for those of a round of the gateway."""
-_TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -122,9 +120,9 @@ class Rounds:
         try:
             params = jsonrpc.fields(self.request.params)
             if trace:
-                headers = _with_trace(headers, trace)
+                headers = with_context(headers, trace)
                 written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
-                meta = _with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
+                meta = with_context(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
                 params["_meta"] = Raw(jsonrpc.merge(meta))
             sent = {key: raw for key, raw in params.items() if key not in _NOT_MODERN} | added
             return ModernRequest.new(method, sent, profile, headers, target=target, log_level=self.log_level)
@@ -288,8 +286,3 @@ def _pause(task: jsonrpc.Fields) -> float:
     """The seconds that the server wants between two polls."""
     milliseconds = jsonrpc.number(task.get("pollIntervalMs"))
     return _POLL_SECONDS if milliseconds is None else min(max(milliseconds / 1000, _LEAST_SECONDS), _MOST_SECONDS)
-
-
-def _with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
-    """Headers, or a `_meta`, with a trace context in place of their own."""
-    return {**{name: value for name, value in given.items() if name.lower() not in _TRACE_CONTEXT}, **trace}

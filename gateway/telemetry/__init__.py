@@ -23,5 +23,5 @@ from gateway.telemetry.metrics.labels import (
 )
 from gateway.telemetry.metrics.registry import METRICS_TYPE, Metrics
 from gateway.telemetry.redaction import secret_arguments
-from gateway.telemetry.tracing import ClientRequest, Operation, TracesUnavailable
+from gateway.telemetry.tracing import ClientRequest, Operation, TracesUnavailable, with_context
 from gateway.telemetry.tracing_setup import Span, Traces, check_traces, open_traces

@@ -1,9 +1,17 @@
 """What a trace is told of a request."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.protocol.errors import GatewayError
+
+T = TypeVar("T")
+_CONTEXT: Final = ("traceparent", "tracestate")
+
+
+def with_context(given: Mapping[str, T], context: Mapping[str, T]) -> dict[str, T]:
+    """Headers, or a `_meta`, with the trace context of a span in place of their own."""
+    return {**{name: value for name, value in given.items() if name.lower() not in _CONTEXT}, **context}
 
 
 class TracesUnavailable(GatewayError):
