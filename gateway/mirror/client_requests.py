@@ -102,15 +102,12 @@ def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profi
 def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
     try:
         opened = jsonrpc.fields(declared)
-        kept = {
-            key: bytes(opened[key]) for key in (*_ASKABLE, *others) if bytes(opened.get(key, b"")).startswith(b"{")
-        }
+        kept = {key: opened[key] for key in (*_ASKABLE, *others) if bytes(opened.get(key, b"")).startswith(b"{")}
         if "roots" in kept:
-            kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
+            kept["roots"] = jsonrpc.EMPTY  # `listChanged` has no meaning for a server that keeps nothing
         if "extensions" in kept:
             # The gateway declares the tasks itself, for the calls that need them (`with_tasks`).
-            extensions = jsonrpc.fields(kept["extensions"])
-            kept["extensions"] = jsonrpc.merge({key: raw for key, raw in extensions.items() if key != mcp.TASKS})
+            kept["extensions"] = jsonrpc.without(kept["extensions"], mcp.TASKS)
         modern = jsonrpc.merge(kept)
         if len(modern) > _MAX_CAPABILITIES_BYTES:
             asked = [(key, jsonrpc.fields(kept[key])) for key in _ASKABLE if key in kept]

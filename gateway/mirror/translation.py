@@ -15,7 +15,6 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request_meta import UNKNOWN_INFO
 
 _NOT_LEGACY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
-_NOT_LEGACY_META: Final = frozenset({mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION})
 _SERVER_KEYS: Final = ("completions", "experimental", "extensions", "logging", "prompts", "resources", "tools")
 _NOT_LEGACY_CODES: Final = (mcp.MISSING_CAPABILITY, mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
 """The errors on which a legacy client cannot act: two are about what the gateway added to the request."""
@@ -27,7 +26,7 @@ def initialize_result(discovered: Raw, profile: Profile) -> bytes:
     declared = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
     kept = {key: declared[key] for key in _SERVER_KEYS if bytes(declared.get(key, b"")).startswith(b"{")}
     if "extensions" in kept:
-        kept["extensions"] = Raw(_without(kept["extensions"], {mcp.TASKS}))
+        kept["extensions"] = jsonrpc.without(kept["extensions"], mcp.TASKS)
     meta = jsonrpc.fields(opened["_meta"]) if "_meta" in opened else {}
     result = {
         "protocolVersion": jsonrpc.encode(profile.version),
@@ -56,14 +55,10 @@ def legacy_result(method: str, result: Raw) -> bytes:
 def _with_legacy_meta(members: jsonrpc.Fields) -> jsonrpc.Fields:
     """The members of an object, with what a legacy client can read of its `_meta`, if that is anything."""
     if "_meta" in members:
-        members["_meta"] = Raw(_without(members["_meta"], _NOT_LEGACY_META))
+        members["_meta"] = jsonrpc.without(members["_meta"], mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION)
         if members["_meta"] == jsonrpc.EMPTY:
             del members["_meta"]
     return members
-
-
-def _without(raw: Raw, names: set[str] | frozenset[str]) -> bytes:
-    return jsonrpc.merge({key: value for key, value in jsonrpc.fields(raw).items() if key not in names})
 
 
 def _legacy_tools(raw: bytes) -> bytes:
@@ -75,7 +70,7 @@ def _legacy_tools(raw: bytes) -> bytes:
         opened = jsonrpc.fields(tool)
         schema = opened.get("outputSchema")
         is_legacy = schema is None or jsonrpc.text(jsonrpc.members(schema).get("type")) == "object"
-        tools.append(bytes(tool) if is_legacy else _without(tool, {"outputSchema"}))
+        tools.append(tool if is_legacy else jsonrpc.without(tool, "outputSchema"))
     return b"[%b]" % b",".join(tools)
 
 

@@ -316,6 +316,11 @@ def merge(members: Mapping[str, bytes | Raw]) -> bytes:
     )
 
 
+def without(raw: Raw, *names: str) -> Raw:
+    """An object without these members; raises ValueError if it is not an object."""
+    return Raw(merge({key: value for key, value in fields(raw).items() if key not in names}))
+
+
 def with_meta(members: Mapping[str, bytes | Raw], meta: Mapping[str, bytes | Raw]) -> Raw:
     """An object with this `_meta` in place of its own; without one if it is empty."""
     parts = {key: value for key, value in members.items() if key != "_meta"}

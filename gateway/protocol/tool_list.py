@@ -154,8 +154,7 @@ def without_execution(result: Raw) -> Raw:
         return result
     opened = jsonrpc.fields(result)
     try:
-        tools = [jsonrpc.fields(tool) for tool in jsonrpc.items(opened["tools"])]
+        kept = [jsonrpc.without(tool, "execution") for tool in jsonrpc.items(opened["tools"])]
     except (KeyError, ValueError):
         return result
-    kept = [jsonrpc.merge({key: raw for key, raw in tool.items() if key != "execution"}) for tool in tools]
     return Raw(jsonrpc.merge(opened | {"tools": Raw(b"[%b]" % b",".join(kept))}))
