@@ -50,6 +50,8 @@ class Seen(msgspec.Struct, frozen=True):
     """The result of the last contact with a member."""
 
     state: PeerState
+    at: float | None = None
+    """Its monotonic time."""
     answered: float | None = None
     """Monotonic time of its last answer."""
     skipped_until: float = 0.0
@@ -272,10 +274,10 @@ class Membership:
     def saw(self, member: str, state: PeerState, skipped_until: float | None = None) -> None:
         """Remember how a member was found; without `skipped_until`, no request goes elsewhere for that."""
         name = self._contact(member)
-        before = self.seen.get(name, UNSEEN)
-        answered = world.monotonic() if state == "answered" else before.answered
+        before, now = self.seen.get(name, UNSEEN), world.monotonic()
+        answered = now if state == "answered" else before.answered
         until = before.skipped_until if skipped_until is None else skipped_until
-        _ = self.seen.keep(name, Seen(state, answered, until))
+        _ = self.seen.keep(name, Seen(state, now, answered, until))
 
     def was_silent(self, member: str) -> bool:
         """Whether the member's address neither accepted nor refused a connection a moment ago."""

@@ -145,6 +145,7 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
     id: str
     address: str
     state: PeerState
+    found_seconds_ago: float | None = None
     last_answer_seconds_ago: float | None
 
 

@@ -16,9 +16,9 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerRefused
 from gateway.cluster.worker import host_of
 from gateway.plugins.status_page.merge_statuses import Heard, cut, of_cluster, of_host
-from gateway.plugins.status_page.snapshot import take_snapshot
+from gateway.plugins.status_page.snapshot import known_peers, take_snapshot
 from gateway.protocol.errors import WRONG_ADDRESS, OwnerSilent, OwnerStalled
-from gateway.telemetry.process_status import Status
+from gateway.telemetry.process_status import PeerState, Status
 
 STATUS_BYTES: Final = 1_048_576
 """The longest status that one replica takes from another, sealed. Its lists are bounded, so it fits."""
@@ -54,7 +54,7 @@ class ClusterView:
         found = heard.get(replica or "")
         if found is not None and found.status is not None:
             return found.status
-        return of_cluster(own, heard) if heard else own
+        return of_cluster(replace(own, peers=tuple(known_peers(self._members))), heard) if heard else own
 
     async def host(self) -> Status:
         """Return the status of this host; its other workers have half a second to tell theirs."""
@@ -67,10 +67,9 @@ class ClusterView:
         # A worker that asked its siblings again would have them all ask each other without end.
         status = take_snapshot(self._source) if is_local else await self.host()
         if not is_local:
-            # Without its peers: the replica that asks lists its own, with what came of asking them. If it is older, it
-            # knows no other word for a worker that told nothing.
+            # If the replica that asks is older, it knows no other word for a worker that told nothing.
             processes = (each if each.pid else replace(each, state="silent") for each in status.processes)
-            status = replace(status, processes=tuple(processes), peers=(), peers_total=0)
+            status = replace(status, processes=tuple(processes))
         return msgspec.json.encode(status).decode()
 
     async def _ask(self, names: Sequence[str], seconds: float) -> dict[str, Heard]:
@@ -90,16 +89,17 @@ class ClusterView:
             if (address := self._members.known().get(member)) is not None:  # as a worker has none
                 fix += f". {WRONG_ADDRESS}"
             return Heard(state="dead", why=f"No process listens at {address or 'its address'}", fix=fix)
-        except (OwnerSilent, TimeoutError):
+        except TimeoutError:
             return Heard(state="silent", why=f"It did not answer within {seconds:g} s", fix=fix)
         except PeerRefused as exc:
             return Heard(state="refused", why=f"It {exc.why}", fix=exc.fix)
         except OwnerStalled as exc:
-            return Heard(state="stalled", why=f"It {exc.why}", fix=fix)
+            state: PeerState = "silent" if isinstance(exc, OwnerSilent) else "stalled"
+            return Heard(state=state, why=f"It {exc.why}", fix=fix)
         except PeerFailed:
             return Heard(state="stalled", why="It broke off its answer", fix=fix)
         status = read(text, member)
-        why = "" if status else "Its answer was not a status"
+        why = "" if status else "Its answer was not a status (is its address in replica.peers that of another one?)"
         return Heard(state="answered" if status else "stalled", why=why, fix=fix, status=status)
 
 

@@ -73,13 +73,8 @@ def of_host(own: Status, heard: Mapping[str, Heard], host: str) -> Status:
 
 def of_cluster(own: Status, heard: Mapping[str, Heard]) -> Status:
     """Merge this replica with the others, which were asked."""
-    peers = []
-    for peer in own.peers:
-        found = heard.get(peer.id)
-        ago = 0.0 if found is not None and found.state == "answered" else peer.last_answer_seconds_ago
-        peers.append(peer if found is None else replace(peer, state=found.state, last_answer_seconds_ago=ago))
     elsewhere = {name: replace(each, status=_of_another(each.status, name)) for name, each in heard.items()}
-    return cut(replace(_merged(own, elsewhere), covers="cluster", peers=tuple(peers)))
+    return cut(replace(_merged(own, elsewhere), covers="cluster", peers=own.peers))
 
 
 def _of_another(status: Status | None, replica: str) -> Status | None:
@@ -125,7 +120,7 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             errors.setdefault((error.route, error.kind, error.text), []).append(error)
     return replace(
         own,
-        notices=(*missing, *_notices(parts)),
+        notices=(*missing, *_unreached(parts), *_notices(parts)),
         key_phase=key_phase(parts, processes),
         # By host, and "gw#9" before "gw#10".
         processes=tuple(sorted(processes, key=lambda process: (host_of(process.id), len(process.id), process.id))),
@@ -162,6 +157,25 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
 
 def _silence(peer: PeerStatus) -> float:
     return inf if peer.last_answer_seconds_ago is None else peer.last_answer_seconds_ago
+
+
+def _unreached(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
+    """Yield which of these replicas others did not reach lately, since their processes began."""
+    found: dict[str, list[str]] = {}
+    for name, part in parts.items():
+        peers = [
+            f"{peer.id} at {peer.address} ({peer.state})"
+            for peer in part.peers
+            if peer.state not in ("answered", "not asked")
+            and peer.id in parts
+            and (peer.found_seconds_ago or 0.0) < min(parts[peer.id].uptime_seconds, 600.0)
+        ]
+        if peers:
+            found.setdefault(_names(peers), []).append(name)
+    for peers_named, names in found.items():
+        there = _names(names)
+        fix = f"Run `mrtr-gateway doctor --config FILE` on {there}, and compare replica.peers with that of others"
+        yield StatusNotice(f"{there} did not reach {peers_named} within the last 10 minutes", fix)
 
 
 def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:

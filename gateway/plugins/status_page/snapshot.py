@@ -221,8 +221,9 @@ def known_peers(members: Membership) -> list[PeerStatus]:
     for name, address in members.others().items():
         if not members.is_own_host(name):  # workers are among the processes of the status
             seen = members.seen.get(name, UNSEEN)
-            ago = None if seen.answered is None else moment - seen.answered
-            found.append(PeerStatus(id=name, address=address, state=seen.state, last_answer_seconds_ago=ago))
+            ago, last = (None if at is None else moment - at for at in (seen.at, seen.answered))
+            told = {"found_seconds_ago": ago, "last_answer_seconds_ago": last}
+            found.append(PeerStatus(id=name, address=address, state=seen.state, **told))
     return found
 
 

@@ -147,7 +147,6 @@ async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUp
         status = await seen(one, f"?replica={name}")
         assert (status.replica, status.covers, status.held_total) == (name, "replica", held)
         assert list(states(status)) == [name]
-    assert (await seen(one, "?replica=gw-2")).peers == (), "what it thinks of others stays with it"
     assert (await seen(one, "?replica=gw-9")).covers == "cluster", "an unknown one is no reason for an empty page"
     _, whole, _ = await fetch(one, "/status?refresh=10&route=/mcp")
     assert 'href="status?refresh=10&amp;route=/mcp&amp;replica=gw-2"' in whole
@@ -187,6 +186,28 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: its calls, and what servers answered it, are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
+
+
+async def test_a_wrong_address_is_told_on_every_page(cluster: Cluster) -> None:
+    cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
+    files = {"gw-2": {**cluster.peers, "gw-3": f"127.0.0.1:{free_port()}"}, "gw-3": cluster.peers}
+    files["gw-1"] = {**cluster.peers, "gw-2": cluster.peers["gw-3"], "gw-3": "gw-3.invalid:1"}
+    two, three, one = [
+        await cluster.start(name, cluster.peers[name], replica={"peers": peers}) for name, peers in files.items()
+    ]
+    assert not [each for each in (await seen(three)).notices if each.is_bad], "nobody has asked yet"
+    assert states(await seen(two))["gw-3"] == "dead"
+    (there,) = [each for each in (await seen(three)).notices if each.is_bad]
+    assert there.text == f"gw-2 did not reach gw-3 at {files['gw-2']['gw-3']} (dead) within the last 10 minutes"
+    assert there.text in (await fetch(three, "/status"))[1]
+    assert peer(await seen(three, "?replica=gw-2"), "gw-3").state == "dead"
+    assert missing(await seen(one)) == [
+        ("gw-2", "Its answer was not a status (is its address in replica.peers that of another one?)"),
+        ("gw-3", "It cannot be reached from gw-1 (its name in replica.peers does not resolve)"),
+    ]
+    two.gateway.config.replica.peers["gw-3"] = cluster.peers["gw-3"]
+    _ = await seen(two)
+    assert "gw-2 did not reach" not in str((await seen(three)).notices)
 
 
 async def test_a_skipped_phase_of_a_key_rotation_is_shown_on_both_sides(cluster: Cluster) -> None:
@@ -248,7 +269,7 @@ async def test_the_last_answer_of_a_replica_is_remembered_when_it_is_out_of_reac
     go = asyncio.Event()
     go.set()
     one, other = await facing(cluster, tells_later(go, Told(json.dumps(told()))))
-    assert peer(await seen(one), "gw-2").last_answer_seconds_ago == 0.0
+    assert peer(await seen(one), "gw-2").last_answer_seconds_ago is not None
     later_on = world.monotonic() + 60
     monkeypatch.setattr(world, "monotonic", lambda: later_on)
     if ends == "killed":

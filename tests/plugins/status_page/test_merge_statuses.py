@@ -289,20 +289,68 @@ def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:
 
 
 def test_a_replica_without_an_answer_is_shown_as_it_was_found() -> None:
-    def peer(name: str) -> PeerStatus:
-        return PeerStatus(id=name, address="x:1", state="not asked", last_answer_seconds_ago=9.0)
-
-    own = of("gw-1", peers=tuple(map(peer, ("gw-2", "gw-3", "gw-4"))))
     heard = {"gw-2": Heard(state="answered", status=of("gw-2")), "gw-3": Heard(state="silent", why="It slept")}
-    status = of_cluster(own, heard)
-    assert [(each.state, each.last_answer_seconds_ago) for each in status.peers] == [
-        ("answered", 0.0),
-        ("silent", 9.0),
-        ("not asked", 9.0),
-    ]
+    status = of_cluster(of("gw-1"), heard)
     assert {each.id: each.state for each in status.processes} == {"gw-1": "ready", "gw-2": "ready", "gw-3": "silent"}
     (notice,) = status.notices
     assert (notice.text.partition(":")[0], notice.detail) == ("No status from gw-3", "It slept")
+
+
+def peers(**found: tuple[PeerState, float | None]) -> dict[str, tuple[PeerStatus, ...]]:
+    """What a replica found of others, and how many seconds ago."""
+    return {
+        "peers": tuple(
+            PeerStatus(
+                id=name.replace("_", "-"),
+                address="x:1",
+                state=state,
+                found_seconds_ago=ago,
+                last_answer_seconds_ago=None,
+            )
+            for name, (state, ago) in found.items()
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"gw_3": ("dead", 9.0)}, "gw-3 at x:1 (dead)"),
+        ({"gw_3": ("silent", 599.0)}, "gw-3 at x:1 (silent)"),
+        ({"gw_1": ("refused", 9.0)}, "gw-1 at x:1 (refused)"),
+        ({"gw_1": ("dead", 1.0), "gw_3": ("stalled", 2.0)}, "gw-1 at x:1 (dead), gw-3 at x:1 (stalled)"),
+        ({"gw_3": ("silent", 601.0)}, None),  # it may be back for long
+        ({"gw_3": ("answered", 9.0), "gw_1": ("not asked", None)}, None),
+        ({"gw_4": ("dead", 9.0)}, None),  # it was restarted since
+        ({"gw_5": ("dead", 9.0)}, None),  # it told this replica no status either
+    ],
+)
+def test_a_replica_that_another_one_does_not_reach_is_told_on_every_page(
+    found: dict[str, tuple[PeerState, float | None]], says: str | None
+) -> None:
+    answering = [of(f"gw-{number}", uptime_seconds=3.0 if number == 4 else 9_000.0) for number in range(1, 5)]
+    own, two, *others = answering
+    heard = {each.replica: Heard(state="answered", status=each) for each in (replace(two, **peers(**found)), *others)}
+    notices = of_cluster(own, {**heard, "gw-5": Heard(state="dead")}).notices
+    told = [(each.text, each.fix, each.is_bad) for each in notices if not each.text.startswith("No status")]
+    if says is None:
+        assert told == []
+        return
+    fix = "Run `mrtr-gateway doctor --config FILE` on gw-2, and compare replica.peers with that of others"
+    assert told == [(f"gw-2 did not reach {says} within the last 10 minutes", fix, True)]
+
+
+def test_what_many_replicas_do_not_reach_is_one_notice() -> None:
+    found = peers(gw_0=("silent", 1.0))
+    own = of("gw-0", uptime_seconds=9.0)
+    (notice,) = whole(own, *(of(f"gw-{number}", **found) for number in range(1, 100))).notices
+    assert notice.text.endswith("gw-10 and 89 more did not reach gw-0 at x:1 (silent) within the last 10 minutes")
+    every = peers(**{f"gw_{number}": ("dead", 1.0) for number in range(1, 100)})
+    (notice,) = whole(
+        own, of("gw-100", **every), *(of(f"gw-{each}", uptime_seconds=9.0) for each in range(1, 100))
+    ).notices
+    assert notice.text.startswith("gw-100 did not reach gw-1 at x:1 (dead), gw-2 at x:1 (dead)")
+    assert "gw-10 at x:1 (dead) and 89 more within" in notice.text
 
 
 def test_the_last_answer_to_any_worker_of_this_host_counts() -> None:
