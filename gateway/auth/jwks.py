@@ -100,12 +100,11 @@ class JwksVerifier:
         return self._fetched > before
 
     async def _refresh(self) -> None:
-        """Fetch once, in at most `_FETCH_SECONDS`; a failure is logged."""
+        """Fetch once; a failure is logged."""
         url = self._principal.jwks_url
         assert url is not None, "a rule of the configuration"
         try:
-            async with asyncio.timeout(_FETCH_SECONDS):
-                keys = read_keys(await self._get(URL(url)))
+            keys = await fetch(self._client, url)
         except (RequestFailed, TimeoutError, ValueError) as exc:
             log.warning(
                 Event.KEYS_FAILED,
@@ -122,12 +121,14 @@ class JwksVerifier:
         finally:
             self._fetching = None
 
-    async def _get(self, url: URL) -> bytes:
-        """The body at a URL; raises RequestFailed or ValueError."""
-        with closing(await self._client.send("GET", url, _ACCEPTED, b"")) as reply:
+
+async def fetch(client: Client, url: str) -> tuple[Key, ...]:
+    """Return the keys that an issuer serves; raises RequestFailed, TimeoutError, or ValueError for its answer."""
+    async with asyncio.timeout(_FETCH_SECONDS):
+        with closing(await client.send("GET", URL(url), _ACCEPTED, b"")) as reply:
             if reply.status != 200:
                 raise ValueError(f"answered HTTP {reply.status}")
             body = await reply.read_at_most(_MAX_BYTES)
-            if body is None:
-                raise ValueError(f"is larger than {_MAX_BYTES} bytes")
-            return body
+    if body is None:
+        raise ValueError(f"is larger than {_MAX_BYTES} bytes")
+    return read_keys(body)

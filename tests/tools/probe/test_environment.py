@@ -23,10 +23,12 @@ from tests.support.fake_peer import FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
 from tests.support.replicas import Cluster, dies_after_the_body
+from tests.support.signer import jwks, private, public_jwk
 from tests.tools.probe.test_command import run
 
 KEY = "0f" * 32
 SECRET = "correct-horse-battery"
+KEYS = jwks(public_jwk(private("RS256"))).encode()
 
 
 def tree(**sections: Any) -> dict[str, Any]:
@@ -152,11 +154,12 @@ async def test_the_name_of_peers_is_looked_up(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":[]}', "ok"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(KEYS), KEYS), "ok"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":[]}', "failed"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "failed"),
         (b"", "failed"),
     ],
-    ids=["keys", "no keys", "hangs up"],
+    ids=["keys", "no keys", "no document", "hangs up"],
 )
 async def test_the_issuer_of_tokens_is_asked_for_its_keys(said: bytes, state: str) -> None:
     async with fake_wire(said) as url:

@@ -9,6 +9,7 @@ from typing import Final
 from yarl import URL
 
 from gateway import world
+from gateway.auth.jwks import fetch
 from gateway.cluster.membership import resolve
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerFailed, PeerRefused
@@ -16,7 +17,6 @@ from gateway.config import Config, InForce, cautions, contexts, digest, redacted
 from gateway.config.parsing.state_keys import KEY_BYTES
 from gateway.config.rules import WILDCARDS
 from gateway.http.upstream_client import Bounds, Client
-from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import OwnerStalled, clean, clock_fix
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keys, key_id
@@ -141,17 +141,15 @@ async def _look_at_issuer(notes: Notes, config: Config) -> None:
     principal = config.principal
     if principal.source != "jwt" or principal.jwks_url is None:
         return
-    why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
-    fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
-    url, seconds = URL(principal.jwks_url), config.timeouts.handshake_seconds
     try:
         async with http_client(Bounds(config.limits, config.timeouts, contexts(config).issuer)) as (client, _):
-            reply = await ask(client, "GET", url, {}, seconds=seconds)
-    except NO_REPLY as exc:
-        cause = clean(exc.mapped("The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
-        _ = notes.failed("issuer", cause, why, fix)
-        return
-    if reply.status == 200 and b'"keys"' in reply.body:
-        notes.ok("issuer", f"serves its keys at {clean(redacted_url(principal.jwks_url), 200)}")
+            keys = await fetch(client, principal.jwks_url)
+    except (*NO_REPLY, ValueError) as exc:
+        _ = notes.failed(
+            "issuer",
+            clean(str(exc) or "no answer", 200),
+            "Without the issuer's keys no token can be verified: every call gets HTTP 503.",
+            "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer.",
+        )
     else:
-        _ = notes.failed("issuer", f"HTTP {reply.status}, without keys (JWKS)", why, fix)
+        notes.ok("issuer", f"serves {len(keys)} key(s) at {clean(redacted_url(principal.jwks_url), 200)}")
