@@ -84,20 +84,9 @@ class Lot(Generic[P]):
         """Raise Busy if another call of this principal could not be parked."""
         hold = self._hold.value
         if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
-            raise Busy(
-                "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
-                "abandon some first",
-                status=429,
-                is_shared=principal == ANONYMOUS,
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-                reached={"hold.max_calls_per_principal": hold.max_calls_per_principal},
-            )
+            raise too_many_of_one(hold, principal, "unanswered calls", "answer or abandon")
         if len(self._waiting) >= hold.max_calls:
-            raise Busy(
-                "The gateway holds as many unanswered calls as it may (hold.max_calls); call again later",
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-                reached={"hold.max_calls": hold.max_calls},
-            )
+            raise too_many(hold, "holds as many unanswered calls")
 
     def has_place(self, parked: P) -> bool:
         """Return whether this exchange is parked, or could be."""
@@ -150,3 +139,23 @@ class Lot(Generic[P]):
             return False
         self._per_principal.change(parked.principal, -1)
         return True
+
+
+def too_many_of_one(hold: Hold, principal: bytes, what: str, fix: str) -> Busy:
+    """The error for a caller that has as many calls, or tasks, as one may have."""
+    return Busy(
+        f"You have as many {what} as one caller may have (hold.max_calls_per_principal); {fix} some first",
+        status=429,
+        is_shared=principal == ANONYMOUS,
+        retry_after_seconds=_RETRY_AFTER_SECONDS,
+        reached={"hold.max_calls_per_principal": hold.max_calls_per_principal},
+    )
+
+
+def too_many(hold: Hold, has: str) -> Busy:
+    """The error where this process has as many calls, or tasks, as it may."""
+    return Busy(
+        f"The gateway {has} as it may (hold.max_calls); call again later",
+        retry_after_seconds=_RETRY_AFTER_SECONDS,
+        reached={"hold.max_calls": hold.max_calls},
+    )

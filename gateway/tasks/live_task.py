@@ -23,8 +23,8 @@ from gateway.exchange.commands import TTL, Timer
 from gateway.exchange.input_requests import KINDS, Question, question_digest
 from gateway.exchange.machine import OWNED, Snapshot, State
 from gateway.http.error_texts import texts
-from gateway.identity.principal import ANONYMOUS, of_headers
-from gateway.parking.lot import Lot
+from gateway.identity.principal import of_headers
+from gateway.parking.lot import Lot, too_many, too_many_of_one
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     Busy,
@@ -55,7 +55,6 @@ from gateway.upstream.channel import Headers
 log = get_logger()
 
 _TARGET_CHARACTERS: Final = 200
-_RETRY_AFTER_SECONDS: Final = 5
 
 
 class LiveTask(Driver):
@@ -442,20 +441,9 @@ class TaskTable:
         limits = self._limits.value
         of_one = sum(task.principal == principal for task in self)
         if of_one >= limits.max_calls_per_principal and not self._evict(principal):
-            raise Busy(
-                "You have as many unfinished tasks as one caller may have (hold.max_calls_per_principal); answer or "
-                "cancel some first",
-                status=429,
-                is_shared=principal == ANONYMOUS,
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-                reached={"hold.max_calls_per_principal": limits.max_calls_per_principal},
-            )
+            raise too_many_of_one(limits, principal, "unfinished tasks", "answer or cancel")
         if len(self._tasks) >= limits.max_calls and not self._evict(None):
-            raise Busy(
-                "The gateway follows as many tasks as it may (hold.max_calls); call again later",
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-                reached={"hold.max_calls": limits.max_calls},
-            )
+            raise too_many(limits, "follows as many tasks")
 
     def _evict(self, principal: bytes | None) -> bool:
         """Forget the oldest finished task, of this principal if one is given; returns whether there was one."""
