@@ -30,6 +30,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.http.error_texts import texts
+from gateway.http.server.listen_errors import explained
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -54,7 +55,6 @@ from gateway.seal.request_state import states
 from gateway.seal.sep_1655_items import items
 from gateway.seal.task_handle import TaskSealer
 from gateway.server.key_purposes import state_keys
-from gateway.server.listen_errors import explained
 from gateway.server.peer_listener import PeerListener
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, bodies, get_logger, open_traces

@@ -26,6 +26,7 @@ from gateway.admin.reload import Reload
 from gateway.children.process_tree_reaper import PR_SET_PDEATHSIG, prctl
 from gateway.cluster.worker import Worker
 from gateway.config import KEY_BYTES, Config, ConfigFile, InForce, split_address
+from gateway.http.server.listen_errors import explained
 from gateway.http.server.listener import UNIX, Listener
 from gateway.http.server.traffic import Traffic
 from gateway.plugins.workers.workers_view import Overview
@@ -33,7 +34,6 @@ from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
 from gateway.server.drain import AFTER_SECONDS
 from gateway.server.key_purposes import ephemeral_key
-from gateway.server.listen_errors import explained
 from gateway.server.serve import ignore_signals, on_signal, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 

@@ -74,13 +74,14 @@ async def test_a_start_without_keys_is_warned_of() -> None:
 async def test_an_address_of_another_process_is_found(name: str, taken: str) -> None:
     notes = await around(**{name: taken})
     assert troubles(notes) == {name: "failed"}
-    assert of(notes, name).found == f"{taken} is in use by another process"
+    assert of(notes, name).found == f"cannot listen at {taken} ({name}): another process uses it"
+    assert of(notes, name).fix == "Stop that process, or choose another port."
 
 
 async def test_an_address_that_is_not_of_this_machine_is_found() -> None:
     notes = await around(listen="192.0.2.1:8080")
     assert troubles(notes) == {"listen": "failed"}
-    assert "cannot listen on" in of(notes, "listen").found
+    assert of(notes, "listen").found.endswith("this machine does not have the address")
 
 
 @pytest.mark.processes

@@ -16,6 +16,7 @@ from gateway.cluster.peer_errors import PeerFailed, PeerRefused
 from gateway.config import Config, InForce, cautions, contexts, digest, redacted_url, split_address, validity
 from gateway.config.parsing.state_keys import KEY_BYTES
 from gateway.config.rules import WILDCARDS
+from gateway.http.server.listen_errors import explained
 from gateway.http.upstream_client import Bounds, Client
 from gateway.protocol.errors import OwnerStalled, clean, clock_fix
 from gateway.runtime.tasks import Tasks
@@ -68,17 +69,14 @@ async def _look_at_listeners(notes: Notes, config: Config, client: Client) -> No
         if address is None:
             continue
         try:
-            world.listening(*split_address(address)).close()
+            with explained(config, address):
+                world.listening(*split_address(address)).close()
         except OSError as exc:
-            if exc.errno != errno.EADDRINUSE:
-                found = f"cannot listen on {address} ({clean(exc.strerror or str(exc), 80)})"
-                fix = "Choose an address of this machine, and a port of 1024 or above."
-            elif runs:
+            if exc.errno == errno.EADDRINUSE and runs:
                 notes.ok(name, f"{address} is in use by a running gateway")
-                continue
             else:
-                found, fix = f"{address} is in use by another process", "Stop that process, or choose another port."
-            _ = notes.failed(name, found, "The gateway cannot start.", fix)
+                found, _, fix = str(exc.strerror).partition("; ")
+                _ = notes.failed(name, found, "The gateway cannot start.", f"{fix[:1].upper()}{fix[1:]}.")
         else:
             notes.ok(name, f"{address} is free")
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from gateway.config import parse
-from gateway.server.listen_errors import explained
+from gateway.http.server.listen_errors import explained
 
 CONFIG = parse(
     json.dumps(
