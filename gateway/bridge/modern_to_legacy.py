@@ -52,12 +52,7 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
             except ValueError as exc:
                 context.answered(_NO_RESULT)
                 flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
-                return on.Broke(
-                    CallLost(
-                        f"{route.where} answered {request.method} with a result that {flaw}; the call may have had "
-                        "effects"
-                    )
-                )
+                return on.Broke(CallLost.by(route.where, f"answered {request.method} with a result that {flaw}"))
             context.resulted(TOOL_FAILED if modern.is_tool_error else COMPLETE)
             return on.Resulted(modern.body)
         case on.Failed(error=error):

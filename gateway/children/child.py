@@ -293,12 +293,9 @@ class Child(WrittenPipe):
             _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
             self._end("closed its input")
         if self.over.done():
-            raise CallLost(f"{self.route.where} {self.over.result()}; the call may have had effects")
+            raise CallLost.by(self.route.where, self.over.result())
         if self.free is not None:
-            raise Unheeded(
-                f"{self.route.where} did not read its input within timeouts.answer_seconds; the call may have had "
-                "effects"
-            )
+            raise Unheeded.by(self.route.where, "did not read its input within timeouts.answer_seconds")
 
     async def probe(self, request: bytes, id_: bytes, seconds: float) -> bytes | None:
         """Send a request to it before it is used; return the line of its response, None if it ends or takes longer."""
@@ -320,7 +317,7 @@ class Child(WrittenPipe):
         """Wait for the answer to what was sent; False if it takes longer. Raises CallLost if the child ends first."""
         _ = await asyncio.wait((answered, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self.over.done() and not answered.done():
-            raise CallLost(f"{self.route.where} {self.over.result()} in a call; the call may have had effects")
+            raise CallLost.by(self.route.where, f"{self.over.result()} in a call")
         return answered.done()
 
     # -- end ----------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
             try:
                 await asking
             except ValueError as exc:
-                raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
+                raise CallLost.by("The server", f"sent a malformed message ({exc})") from exc
             live.upstream.health.ok()
             return
         repeated = NO_HEADERS
@@ -287,22 +287,24 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         status, body = reply.status, reply.body
         match reply.failure:
             case TimeoutError():
-                raise _lost(self.endpoint, "was silent for timeouts.idle_seconds", CallSilent)
+                raise CallSilent.by(self.endpoint.where, "was silent for timeouts.idle_seconds")
             case sse.EventTooLarge() as exc:
-                raise _lost(self.endpoint, "sent a message larger than limits.event_bytes") from exc
+                raise CallLost.by(self.endpoint.where, "sent a message larger than limits.event_bytes") from exc
             case Exception() as exc:
                 raise mapped(exc, self.endpoint.where) from exc
             case None:
                 pass
         if reply.is_stream:
-            raise _lost(self.endpoint, "ended its reply without a response")
+            raise CallLost.by(self.endpoint.where, "ended its reply without a response")
         if status in (401, 403):
             raise refused(reply, self.endpoint)
         if not body.lstrip().startswith(b"{"):
-            raise _lost(self.endpoint, f"answered HTTP {status} without a JSON-RPC response")
+            raise CallLost.by(self.endpoint.where, f"answered HTTP {status} without a JSON-RPC response")
         if status < 300 or not hearer.hear(body):  # a 2xx body was heard when it was complete
             reply.pending.distrust()  # the next response on it may be another request's, too
-            raise _lost(self.endpoint, f"answered HTTP {status} without the JSON-RPC response to this request")
+            raise CallLost.by(
+                self.endpoint.where, f"answered HTTP {status} without the JSON-RPC response to this request"
+            )
 
 
 class _ServerResponse(Hearer):
@@ -334,7 +336,7 @@ class _ServerResponse(Hearer):
         except (ValueError, RecursionError) as exc:  # what could just be read may be too deep to be searched
             endpoint = self._server.endpoint
             said = endpoint.quoted(str(exc))
-            raise _lost(endpoint, f"sent a malformed message ({said})") from exc
+            raise CallLost.by(endpoint.where, f"sent a malformed message ({said})") from exc
         return is_response
 
     def _learn(self, message: jsonrpc.Message) -> None:
@@ -347,10 +349,6 @@ class _ServerResponse(Hearer):
             with suppress(ValueError):
                 if (tools := only_page(self._listing, tool_list.read(message.result))) is not None:
                     catalog.keep(principal, tools)
-
-
-def _lost(endpoint: Endpoint, why: str, kind: type[CallLost] = CallLost) -> CallLost:
-    return kind(f"{endpoint.where} {why}; the call may have had effects")
 
 
 async def is_modern(live: LiveRoute, headers: Headers) -> bool:

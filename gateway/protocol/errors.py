@@ -5,7 +5,7 @@ upstream, and is a JSON-RPC error in HTTP 200. Any other `GatewayError` is a con
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gateway.protocol import mcp
 
@@ -373,6 +373,11 @@ class CallLost(UpstreamError):
         "look into the upstream's own log to see why it broke off; `mrtr-gateway probe URL` shows whether it answers "
         "now. Check the call's effects before repeating it"
     )
+
+    @classmethod
+    def by(cls, where: str, why: str) -> Self:
+        """Return the error for what the server at `where` did, which leaves open whether the call was run."""
+        return cls(f"{where} {why}; the call may have had effects")
 
 
 class CallSilent(CallLost):

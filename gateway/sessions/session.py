@@ -400,10 +400,8 @@ class Session(SideListener, Hearer):
             found = inbound.plain_answer(data, call) or jsonrpc.message(data)
         except ValueError as exc:
             self._metrics.upstream_failures[self._route, "malformed"].inc()
-            raise CallLost(
-                f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
-                "had effects"
-            ) from exc
+            where = f"The upstream of route {self._route}"
+            raise CallLost.by(where, f"sent a message that is not JSON-RPC ({exc})") from exc
         if isinstance(found, jsonrpc.Message):
             return self._take(found, data, call, aside=False)
         return self._take_for_call(call, found, aside=False)

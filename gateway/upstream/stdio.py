@@ -85,7 +85,7 @@ class StdioChannel(OneStreamChannel):
 
     def adopt(self, session_id: str, version: str) -> None:
         """Raise CallGone, because only the process that started a child can speak to it."""
-        raise CallGone(f"{self._launcher.route.where} is a process of each gateway; the call may have had effects")
+        raise CallGone.by(self._launcher.route.where, "is a process of each gateway")
 
     async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, as `adopt` does."""

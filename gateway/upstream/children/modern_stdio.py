@@ -116,9 +116,7 @@ class ModernStdio:
             while not await child.answers(request.answered, left):
                 left = request.heard + idle_seconds - loop.time()
                 if left <= 0:
-                    raise CallSilent(
-                        f"{child.route.where} was silent for timeouts.idle_seconds; the call may have had effects"
-                    )
+                    raise CallSilent.by(child.route.where, "was silent for timeouts.idle_seconds")
             request.answered.result()
         finally:
             # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.

@@ -75,9 +75,9 @@ class SuspectedSessionLoss(SessionLost):
             raise SessionLost(self.message) from self
         if self.error is not None and self.is_own:
             return self.error
-        raise CallLost(
-            f"{self.endpoint.where} answered HTTP {self.status_code} ({_said(self.error, self.endpoint)}), and a ping "
-            "did not prove that the session is gone; the call may have had effects"
+        answered = f"answered HTTP {self.status_code} ({_said(self.error, self.endpoint)})"
+        raise CallLost.by(
+            self.endpoint.where, f"{answered}, and a ping did not prove that the session is gone"
         ) from self
 
 
@@ -98,9 +98,9 @@ def stream_cut(reply: ReplyReader, where: str) -> CallLost:
     """Return why a stream broke; raises what cannot be resumed."""
     cause = reply.failure
     if cause is None:
-        return CallLost(f"{where} ended the call's stream without a result; the call may have had effects")
+        return CallLost.by(where, "ended the call's stream without a result")
     if isinstance(cause, sse.EventTooLarge):
-        raise CallLost(f"{where} sent an event larger than limits.event_bytes; the call may have had effects")
+        raise CallLost.by(where, "sent an event larger than limits.event_bytes")
     return CallLost(mapped(cause, where).message)
 
 
@@ -114,11 +114,11 @@ def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = No
     if reply.is_stream:
         raise stream_cut(reply, where)
     if isinstance(reply.failure, sse.EventTooLarge):
-        raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
+        raise CallLost.by(where, "sent a body larger than limits.event_bytes")
     if reply.failure is not None:
         raise mapped(reply.failure, where) from reply.failure
     if status < 300:
-        raise CallLost(f"{where} answered HTTP {status} without a result; the call may have had effects")
+        raise CallLost.by(where, f"answered HTTP {status} without a result")
     if status in (401, 403):
         raise refused(reply, endpoint)
     opened, asked = reply_messages.opened(body), reply_messages.asked(sent)
@@ -134,7 +134,7 @@ def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = No
         raise SuspectedSessionLoss(endpoint, status, error, is_own=is_own)
     if error is not None and (is_own or status < 500):
         return error
-    raise CallLost(f"{where} answered HTTP {status} ({_said(error, endpoint)}); the call may have had effects")
+    raise CallLost.by(where, f"answered HTTP {status} ({_said(error, endpoint)})")
 
 
 def _said(error: jsonrpc.Error | None, endpoint: Endpoint) -> str:

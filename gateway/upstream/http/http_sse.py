@@ -218,10 +218,8 @@ class HttpSseChannel(OneStreamChannel):
 
     async def resume(self, *_: object, **__: object) -> None:
         """Raise CallGone, because a call ends with its stream."""
-        raise CallGone(
-            f"{self._endpoint.where} speaks HTTP+SSE, where no call can be picked up by another process; the call may "
-            "have had effects"
-        )
+        why = "speaks HTTP+SSE, where no call can be picked up by another process"
+        raise CallGone.by(self._endpoint.where, why)
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
@@ -283,9 +281,7 @@ class HttpSseChannel(OneStreamChannel):
                     assert reply.head is not None, "it has a status"
                     target = self._endpoint.within(reply.head.text(b"location") or "", target)
         except TimeoutError as exc:
-            raise Unheeded(
-                f"{where} did not accept a message within timeouts.answer_seconds; the call may have had effects"
-            ) from exc
+            raise Unheeded.by(where, "did not accept a message within timeouts.answer_seconds") from exc
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
 
     async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)

@@ -279,7 +279,7 @@ class StreamableChannel(Channel):
                 ) from exc
         except CallLost:
             pass
-        raise CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")
+        raise CallLost.by(where, f"cannot pick up a call (HTTP {status})")
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -299,10 +299,7 @@ class StreamableChannel(Channel):
                     request.place.answered()
                     request.restart_silence()
         except TimeoutError as exc:
-            raise Unheeded(
-                f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
-                "had effects"
-            ) from exc
+            raise Unheeded.by(self._endpoint.where, "did not accept a message within timeouts.answer_seconds") from exc
 
     async def _refused(self, reply: ReplyReader, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
