@@ -45,6 +45,7 @@ SHORTENED = [
     errors.StateFromFuture(INSIDE),
     errors.StateFromFuture(""),
     errors.OwnerSilent(INSIDE, INSIDE),
+    errors.SessionStalled("gw-inside", errors.OwnerStalled(INSIDE)),
     PeerRefused(INSIDE, INSIDE),
     PeerRefused(INSIDE, INSIDE, 90),
     PeerStuck(INSIDE),
