@@ -93,15 +93,12 @@ class Reload:
             why = "cannot change while the process runs; restart, or put the old value back"
             if stuck := [Problem(key, why) for key in found if key in RESTART]:
                 stuck = await asyncio.to_thread(placed, self._file.path, stuck)
-        except ConfigError as exc:
-            return self._reject(exc)
-        if self.is_closed:
-            return None  # the drain has begun meanwhile, and relies on the present keys
-        if stuck:
-            return self._reject(ConfigError(stuck, str(self._file.path)), needs_restart=True)
-        try:
+            if self.is_closed:
+                return None  # the drain has begun meanwhile, and relies on the present keys
+            if stuck:
+                return self._reject(ConfigError(stuck, str(self._file.path)), needs_restart=True)
             self._owner.apply(new)
-        except ConfigError as exc:  # a file was removed since it was read
+        except ConfigError as exc:  # of the file, or of one that was removed since it was read
             return self._reject(exc)
         changed = [*found]
         changed += [
