@@ -9,7 +9,7 @@ from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
 from gateway.routes.route_table import RouteTable
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import Keys, key_id
+from gateway.seal.keyring import Keys
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.recent_errors import RecentErrors
@@ -39,8 +39,3 @@ class ProcessParts:
     def config(self) -> Config:
         """The configuration in force."""
         return self.in_force.value
-
-    @property
-    def shown_keys(self) -> tuple[str, ...]:
-        """Ids of the configured keys, or of the one that replaces them where none is configured."""
-        return tuple(map(key_id, self.keys.value.present[: len(self.config.state.keys) or 1]))

@@ -51,6 +51,10 @@ class Keys(NamedTuple):
     """The first one seals, all open."""
     former: tuple[bytes, ...] = ()
     """They open the ids of sessions and of events on their standalone streams, and nothing else."""
+    sealing_since: float = 0.0
+    """Monotonic: when the first one became that, or the process began."""
+    newest: str = ""
+    """The id of the one that a reload put first, or added; empty if the process began with those that it has."""
 
 
 class Keyring:
@@ -65,8 +69,7 @@ class Keyring:
         self._keys = {key_id(key): key for key in keys}
         if len(self._keys) != len(keys):
             raise ValueError("a state key is repeated")
-        self._purpose = purpose
-        self._subkey = lru_cache(_SUBKEYS_KEPT)(self._derive)
+        self._subkey = lru_cache(_SUBKEYS_KEPT)(lambda id_, salt: AESGCM(subkey(self._keys[id_], purpose, salt)))
         self._first = next(iter(self._keys))
         self._head = f"{PREFIX}.{self._first}.".encode()
         self._salt: bytes
@@ -126,9 +129,6 @@ class Keyring:
             return self._subkey(key_id, salt).decrypt(nonce, sealed[_SALT_BYTES + _NONCE_BYTES :], bound)
         except InvalidTag as exc:
             raise InvalidState("forged") from exc
-
-    def _derive(self, key_id: str, salt: bytes) -> AESGCM:
-        return AESGCM(subkey(self._keys[key_id], self._purpose, salt))
 
 
 def subkey(key: bytes, purpose: str, salt: bytes | None = None) -> bytes:

@@ -6,7 +6,7 @@ because it may have sealed a state that a client still holds.
 
 from gateway import world
 from gateway.config import KEY_BYTES, Config, InForce
-from gateway.seal.keyring import Keys
+from gateway.seal.keyring import Keys, key_id
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
@@ -23,10 +23,17 @@ def state_keys(in_force: InForce[Config], worker_key: bytes | None) -> InForce[K
         if not configured and not own:
             own = (ephemeral_key("this process"),)
         present = (*configured, *own)
-        return Keys(present, tuple(key for key in config.state.raw_session_keys() if key not in present))
+        former = tuple(key for key in config.state.raw_session_keys() if key not in present)
+        return Keys(present, former, world.monotonic())
 
     def follow(config: Config) -> None:
-        if (new := of(config)) != keys.value:  # a new ring would have to derive its subkeys again
+        had, new = keys.value, of(config)
+        added = [key_id(key) for key in new.present if key not in had.present]
+        if new.present[0] == had.present[0]:
+            new = new._replace(sealing_since=had.sealing_since, newest=[had.newest, *added][-1])
+        else:
+            new = new._replace(newest=key_id(new.present[0]))
+        if new != had:  # a new ring would have to derive its subkeys again
             keys.replace(new)
 
     keys = InForce(of(in_force.value))

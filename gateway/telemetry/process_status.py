@@ -186,6 +186,10 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     configuration: str = ""
     loaded_seconds_ago: float | None = None
     """Since the configuration was loaded; None if an older replica does not say."""
+    sealing_seconds_ago: float | None = None
+    """Since its first state key became that, or its start; None if an older replica does not say."""
+    newest_key: str = ""
+    """The id of the state key that a reload put first, or added; empty if it began with those that it has."""
     pid: int = 0
     uptime_seconds: float = 0.0
     in_flight: int = 0

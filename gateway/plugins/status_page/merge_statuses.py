@@ -206,42 +206,61 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
 
 
 def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -> str:
-    """Say how far a key rotation is at these replicas or workers; no ring tells which of two keys is the newer one."""
+    """Say how far a key rotation is at these replicas or workers."""
     own = next(iter(parts.values()))
     if not own.keys_kept_seconds:
         return "state.keys is empty: this key is lost when the process ends, together with every held call."
     rings = {name: [key.id for key in part.keys] for name, part in parts.items() if part.keys}
     sealing = dict.fromkeys(ring[0] for ring in rings.values())
     keys = dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))
-    silent = _names([each.id for each in processes if each.state in ("silent", "refused")])
-    unknown = f"; {silent} did not tell any keys" if silent else ""
-    refused = _names([each.id for each in processes if each.state == "refused"])
-    look = f"Before the next step, see State keys on the page of {refused}: it may lack a key that seals"
+    silent = _names([each.id for each in processes if each.state in ("silent", "refused", "stalled")])
+    mine = next(iter(sealing))
+    unknown = (
+        f"; {silent} did not tell any keys, and may lack {mine}, or {own.replica} one of theirs" if silent else ""
+    )
     if len(keys) == 1:
-        return (
-            f"One key at {_names([*rings])}: no rotation is under way there{unknown}.{f' {look}.' if refused else ''}"
-        )
-    lacking = {key: there for key in keys if (there := _names([name for name in rings if key not in rings[name]]))}
+        return f"One key at {_names([*rings])}: no rotation is under way there{unknown}."
+    lacking = {key: _names([name for name in rings if key not in rings[name]]) for key in keys}
     facts = [f"{key} seals at {_names([name for name in rings if rings[name][0] == key])}" for key in sealing]
-    facts += [f"{there} cannot open {key}" for key, there in lacking.items()]
-    if lacking.keys() & sealing.keys():
+    facts += [f"{there} cannot open {key}" for key, there in lacking.items() if there]
+    if any(lacking[key] for key in sealing):
         step = "Calls fail until each replica has every key that seals: give it the missing one, as its last"
-    elif refused:
-        step = look
-    elif len(sealing) > 1:
-        step = "Put the new key first everywhere"
+    elif silent:
+        step = f"Before the next step, see State keys on the page of {silent}"
     else:
-        other = next(key for key in (*lacking, *keys) if key not in sealing)
-        step = (
-            f"If {other} is the new key, put it first as soon as every replica has it; if it is the old one, remove "
-            f"it when no replica has sealed with it for {own.keys_kept_seconds:,g} s"
-        )
-        ages = [each.loaded_seconds_ago for each in processes if each.loaded_seconds_ago is not None]
-        # All have sealed with the first key since the last load; once one has dropped the other, that is later.
-        if len(ages) == len(processes) and not lacking:
-            left = timedelta(seconds=own.keys_kept_seconds - max(min(ages), 0.0))
-            step += f" (these: by {datetime.fromisoformat(own.time) + left:%Y-%m-%d %H:%M:%S} UTC)"
+        step = _next_step(own, rings, lacking, processes)
     return f"A rotation is under way: {'; '.join(facts)}{unknown}. {step}."
+
+
+def _next_step(
+    own: Status, rings: Mapping[str, Sequence[str]], lacking: Mapping[str, str], processes: Iterable[ProcessStatus]
+) -> str:
+    """Say what comes next, as each key that seals opens everywhere; `lacking` says where a key does not."""
+    # A rotation adds the new key as the last one, and leaves the old one there.
+    other = next(filter(lacking.get, lacking), [*lacking][-1])
+    having = [each for each in processes if other in rings.get(each.id, rings.get(host_of(each.id), lacking))]
+    newest = {each.newest_key for each in having} & lacking.keys()
+    new = newest.pop() if len(newest) == 1 else None
+    if len({ring[0] for ring in rings.values()}) > 1:
+        return f"Phase 2 is half done: put {new or 'the new key'} first everywhere"
+    half = "half " if lacking[other] else ""
+    as_new = f"{other} is the new key, phase 1 is {half}done: put it {'last' if half else 'first'} everywhere"
+    end = _end_of_wait(own, [each.sealing_seconds_ago for each in having])
+    as_old = f"{other} is the old key, phase {3 if half else 2} is {half}done: take it out of state.keys {end}"
+    if new is None:
+        return f"If {as_new}. If {as_old}"
+    return f"As {as_new if new == other else as_old}"
+
+
+def _end_of_wait(own: Status, ages: Sequence[float | None]) -> str:
+    """Say when a key may go that some have; their first keys have sealed for so long, in seconds."""
+    told = [age for age in ages if age is not None]
+    if len(told) < len(ages):
+        return f"when no replica has sealed with it for {own.keys_kept_seconds:,g} s"
+    left = own.keys_kept_seconds - max(min(told, default=0.0), 0.0)
+    # In whole minutes, because those are the same at every view, whatever fraction of a second it takes.
+    end = datetime.fromisoformat(own.time) + timedelta(seconds=max(left, 0.0), minutes=1)
+    return f"from {end:%Y-%m-%d %H:%M} UTC on" if left > 0 else "now"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from gateway.http.incoming import Incoming, client_address
 from gateway.plugins.status_page.merge_statuses import cut, failing_first, key_phase
 from gateway.plugins.status_page.status_view import waits_for
 from gateway.routes.live_route import LiveRoute
+from gateway.seal.keyring import key_id
 from gateway.telemetry import Metrics, SessionState
 from gateway.telemetry.process_status import (
     LONG_SECONDS,
@@ -83,7 +84,9 @@ def take_snapshot(source: ProcessParts) -> Status:
         peers=tuple(peers),
         peers_total=len(peers),
         keys=tuple(
-            KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(source.shown_keys)
+            KeyStatus(key_id(key), "only opens" if place else "seals and opens")
+            # The configured ones, or the one that replaces them where none is configured.
+            for place, key in enumerate(source.keys.value.present[: len(state.keys) or 1])
         ),
         keys_kept_seconds=max(state.ttl_seconds, source.config.tasks.ttl_seconds) if state.keys else 0.0,
         errors=source.recent_errors.told(),
@@ -195,6 +198,8 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         state="ready" if source.reload.is_open else "draining",
         configuration=digest(config),
         loaded_seconds_ago=max(world.wall() - source.metrics.load_time[()].value, 0.0),
+        sealing_seconds_ago=world.monotonic() - source.keys.value.sealing_since,
+        newest_key=source.keys.value.newest,
         pid=os.getpid(),
         uptime_seconds=world.monotonic() - source.began,
         in_flight=source.downstream.in_flight,

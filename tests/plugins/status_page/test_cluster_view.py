@@ -120,23 +120,26 @@ async def test_the_phase_of_a_rotation_is_that_of_all_replicas(cluster: Cluster)
     assert await phase() == "One key at gw-2, gw-1: no rotation is under way there."
     have(one, KEY, added)
     (_, new) = one.gateway.key_ids
-    assert f"{old} seals at gw-2, gw-1; gw-2 cannot open {new}. If {new} is the new key" in await phase()
+    lacking = f"A rotation is under way: {old} seals at gw-2, gw-1; gw-2 cannot open {new}."
+    assert await phase() == f"{lacking} As {new} is the new key, phase 1 is half done: put it last everywhere."
     assert [each.id for each in (await seen(two)).keys] == [old], "the table is of this replica"
     assert await phase("?replica=gw-2") == "One key at gw-2: no rotation is under way there."
-    assert f"{old} seals at gw-1. If {new} is the new key" in await phase("?replica=gw-1")
+    assert f"{old} seals at gw-1. As {new} is the new key, phase 1 is done" in await phase("?replica=gw-1")
     have(one, added, KEY)
-    end = (
-        "gw-1 did not tell any keys. Before the next step, see State keys on the page of gw-1: it may lack a key that "
-        "seals"
-    )
-    assert await phase() == f"One key at gw-2: no rotation is under way there; {end}.", "it seals its status, too"
+    unknown = "gw-1 did not tell any keys, and may lack {}, or gw-2 one of theirs."
+    told = f"One key at gw-2: no rotation is under way there; {unknown.format(old)}"
+    assert await phase() == told, "it seals its status, too"
     have(two, KEY, added)
-    assert f"{old} seals at gw-2; {new} seals at gw-1. Put the new key first everywhere." in await phase()
+    assert f"{old} seals at gw-2; {new} seals at gw-1. Phase 2 is half done: put {new} first" in await phase()
     have(two, added)
-    assert f"{new} seals at gw-2, gw-1; gw-2 cannot open {old}. If {old} is the new key" in await phase()
+    lacking = (
+        f"{new} seals at gw-2, gw-1; gw-2 cannot open {old}. As {old} is the old key, phase 3 is half done: take it"
+    )
+    assert lacking in await phase()
     have(one, "cd" * 32, KEY)
     have(two, added, KEY)
-    assert f"{new} seals at gw-2; {end}." in await phase()
+    look = "Before the next step, see State keys on the page of gw-1."
+    assert f"{new} seals at gw-2; {unknown.format(new)} {look}" in await phase()
 
 
 async def test_one_replica_can_be_chosen_on_the_page_of_another(upstream: FakeUpstream, cluster: Cluster) -> None:

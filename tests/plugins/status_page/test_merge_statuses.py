@@ -1,5 +1,7 @@
 """Statuses are merged into one; the latest answer or failure decides the health of a route."""
 
+from itertools import zip_longest
+
 import pytest
 from msgspec.structs import fields, replace
 
@@ -210,75 +212,149 @@ def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -
     )
 
 
-# What replicas have for keys, the first of which seals; and what their page says of the rotation.
+# What replicas have for keys, the first of which seals; the one that each knows to be the newest; and what their page
+# says of the rotation.
+TWO = (
+    "If new is the new key, phase 1 is {}. If new is the old key, phase {}: take it out of state.keys when no replica"
+)
 PHASES = (
-    ("old/old/old", "One key at gw-1, gw-2, gw-3: no rotation is under way there."),
-    ("old new/old/old", "old seals at gw-1, gw-2, gw-3; gw-2, gw-3 cannot open new. If new is the new key, put it"),
+    ("old/old/old", "", "One key at gw-1, gw-2, gw-3: no rotation is under way there."),
+    (
+        "old new/old/old",
+        "",
+        "old seals at gw-1, gw-2, gw-3; gw-2, gw-3 cannot open new. "
+        + TWO.format("half done: put it last everywhere", "3 is half done"),
+    ),
     (
         "old/old new/old new",
-        "old seals at gw-1, gw-2, gw-3; gw-1 cannot open new. If new is the new key, put it first",
+        "/new/new",
+        "old seals at gw-1, gw-2, gw-3; gw-1 cannot open new. As new is the new key, phase 1 is half done: put",
     ),
-    ("old new/old new/old new", "old seals at gw-1, gw-2, gw-3. If new is the new key, put it first as soon as"),
-    ("old new/new old/new old", "old seals at gw-1; new seals at gw-2, gw-3. Put the new key first everywhere."),
+    (
+        "old new/old new/old new",
+        "",
+        "old seals at gw-1, gw-2, gw-3. " + TWO.format("done: put it first everywhere", "2 is done"),
+    ),
+    (
+        "old new/old new/old new",
+        "new//new",
+        "old seals at gw-1, gw-2, gw-3. As new is the new key, phase 1 is done: put it first everywhere.",
+    ),
+    (
+        "old new/new old/new old",
+        "",
+        "old seals at gw-1; new seals at gw-2, gw-3. Phase 2 is half done: put the new key first everywhere.",
+    ),
+    (
+        "old new/new old/new old",
+        "new/new/new",
+        "old seals at gw-1; new seals at gw-2, gw-3. Phase 2 is half done: put new first everywhere.",
+    ),
+    (
+        "new old/old new/old new",
+        "new/old/new",
+        "new seals at gw-1; old seals at gw-2, gw-3. Phase 2 is half done: put the new key first everywhere.",
+    ),
     (
         "new old/new old/new old",
-        "new seals at gw-1, gw-2, gw-3. If old is the new key, put it first as soon as every ",
+        "new/new/new",
+        "new seals at gw-1, gw-2, gw-3. As old is the old key, phase 2 is done: take it out of state.keys when no ",
     ),
     (
         "new/new old/new old",
-        "new seals at gw-1, gw-2, gw-3; gw-1 cannot open old. If old is the new key, put it first",
+        "/new/new",
+        "new seals at gw-1, gw-2, gw-3; gw-1 cannot open old. As old is the old key, phase 3 is half done: take",
     ),
-    ("old/new old/old", "old seals at gw-1, gw-3; new seals at gw-2; gw-1, gw-3 cannot open new. Calls fail until "),
-    ("new/old new/new", "new seals at gw-1, gw-3; old seals at gw-2; gw-1, gw-3 cannot open old. Calls fail until "),
-    ("old new//old new", "old seals at gw-1, gw-3. If new is the new key"),
-    ("old older new/old older", "old seals at gw-1, gw-2; gw-2 cannot open new. If new is the new key"),
+    # What gw-2 knows is about former keys: only one that has both knows which is newer.
+    ("old new/old", "/old", "old seals at gw-1, gw-2; gw-2 cannot open new. If new is the new key"),
+    ("old new/old new", "gone/", "old seals at gw-1, gw-2. If new is the new key"),
+    (
+        "old/new old/old",
+        "",
+        "old seals at gw-1, gw-3; new seals at gw-2; gw-1, gw-3 cannot open new. Calls fail until ",
+    ),
+    (
+        "new/old new/new",
+        "",
+        "new seals at gw-1, gw-3; old seals at gw-2; gw-1, gw-3 cannot open old. Calls fail until ",
+    ),
+    ("old new//old new", "", "old seals at gw-1, gw-3. If new is the new key"),
+    ("old older new/old older", "new/", "old seals at gw-1, gw-2; gw-2 cannot open new. As new is the new key"),
+    ("old older new/old older new", "new/new", "old seals at gw-1, gw-2. As new is the new key, phase 1 is done"),
 )
 
 
-def phase_of(rings: str, *loaded: float | None) -> str:
+def phase_of(rings: str, newest: str = "", sealing: tuple[float | None, ...] = ()) -> str:
     replicas = []
-    for number, ring in enumerate(rings.split("/")):
+    for number, (ring, new) in enumerate(zip_longest(rings.split("/"), newest.split("/"), fillvalue="")):
         keys = tuple(
             KeyStatus(key, "only opens" if place else "seals and opens") for place, key in enumerate(ring.split())
         )
-        ago = loaded[number] if loaded else None
+        ago = sealing[number] if sealing else None
         name = f"gw-{number + 1}"
-        processes = (ProcessStatus(id=name, state="ready", loaded_seconds_ago=ago),)
+        processes = (ProcessStatus(id=name, state="ready", sealing_seconds_ago=ago, newest_key=new),)
         replicas.append(of(name, keys=keys, keys_kept_seconds=3600, processes=processes))
     return whole(*replicas).key_phase
 
 
-@pytest.mark.parametrize(("rings", "phase"), PHASES)
-def test_the_phase_of_a_rotation_is_that_of_all_replicas(rings: str, phase: str) -> None:
-    assert phase_of(rings).removeprefix("A rotation is under way: ").startswith(phase)
+@pytest.mark.parametrize(("rings", "newest", "phase"), PHASES)
+def test_the_phase_of_a_rotation_is_that_of_all_replicas(rings: str, newest: str, phase: str) -> None:
+    assert phase_of(rings, newest).removeprefix("A rotation is under way: ").startswith(phase)
 
 
 def test_the_phase_names_the_replicas_whose_keys_are_unknown() -> None:
     own = of("gw-1", keys=(KeyStatus("old", "seals and opens"),), keys_kept_seconds=600)
-    status = of_cluster(own, {"gw-2": Heard(state="silent"), "gw-3": Heard(state="refused")})
-    assert status.key_phase == (
-        "One key at gw-1: no rotation is under way there; gw-2, gw-3 did not tell any keys. "
-        "Before the next step, see State keys on the page of gw-3: it may lack a key that seals."
+    heard = {"gw-2": Heard(state="silent"), "gw-3": Heard(state="refused"), "gw-4": Heard(state="stalled")}
+    told = "gw-2, gw-3, gw-4 did not tell any keys, and may lack old, or gw-1 one of theirs."
+    assert of_cluster(own, heard).key_phase == f"One key at gw-1: no rotation is under way there; {told}"
+    both = replace(own, keys=(*own.keys, KeyStatus("new", "only opens")))
+    assert of_cluster(both, heard).key_phase == (
+        f"A rotation is under way: old seals at gw-1; {told} "
+        "Before the next step, see State keys on the page of gw-2, gw-3, gw-4."
     )
 
 
-@pytest.mark.parametrize(
-    ("loaded", "moment"),
-    [
-        ((60, 600, 9000), "2026-01-01 00:59:00"),  # the last one that was loaded decides
-        ((90_000, 86_400, 90_000), "2025-12-31 01:00:00"),
-        ((60, 600, None), None),  # an older version, or no answer
-        ((60, -1e15, 1e15), "2026-01-01 01:00:00"),  # a peer cannot break the page
-    ],
+WAITS = (
+    ("new old/new old/new old", (60, 600, 9000), "from 2026-01-01 01:00 UTC on"),  # the last one decides
+    ("new old/new old/new old", (60.9, 600, 9000), "from 2026-01-01 00:59 UTC on"),
+    ("new old/new old/new old", (90_000, 86_400, 90_000), "now"),
+    ("new/new old/new old", (60, 600, 9000), "from 2026-01-01 00:51 UTC on"),  # gw-1 has dropped it, after that time
+    ("new/new/new old", (60, 600, None), "when no replica has sealed with it for 3,600 s"),  # an older version
+    ("new/new/new old", (None, None, 600), "from 2026-01-01 00:51 UTC on"),
+    ("new old/new old/new old", (60, -1e15, 1e15), "from 2026-01-01 01:01 UTC on"),  # a peer cannot break the page
+    ("new/new/new old", (60, 60, 1e15), "now"),
 )
-def test_the_old_key_is_needed_until_every_replica_has_sealed_with_the_new_one_for_long(
-    loaded: tuple[float | None, ...], moment: str | None
+
+
+@pytest.mark.parametrize(("rings", "sealing", "end"), WAITS)
+def test_the_old_key_is_needed_until_those_that_have_it_have_sealed_with_the_new_one_for_long(
+    rings: str, sealing: tuple[float | None, ...], end: str
 ) -> None:
-    end = f" (these: by {moment} UTC)." if moment else "."
-    assert phase_of("new old/new old/new old", *loaded).endswith(
-        f"remove it when no replica has sealed with it for 3,600 s{end}"
+    assert phase_of(rings, "new/new/new", sealing).endswith(f"take it out of state.keys {end}.")
+
+
+def test_no_time_is_told_for_a_replica_that_may_come_back_with_the_old_key_first() -> None:
+    keys = KeyStatus("new", "seals and opens"), KeyStatus("old", "only opens")
+    processes = (ProcessStatus(id="gw-1", state="ready", sealing_seconds_ago=9000),)
+    own = of("gw-1", keys=keys, keys_kept_seconds=3600, processes=processes)
+    assert own.replica == "gw-1"
+    dead = of_cluster(own, {"gw-2": Heard(state="dead")})
+    assert dead.key_phase.endswith("when no replica has sealed with it for 3,600 s.")
+    assert of_cluster(own, {}).key_phase.endswith("take it out of state.keys now.")
+
+
+def test_the_slowest_worker_of_a_replica_counts() -> None:
+    keys = KeyStatus("new", "seals and opens"), KeyStatus("old", "only opens")
+    workers = tuple(
+        ProcessStatus(id=f"gw-2#{number}", state="ready", sealing_seconds_ago=ago, newest_key=newest)
+        for number, (ago, newest) in enumerate(((9000, "new"), (600, "")))
     )
-    assert "(these" not in phase_of("new/new old/new old", *loaded), "the load that dropped the key says nothing"
+    dropped = ProcessStatus(id="gw-1#0", state="ready", sealing_seconds_ago=60)
+    one = of("gw-1", keys=keys[:1], keys_kept_seconds=3600, processes=(dropped,))
+    two = of("gw-2", keys=keys, keys_kept_seconds=3600, processes=workers)
+    assert whole(one, two).key_phase.endswith(
+        "As old is the old key, phase 3 is half done: take it out of state.keys from 2026-01-01 00:51 UTC on."
+    )
 
 
 def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:

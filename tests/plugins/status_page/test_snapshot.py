@@ -243,6 +243,11 @@ async def test_the_caution_about_a_certificate_is_about_the_one_in_use(begin: St
     assert (await told(stand)).notices == ()
 
 
+def apply(stand: Stand, *keys: str) -> None:
+    config = stand.gateway.config
+    stand.gateway.apply(replace(config, state=replace(config.state, keys=keys)))
+
+
 async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     first, second = "aa" * 32, "bb" * 32
     stand = await begin(state={"keys": [first, second]})
@@ -250,14 +255,25 @@ async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     assert [key.role for key in status.keys] == ["seals and opens", "only opens"]
     assert status.keys[0].id == stand.gateway.key_ids[0]
     assert f"A rotation is under way: {status.keys[0].id} seals at gw-1. If {status.keys[1].id}" in status.key_phase
-    assert "sealed with it for 3,600 s (these: by 20" in status.key_phase, "as long as a task lives"
+    assert "take it out of state.keys from 20" in status.key_phase
+    assert status.keys_kept_seconds == 3600, "as long as a task lives"
+    (before,) = status.processes
+    assert 0 < (before.sealing_seconds_ago or 0) <= before.uptime_seconds
+    apply(stand, second, first)
+    status = await told(stand)
+    (after,) = status.processes
+    assert after.newest_key == status.keys[0].id
+    assert (after.sealing_seconds_ago or 0) < after.uptime_seconds - before.uptime_seconds
     html = (await fetch(stand, "/status"))[1]
     assert "Use at gw-1" in html
     assert first not in html + (await fetch(stand))[1]
     assert (await told(await begin())).key_phase == "One key at gw-1: no rotation is under way there."
-    assert "lost when the process ends" in (await told(await begin(state={"keys": []}))).key_phase
+    keyless = await begin(state={"keys": []})
+    assert "lost when the process ends" in (await told(keyless)).key_phase
+    apply(keyless, first)
+    assert (await told(keyless)).key_phase == "One key at gw-1: no rotation is under way there."
     long = await begin(state={"keys": [first, second], "ttl_seconds": 7200})
-    assert "sealed with it for 7,200 s" in (await told(long)).key_phase
+    assert (await told(long)).keys_kept_seconds == 7200
 
 
 async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: Start) -> None:
