@@ -1,10 +1,13 @@
 """The parts of one process of which an operator can ask."""
 
+from collections.abc import Iterable
+
 from gateway.admin.reload import Reload
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, InForce, Validity
 from gateway.downstream.handler import RequestHandler
+from gateway.downstream.legs import Seen
 from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
 from gateway.routes.route_table import RouteTable
@@ -39,3 +42,11 @@ class ProcessParts:
     def config(self) -> Config:
         """The configuration in force."""
         return self.in_force.value
+
+    def lost_at_end(self, calls: Iterable[Seen]) -> int:
+        """Count what ends without a result if the process ends first, as `drain` would have it."""
+        process = self.routes.process
+        tasks = (task for task in self.task_table if not task.is_over)
+        cold = 0 if process.draining.is_resumable else len(self.lot.cold)
+        alone = len(process.passing) + self.downstream.legacy.sessions.open_requests
+        return sum(call.at_end == "lost" for call in {*calls, *tasks}) + cold + alone

@@ -264,6 +264,8 @@ class Gateway(ProcessParts):
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         self.reload.close()
+        calls = (*self.downstream.legs.seen, *self.lot.waiting())
+        lost = 0 if self.draining.has_parted else self.lost_at_end(calls)  # else the drain has told it
         is_resumable = self.draining.is_resumable
         self.draining.part([task.id for task in self.task_table] if is_resumable else ())
         self.task_table.leave(is_resumable=is_resumable)
@@ -281,4 +283,4 @@ class Gateway(ProcessParts):
         if self._traces is not None:
             # In a thread: probes and scrapes are answered meanwhile, even if the collector hangs.
             await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)
-        log.info(Event.SERVER_STOPPED)
+        log.info(Event.SERVER_STOPPED, lost=lost)

@@ -57,6 +57,28 @@ async def test_a_drain_after_which_only_kept_results_are_left_parted_with_nothin
     assert log_lines("server.parted") == []
 
 
+@pytest.mark.parametrize("ephemeral", [[], ["tool"]], ids=["lost", "run again"])
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_what_a_second_signal_loses_is_counted_at_the_end(
+    upstream: FakeUpstream,
+    begin: Start,
+    log_lines: Lines,
+    ephemeral: list[str],
+    is_drained: bool,  # noqa: FBT001
+) -> None:
+    upstream.tool(ask)
+    stand = await begin(hold=QUICK, route={"ephemeral": ephemeral})
+    client = stand.client()
+    assert (await client.answer(await client.call())).result["resultType"] == "complete"
+    _ = await client.call()
+    if is_drained:
+        await drain(stand.gateway, delay_seconds=0)
+    await stand.gateway.close()
+    (line,) = log_lines("server.stopped")
+    assert line["lost"] == (0 if is_drained or ephemeral else 1)
+    await drop(stand)
+
+
 async def speaks_on(turn: Turn) -> None:
     await turn.notify(mcp.LOG, {"level": "info", "data": 1})
     await turn.for_ever()

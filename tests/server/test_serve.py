@@ -165,6 +165,8 @@ async def test_a_second_signal_during_a_drain_fails_nothing() -> None:
         assert await gw.exited(PROMPT_SECONDS) == 0
         assert not gw.errors(), gw.tail()
         assert "Traceback" not in gw.stderr
+        (stopped,) = gw.log("server.stopped")
+        assert stopped["lost"] == 1
         call.close()
         writer.close()
 

@@ -182,15 +182,6 @@ def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics
     )
 
 
-def _lost_at_end(source: ProcessParts, calls: Iterable[Seen]) -> int:
-    """Count what ends without a result if the process ends first, as `drain` would have it."""
-    downstream, lot = source.downstream, source.lot
-    tasks = (task for task in source.task_table if not task.is_over)
-    cold = 0 if source.routes.process.draining.is_resumable else len(lot.cold)
-    alone = len(source.routes.process.passing) + downstream.legacy.sessions.open_requests
-    return sum(call.at_end == "lost" for call in {*calls, *tasks}) + cold + alone
-
-
 def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
     config, lot, deadline = source.config, source.lot, source.routes.process.draining.deadline
     return ProcessStatus(
@@ -207,7 +198,7 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         held_limit=config.hold.max_calls,
         held_of_one_caller=max(lot.per_principal.values(), default=0),
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
-        lost_at_end=_lost_at_end(source, calls),
+        lost_at_end=source.lost_at_end(calls),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),
         connections=len(source.client_listener.connections),
