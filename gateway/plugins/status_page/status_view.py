@@ -76,7 +76,9 @@ def view(status: Status) -> PageView:
 
     failing = sum(route.health == "failing" for route in status.routes)
     errors = sum(error.count for error in status.errors)
-    notices = sorted((*_warnings(status), *status.notices), key=lambda notice: not notice.is_bad)
+    notices = sorted(
+        (*_upstreams(status), *_near_limits(status), *status.notices), key=lambda notice: not notice.is_bad
+    )
     bad = sum(notice.is_bad for notice in notices)
     return PageView(
         status=status,
@@ -94,17 +96,25 @@ def view(status: Status) -> PageView:
     )
 
 
-def _warnings(status: Status) -> Iterator[StatusNotice]:
-    """Yield the upstreams that are failing, and what is nearly used up."""
+def _upstreams(status: Status) -> Iterator[StatusNotice]:
+    """Yield the upstreams that are failing."""
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
             last = f"it last failed {ago(failure.seconds_ago)}" + (
                 f" and answered {ago(ok)}" if ok is not None else ""
             )
+            began = max(failure.since_seconds_ago, failure.seconds_ago)
+            if younger := sum(0 < each.uptime_seconds < began for each in status.processes):
+                started = counted(younger, "process", "processes")
+                last += f"; an answer since may be forgotten, as {started} started later"
             yield StatusNotice(
                 f"The upstream of {route.path} is failing{since(route)}; {last}", failure.fix, failure.cause
             )
+
+
+def _near_limits(status: Status) -> Iterator[StatusNotice]:
+    """Yield what is nearly used up."""
     limits: list[tuple[str, int, int, str]] = []
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""

@@ -46,6 +46,24 @@ def test_a_failing_upstream_is_a_problem_with_its_fix(
     assert (notice.fix, notice.detail) == ("the fix", "the cause")
 
 
+@pytest.mark.parametrize(
+    ("uptimes", "forgotten"),
+    [
+        ((0.0, 50.0, 60.0), ""),  # the first one told nothing, which has a notice of its own
+        ((9.0, 60.0), "; an answer since may be forgotten, as 1 process started later"),
+        ((9.0, 49.9), "; an answer since may be forgotten, as 2 processes started later"),
+    ],
+)
+@pytest.mark.parametrize("since", [50.0, 0.0])  # an older replica does not tell it
+def test_a_process_that_started_after_a_failure_may_have_forgotten_an_answer(
+    uptimes: tuple[float, ...], forgotten: str, since: float
+) -> None:
+    failure = Failure(kind="k", cause="c", fix="f", seconds_ago=40 if since else 50, since_seconds_ago=since)
+    processes = [replace(process(number), uptime_seconds=seconds) for number, seconds in enumerate(uptimes)]
+    (notice,) = view(status_of(*processes, routes=(route(health="failing", last_failure=failure),))).notices
+    assert notice.text.endswith(f"it last failed {ago(failure.seconds_ago)}{forgotten}")
+
+
 def test_one_route_alone_has_its_own_calls_and_errors() -> None:
     def error(path: str) -> ErrorStatus:
         return ErrorStatus(kind="k", route=path, text="t", fix="f", count=1, first_seconds_ago=1, last_seconds_ago=1)
