@@ -87,6 +87,8 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     """Tasks of clients, each of which has a session."""
     oldest_call_seconds: float | None = None
     """How long the longest call has run; None if none has for `LONG_SECONDS`."""
+    running: int = 0
+    """How many have; 0 from an older replica."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 

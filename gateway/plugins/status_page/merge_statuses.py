@@ -30,7 +30,7 @@ Told = TypeVar("Told", ErrorStatus, Failure)
 _NAMED: Final = 10
 _ADDED_UP: Final = (
     *("held", "sessions_limit", "waiting"),
-    *("subscriptions", "mirrored", "client_sessions", "tasks", "streams"),
+    *("subscriptions", "mirrored", "client_sessions", "tasks", "running", "streams"),
 )
 """The numbers of a route that several processes have together."""
 

@@ -2,8 +2,8 @@
 
 import os
 import resource
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import chain, islice, takewhile
@@ -54,12 +54,13 @@ def take_snapshot(source: ProcessParts) -> Status:
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.task_table)
-    oldest = {call.live.route.path: seconds for call, seconds in reversed(running.items())}
+    ages = defaultdict[str, list[float]](list)
+    for call, seconds in running.items():
+        ages[call.live.route.path].append(seconds)
     for incoming, began in passing:
-        oldest[incoming.path] = max(oldest.get(incoming.path, 0.0), now - began)
+        ages[incoming.path].append(now - began)
     routes = [
-        _route(live, held[path], tasks[path], oldest.get(path), source.metrics)
-        for path, live in source.routes.live.items()
+        _route(live, held[path], tasks[path], ages[path], source.metrics) for path, live in source.routes.live.items()
     ]
     peers = known_peers(source.members)
     own, state = _process(source, calls), source.config.state
@@ -152,7 +153,7 @@ def _shown(calls: Iterable[Seen]) -> tuple[CallStatus, ...]:
     return tuple(replace(seen := call.glance(now), waits_for=waits_for(seen)) for call in calls)
 
 
-def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics: Metrics) -> RouteStatus:
+def _route(live: LiveRoute, held: int, tasks: int, ages: Sequence[float], metrics: Metrics) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
     last_ok, failure = live.upstream.last_ok_seconds_ago, live.upstream.health.failure
     by_command = route.upstream.command is not None
@@ -177,7 +178,8 @@ def _route(live: LiveRoute, held: int, tasks: int, oldest: float | None, metrics
         mirrored=int(metrics.mirrored_calls[route.path,].value),
         client_sessions=int(metrics.client_sessions[route.path,].value),
         tasks=tasks,
-        oldest_call_seconds=oldest,
+        oldest_call_seconds=max(ages, default=None),
+        running=len(ages),
         streams=len(live.upstream.streams),
     )
 

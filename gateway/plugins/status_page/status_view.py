@@ -12,6 +12,8 @@ from gateway.telemetry.process_status import CallStatus, RouteStatus, Status, St
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
+_HANGS_SECONDS: Final = 30.0
+"""The page names a server that has answered nothing for so long, while a call waits for it. Clients wait for 60 s."""
 HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
 _ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "modern, passed through"}
 _PROCESS_LIMITS: Final = (
@@ -22,8 +24,6 @@ _PROCESS_LIMITS: Final = (
 )
 """The label of each limit of a process, the field that has what is used of it, its key."""
 _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
-
-
 _NO_SESSION: Final = "a session with the server, or its list of tools"
 _RUNNING: Final = {"parked": "; between rounds of its client", "detached": "; its client has left"}
 """Why a running call has no leg, by its state."""
@@ -53,17 +53,15 @@ class PageView(NamedTuple):
 
 def only(status: Status, path: str) -> Status:
     """Return a status with the routes, calls and errors of one path; the processes stay as they are."""
-    held = tuple(call for call in status.held if call.route == path)
-    running = tuple(call for call in status.running if call.route == path)
     routes = tuple(route for route in status.routes if route.path == path)
     return replace(
         status,
         routes=routes,
         routes_total=len(routes),
-        held=held,
+        held=tuple(call for call in status.held if call.route == path),
         held_total=sum(route.held for route in routes),
-        running=running,
-        running_total=len(running),
+        running=tuple(call for call in status.running if call.route == path),
+        running_total=sum(route.running for route in routes),
         errors=tuple(error for error in status.errors if error.route == path),
     )
 
@@ -76,9 +74,7 @@ def view(status: Status) -> PageView:
 
     failing = sum(route.health == "failing" for route in status.routes)
     errors = sum(error.count for error in status.errors)
-    notices = sorted(
-        (*_upstreams(status), *_near_limits(status), *status.notices), key=lambda notice: not notice.is_bad
-    )
+    notices = sorted((*_upstreams(status), *_limits(status), *status.notices), key=lambda notice: not notice.is_bad)
     bad = sum(notice.is_bad for notice in notices)
     return PageView(
         status=status,
@@ -97,7 +93,7 @@ def view(status: Status) -> PageView:
 
 
 def _upstreams(status: Status) -> Iterator[StatusNotice]:
-    """Yield the upstreams that are failing."""
+    """Yield the upstreams that are failing or may hang."""
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
@@ -106,14 +102,19 @@ def _upstreams(status: Status) -> Iterator[StatusNotice]:
             )
             began = max(failure.since_seconds_ago, failure.seconds_ago)
             if younger := sum(0 < each.uptime_seconds < began for each in status.processes):
-                started = counted(younger, "process", "processes")
-                last += f"; an answer since may be forgotten, as {started} started later"
+                last += f"; an answer since may be forgotten: {counted(younger, 'process', 'processes')} started later"
             yield StatusNotice(
                 f"The upstream of {route.path} is failing{since(route)}; {last}", failure.fix, failure.cause
             )
+        elif (route.oldest_call_seconds or 0.0) >= _HANGS_SECONDS and (ok is None or ok >= _HANGS_SECONDS):
+            yield StatusNotice(
+                f"The upstream of {route.path} may hang: last answer {ago(ok)}; {running_calls(route)}",
+                "A slow tool looks the same. `mrtr-gateway doctor --config FILE` asks it: if it hangs, restart it",
+                is_bad=False,
+            )
 
 
-def _near_limits(status: Status) -> Iterator[StatusNotice]:
+def _limits(status: Status) -> Iterator[StatusNotice]:
     """Yield what is nearly used up."""
     limits: list[tuple[str, int, int, str]] = []
     for each in status.processes:
@@ -158,6 +159,12 @@ def sessions_note(route: RouteStatus) -> str:
     return ", ".join(notes)
 
 
+def running_calls(route: RouteStatus) -> str:
+    """Return how many calls of a route have run for long, and for how long."""
+    count = max(route.running, 1)  # an older replica tells only of the oldest
+    return f"{counted(count, 'running call')}, the oldest for {duration(route.oldest_call_seconds or 0.0)}"
+
+
 def streams(route: RouteStatus) -> str:
     """Return the open streams of a route, by kind."""
     kinds = ((route.subscriptions, "bridged"), (route.streams, "passed through"), (route.mirrored, "mirrored"))
@@ -188,11 +195,8 @@ def ago(seconds: float | None) -> str:
 
 def since(route: RouteStatus) -> str:
     """Return since when an upstream is failing, by the clock and in words; empty if it is not, or nobody knows."""
-    if (
-        route.health != "failing"
-        or route.last_failure is None
-        or not (seconds := route.last_failure.since_seconds_ago)
-    ):
+    failure = route.last_failure
+    if route.health != "failing" or failure is None or not (seconds := failure.since_seconds_ago):
         return ""
     began = datetime.fromtimestamp((world.wall() - seconds) % 86_400, UTC)
     return f" since {began:%H:%M:%S} UTC ({duration(seconds)})"

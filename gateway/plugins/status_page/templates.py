@@ -45,6 +45,7 @@ ENVIRONMENT.filters |= {
     "duration": status_view.duration,
     "grouped": "{:,}".format,
     "mode": status_view.mode,
+    "running_calls": status_view.running_calls,
     "sessions_note": status_view.sessions_note,
     "since": status_view.since,
     "streams": status_view.streams,

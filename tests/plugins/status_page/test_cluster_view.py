@@ -102,7 +102,7 @@ async def test_a_server_is_failing_since_it_last_answered_any_replica(
     assert await health() == ("failing", 100), "another replica's answer is still known, that of the dead one is not"
     passed[0] += 100
     _ = await cluster.start("gw-2", cluster.peers["gw-2"])
-    forgotten = "an answer since may be forgotten, as 1 process started later"
+    forgotten = "an answer since may be forgotten: 1 process started later"
     assert (await health(), forgotten in (await fetch(one, "/status"))[1]) == (("failing", 200), True)
     assert forgotten not in (await fetch(one, "/status?replica=gw-3"))[1], "it has run for longer"
     (row,) = (await seen(one, "?replica=gw-1")).routes

@@ -72,7 +72,7 @@ async def test_a_plain_call_that_hangs_is_listed_as_it_is(upstream: FakeUpstream
     (plain,) = stand.gateway.downstream.legs.seen
     assert isinstance(plain, PlainCall), "who looked at it made no exchange of it"
     html = (await fetch(stand, "/status"))[1]
-    assert "oldest call" in html
+    assert "1 running call, the oldest for " in html
     assert "mine-1" in html
     assert SECRET not in html
     go.set()
@@ -173,6 +173,8 @@ async def test_a_ping_is_a_sign_of_life(upstream: FakeUpstream, stand: Stand, mo
 async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
     begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    passed = [0.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
     async with FakeModern() as server:
         server.other["resources/read"] = lambda _: asyncio.Event().wait()  # type: ignore[assignment,return-value]
         stand = await begin(route={"upstream": {"url": server.url}})
@@ -182,6 +184,11 @@ async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
         monkeypatch.setattr("gateway.plugins.status_page.snapshot.LONG_SECONDS", 0.0)
         (call,) = (await told(stand)).running
         assert (call.method, call.name) == ("resources/read", "")
+        assert "may hang" not in (await fetch(stand, "/status"))[1]
+        passed[0] = 3600.0
+        html = (await fetch(stand, "/status"))[1]
+        assert "The upstream of /mcp may hang: last answer 1 h ago; 1 running call, the oldest for 1 h" in html
+        assert ((await told(stand)).routes[0].health, "1 problem" in html) == ("ok", False)
         await leave(running)
 
 
@@ -198,6 +205,8 @@ async def test_of_the_requests_that_pass_through_only_those_are_read_that_are_sh
     _ = await upstream.saw("tools/call", 3)
     status = await told(stand)
     assert (len(status.running), status.running_total, len(read)) == (1, 3, 1)
+    (row,), (oldest,) = status.routes, status.running
+    assert (row.running, row.oldest_call_seconds) == (3, oldest.running_seconds)
     for each in running:
         await leave(each)
 
@@ -292,15 +301,15 @@ def test_the_longest_of_many_running_calls_are_shown() -> None:
 
 def test_running_calls_and_the_oldest_one_of_a_route_are_those_of_all_processes() -> None:
     def part(number: int, path: str, seconds: float | None) -> Status:
-        rows = (route(oldest_call_seconds=seconds),)
+        rows = (route(path=path, oldest_call_seconds=seconds, running=1),)
         calls = (replace(held(1), route=path, running_seconds=seconds),)
         return status_of(process(number), routes=rows, running=calls, running_total=1)
 
-    whole = of_workers(part(0, "/mcp", 7.0), part(1, "/other", 50.0))
-    assert [call.running_seconds for call in whole.running] == [50.0, 7.0]
-    assert (whole.running_total, whole.routes[0].oldest_call_seconds) == (2, 50.0)
+    whole = of_workers(part(0, "/mcp", 7.0), part(1, "/other", 50.0), part(2, "/mcp", 9.0))
+    assert [call.running_seconds for call in whole.running] == [50.0, 9.0, 7.0]
+    assert (whole.running_total, [row.oldest_call_seconds for row in whole.routes]) == (3, [9.0, 50.0])
     alone = only(whole, "/mcp")
-    assert ([call.route for call in alone.running], alone.running_total) == (["/mcp"], 1)
+    assert ([call.route for call in alone.running], alone.running_total) == (["/mcp", "/mcp"], 2)
     assert of_workers(part(0, "/mcp", None), part(1, "/mcp", None)).routes[0].oldest_call_seconds is None
 
 

@@ -30,6 +30,7 @@ from tests.support.status import held, process, route, status_of
 ENDS = "pid 7 draining ends in 25 s or sooner calls lost if it ends: 1 0 s 1 of 2"
 SINCE = "since 00:00:10 UTC (1 min 30 s)"
 FAILING = f"auto, era not known yet failing {SINCE} Last failure 1 s ago, no answer since"
+RUNNING = "3 running calls, the oldest for 50 s"
 SHOWN = [
     "gw-1: ready, 1 problem - mrtr-gateway",
     "Held calls 1 of 2",
@@ -40,7 +41,7 @@ SHOWN = [
     "A caution",
     "Routes",
     f"/b [status?route=/b] http://b/mcp {FAILING} 2 of 10 2 busy 1 none",
-    "/a [status?route=/a] http://a auto, era not known yet ok last ok just now oldest call 50 s 2 of 10 2 busy 4 none",
+    f"/a [status?route=/a] http://a auto, era not known yet ok last ok just now {RUNNING} 2 of 10 2 busy 4 none",
     "Replicas",
     f"gw-1#0 [status?replica=gw-1] {ENDS} 3 of 1,000 5 of 100 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa loaded 3 min ago",
     "gw-3 silent",
@@ -81,6 +82,7 @@ def test_what_the_page_of_a_cluster_shows(monkeypatch: pytest.MonkeyPatch) -> No
             health="ok",
             last_ok_seconds_ago=0,
             oldest_call_seconds=50,
+            running=3,
             **usual,
         ),
         route(path="/b", upstream="http://b/mcp", health="failing", last_failure=failure, **usual),

@@ -50,8 +50,8 @@ def test_a_failing_upstream_is_a_problem_with_its_fix(
     ("uptimes", "forgotten"),
     [
         ((0.0, 50.0, 60.0), ""),  # the first one told nothing, which has a notice of its own
-        ((9.0, 60.0), "; an answer since may be forgotten, as 1 process started later"),
-        ((9.0, 49.9), "; an answer since may be forgotten, as 2 processes started later"),
+        ((9.0, 60.0), "; an answer since may be forgotten: 1 process started later"),
+        ((9.0, 49.9), "; an answer since may be forgotten: 2 processes started later"),
     ],
 )
 @pytest.mark.parametrize("since", [50.0, 0.0])  # an older replica does not tell it
@@ -62,6 +62,24 @@ def test_a_process_that_started_after_a_failure_may_have_forgotten_an_answer(
     processes = [replace(process(number), uptime_seconds=seconds) for number, seconds in enumerate(uptimes)]
     (notice,) = view(status_of(*processes, routes=(route(health="failing", last_failure=failure),))).notices
     assert notice.text.endswith(f"it last failed {ago(failure.seconds_ago)}{forgotten}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"last_ok_seconds_ago": 40.0}, "last answer 40 s ago; 3 running calls, the oldest for 31 s"),
+        ({"last_ok_seconds_ago": None, "running": 1}, "last answer never; 1 running call, the oldest for 31 s"),
+        ({"last_ok_seconds_ago": 40.0, "running": 0}, "last answer 40 s ago; 1 running call, the oldest for 31 s"),
+        ({"last_ok_seconds_ago": 29.0}, None),  # a slow tool, or a call before the last answer
+        ({"last_ok_seconds_ago": 40.0, "oldest_call_seconds": 29.0}, None),
+        ({"last_ok_seconds_ago": 40.0, "oldest_call_seconds": None, "running": 0}, None),
+    ],
+)
+def test_a_server_that_answers_nothing_while_calls_wait_may_hang(fields: dict[str, Any], text: str | None) -> None:
+    waits = route(**{"oldest_call_seconds": 31.0, "running": 3, **fields})
+    shown = view(status_of(process(0), routes=(waits,)))
+    assert [each.text for each in shown.notices] == ([f"The upstream of /mcp may hang: {text}"] if text else [])
+    assert (shown.level, shown.verdict) == ("good", "ready")
 
 
 def test_one_route_alone_has_its_own_calls_and_errors() -> None:
