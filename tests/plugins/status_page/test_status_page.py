@@ -29,7 +29,7 @@ from tests.support.status import held, process, route, status_of
 
 ENDS = "pid 7 draining ends in 25 s or sooner calls lost if it ends: 1 0 s 1 of 2"
 SINCE = "since 00:00:10 UTC (1 min 30 s)"
-FAILING = f"auto, era not known yet failing {SINCE} Last failure 1 s ago, no answer since"
+FAILING = f"auto, era not known yet failing {SINCE} Last failure 1 s ago, no answer known since"
 RUNNING = "3 running calls, the oldest for 50 s"
 SHOWN = [
     "gw-1: ready, 1 problem - mrtr-gateway",
