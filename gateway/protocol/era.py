@@ -79,7 +79,7 @@ def verdict(status: int, content_type: str, body: bytes, asked: bytes) -> bool |
         # Some legacy servers refuse in plain text; only JSON-RPC can be a success.
         return None if status < 300 else False
     if isinstance(opened.result, Raw):
-        return any(map(names_modern, _versions(opened.result, "supportedVersions")))
+        return any(map(names_modern, versions(opened.result, "supportedVersions")))
     return _is_modern_error(opened.failure)
 
 
@@ -107,11 +107,11 @@ def _is_modern_error(error: jsonrpc.Error | None, *, is_only_modern: bool = Fals
         return False
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
-    supported = _versions(error.data, "supported")
+    supported = versions(error.data, "supported")
     return bool(supported) and (all if is_only_modern else any)(map(names_modern, supported))
 
 
-def _versions(raw: object, name: str) -> list[str]:
+def versions(raw: object, name: str) -> list[str]:
     """The versions that a member of an object lists; none if it is malformed."""
     try:
         return jsonrpc.inspect(_decode_versions, jsonrpc.members(raw)[name])

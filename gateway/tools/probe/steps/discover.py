@@ -197,18 +197,13 @@ def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:
     """Record a modern server's DiscoverResult; a modern error carries no such data."""
     exam.learn(era="modern", versions=(mcp.MODERN,))
     for message in reply.messages():
-        if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id)):
-            continue
-        found = jsonrpc.members(message.result)
-        try:
-            versions = msgspec.json.decode(found.get("supportedVersions", b""), type=list[str])
-        except (ValueError, RecursionError):
-            continue
-        exam.learn(
-            versions=tuple(clean(each, 40) for each in versions[:20]),
-            capabilities=capability_names(jsonrpc.members(found.get("capabilities"))),
-            name=described(jsonrpc.members(found.get("_meta")).get(mcp.META_SERVER_INFO)),
-        )
+        if isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id):
+            found = jsonrpc.members(message.result)
+            exam.learn(
+                versions=tuple(clean(each, 40) for each in era.versions(message.result, "supportedVersions")[:20]),
+                capabilities=capability_names(jsonrpc.members(found.get("capabilities"))),
+                name=described(jsonrpc.members(found.get("_meta")).get(mcp.META_SERVER_INFO)),
+            )
 
 
 def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
