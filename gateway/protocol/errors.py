@@ -208,11 +208,8 @@ class TasksUndeclared(DownstreamError):
         )
 
 
-class UnknownTask(DownstreamError):
+class UnknownTask(InvalidParams):
     """The answer to every taskId that is not accepted, whatever the reason: it must not tell which tasks exist."""
-
-    rejection = "invalid_params"
-    code = mcp.INVALID_PARAMS
 
     def __init__(self) -> None:
         super().__init__("Unknown or expired taskId")
