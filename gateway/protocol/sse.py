@@ -52,7 +52,7 @@ class Parser(msgspec.Struct, eq=False, gc=False):
     _is_begun: bool = False
     """Whether the beginning of the stream was read, so that no byte order mark can come any more."""
     _after_cr: bool = False
-    _unfinished: bytearray = bytearray()
+    _unfinished: bytes | bytearray = b""
     """The beginning of a line."""
     _size: int = 0
     """The size of the complete lines since the last empty one, each with its line end."""
@@ -75,10 +75,10 @@ class Parser(msgspec.Struct, eq=False, gc=False):
                 return [Event(only)]
         if not self._is_begun:
             chunk = b"".join((self._unfinished, chunk))
-            self._unfinished.clear()
             if len(chunk) < len(BOM) and BOM.startswith(chunk):  # it is not clear yet whether there is one
-                self._unfinished += chunk
+                self._unfinished = chunk
                 return []
+            self._unfinished = b""
             self._is_begun = True
             chunk = chunk.removeprefix(BOM)
         # A CR at the end of a chunk ends the line at once, because a stream with CR alone would otherwise be one event
@@ -91,6 +91,7 @@ class Parser(msgspec.Struct, eq=False, gc=False):
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = chunk.rfind(b"\n") + 1
         if not end:
+            self._unfinished = self._unfinished or bytearray()
             self._unfinished += chunk
             self._check(self.unfinished_bytes)
             return []
