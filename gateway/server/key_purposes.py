@@ -28,15 +28,18 @@ def state_keys(in_force: InForce[Config], worker_key: bytes | None) -> InForce[K
 
     def follow(config: Config) -> None:
         had, new = keys.value, of(config)
-        added = [key_id(key) for key in new.present if key not in had.present]
+        ids = [*map(key_id, new.present)]
         if new.present[0] == had.present[0]:
-            new = new._replace(sealing_since=had.sealing_since, newest=[had.newest, *added][-1])
+            newest = next((each for each in reversed(ids) if each not in known), had.newest)
+            new = new._replace(sealing_since=had.sealing_since, newest=newest)
         else:
-            new = new._replace(newest=key_id(new.present[0]))
+            new = new._replace(newest=ids[0])
+        known.update(ids)
         if new != had:  # a new ring would have to derive its subkeys again
             keys.replace(new)
 
     keys = InForce(of(in_force.value))
+    known = set(map(key_id, keys.value.present))  # a key that is put back is not new
     in_force.after_replace(follow)
     return keys
 

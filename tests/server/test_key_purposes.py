@@ -51,6 +51,8 @@ ROTATIONS: tuple[tuple[tuple[str, ...], str, bool], ...] = (
     (("old", "old new", "new old"), "new", True),
     (("old", "old new", "new old", "new"), "new", True),
     (("old new", "new old"), "new", True),
+    (("old new", "new old", "new", "new old"), "new", True),
+    (("old", "old new", "old", "old new"), "new", False),
     (("old new", "new old", "old new"), "old", True),
     (("old", "new old"), "new", True),
     (("new old", "new"), "", False),
