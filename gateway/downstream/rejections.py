@@ -27,7 +27,7 @@ log = get_logger()
 
 _STATE_NOTES: Final = {
     "unknown_key": "sealed with a key that is not in state.keys: give all replicas the same keys, and keep an old key "
-    "for state.ttl_seconds",
+    "until State keys of the status page says that it may go",
     "forged": "changed in transit, or sealed with another key of the same id: give all replicas the same state.keys",
     "expired": "the client retried after state.ttl_seconds",
     "version": "sealed by another version of the gateway: an upgrade that changes the version loses such calls",

@@ -29,8 +29,8 @@ _QUOTES: Final = (
 _NOT_BY_CLIENTS: Final = frozenset({"unknown_key"})
 """Reasons of rejected states that point to the deployment; the other reasons are the client's problem."""
 _FIXES: Final = {
-    "unknown_key": "give all replicas the same state.keys; remove an old key only state.ttl_seconds after it stopped "
-    "sealing. This is expected right after a start without state.keys",
+    "unknown_key": "give all replicas the same state.keys; remove an old key only when State keys of the status page "
+    "says so. This is expected right after a start without state.keys",
     "internal": "this is a bug in the gateway: please report it with the traceback in the log (`task.failed`)",
 }
 """By kind, for errors whose own `fix` is missing or too general."""
