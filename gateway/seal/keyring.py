@@ -50,7 +50,7 @@ class Keys(NamedTuple):
     present: tuple[bytes, ...]
     """The first one seals, all open."""
     former: tuple[bytes, ...] = ()
-    """They open the ids of sessions and of events on their standalone streams, and nothing else."""
+    """They open ids and addresses of sessions, ids of events on their standalone streams, and nothing else."""
     sealing_since: float = 0.0
     """Monotonic: when the first one became that, or the process began."""
     newest: str = ""

@@ -186,7 +186,7 @@ class Gateway(ProcessParts):
             states=states(keys, in_force.part(lambda config: config.limits.state_bytes)),
             items=items(keys),
             tags=CallerTags(keys),
-            addresses=ring(keys, sse_endpoint.PURPOSE),
+            addresses=ring(keys, sse_endpoint.PURPOSE, opens_former=True),
             metrics=self.metrics,
             tasks=tasks,
             owner=self.members.own,

@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -124,6 +125,18 @@ def test_an_address_outlives_a_rotation_of_keys() -> None:
 
 
 # -- a whole one ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_address_stays_good_under_a_key_that_opens_former_sessions(old: FakeSse, begin: Start) -> None:
+    stand = await begin(url=old.url, route={"upstream": {"url": old.url, "transport": "sse"}})
+    config, ping = stand.gateway.config, {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    async with stand.http.get(stand.url, headers={"Accept": "text/event-stream"}) as stream:
+        told = URL(stand.url).join(URL(address(await stream.content.readuntil(b"\n\n")), encoded=True))
+        for former, status in ((config.state.keys, 202), ((), 404)):
+            state = replace(config.state, keys=(NEW.hex(),), session_keys=former)
+            stand.gateway.apply(replace(config, state=state))
+            async with stand.http.post(told, json=ping) as reply:
+                assert reply.status == status
 
 
 @pytest.mark.parametrize("transport", ["auto", "sse"])

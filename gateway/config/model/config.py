@@ -59,8 +59,8 @@ class State(Section, frozen=True, kw_only=True):
     """Lifetime of a sealed `Mcp-Session-Id`, with which the gateway serves legacy clients before a modern server. Such
     clients use a session for days, and none of them begins a new one when it ends."""
     session_keys: tuple[Secret, ...] = ()
-    """Former state keys that still open session ids and the event ids of their streams, but nothing else. Put a key
-    here when it leaves `keys`, and remove it `session_ttl_seconds` later."""
+    """Former state keys that still open ids and addresses of sessions and the event ids of their streams, but nothing
+    else. Put a key here when it leaves `keys`, and remove it `session_ttl_seconds` later."""
 
     def raw_keys(self) -> tuple[bytes, ...]:
         """Return the keys as bytes, in order; raises ValueError for a malformed key (never after `load`)."""
