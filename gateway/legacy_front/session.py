@@ -19,13 +19,15 @@ from gateway.legacy_front.backend import ClientMessage, Connect
 from gateway.legacy_front.session_ids import Front
 from gateway.legacy_front.stream import ENDED, Stream
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, IdInUse, InvalidRequest
+from gateway.protocol.errors import CallLost, GatewayError, IdInUse, InvalidRequest, UpstreamError
 from gateway.protocol.jsonrpc import RequestId
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import Weight
-from gateway.telemetry import Passed, TrafficEra
+from gateway.telemetry import Event, Passed, TrafficEra, get_logger
 from gateway.upstream.channel import NO_HEADERS
+
+log = get_logger()
 
 STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
@@ -217,6 +219,10 @@ class FrontSession:
             self._respond(request, ENDED)
             self._initialize = None
         elif found is not None:
+            if isinstance(error, UpstreamError):
+                about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name}
+                about |= {"reason": error.reason, "cause": error.message, "fix": error.fix}
+                log.warning(Event.UPSTREAM_FAILED, **about, request_id=found.http_id)
             self._respond(request, FinalMessage(self._failure(request, error, found.http_id), cause=error))
 
     def _failure(self, request: RequestId, error: GatewayError, http_id: str) -> bytes:

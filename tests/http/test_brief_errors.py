@@ -123,6 +123,24 @@ async def test_a_client_of_http_sse(brief: Stand, log_lines: Lines, path: str) -
         client.stream.close()
 
 
+@pytest.mark.parametrize("path", ["/mirror", "/streamable", "/child"])
+async def test_a_client_of_http_sse_that_is_told_all_finds_the_line_of_its_request(
+    log_lines: Lines, begin: Start, path: str
+) -> None:
+    stand = await begin(routes=routes())
+    client = SseClient(stand, headers=MINE)
+    client.url = f"http://{stand.gateway.listen}{path}"
+    _ = await client.connect()
+    try:
+        assert (await client.post(client.begin_message()))[0] == 202
+        error = (await client.stream.message())["error"]
+    finally:
+        client.stream.close()
+    (line,) = [line for line in log_lines("upstream.failed") if line["request_id"] == error["data"]["requestId"]]
+    assert (line["level"], line["route"], line["cause"]) == ("warning", path, error["message"])
+    assert line["fix"]
+
+
 @pytest.mark.parametrize("path", ["/any", "/bridge", "/sse"])
 async def test_a_client_of_http_sse_whose_stream_does_not_begin(brief: Stand, log_lines: Lines, path: str) -> None:
     check(log_lines, await asked(brief, "GET", path, headers={"Accept": "text/event-stream"}))
