@@ -389,7 +389,9 @@ class Unheeded(CallLost):
     fix = f"{hung('timeouts.answer_seconds')}. Check the call's effects before repeating it"
 
 
-WRONG_ADDRESS: Final = "If it never ended, its address here is wrong (replica.peers), which loses its calls"
+WRONG_ADDRESS: Final = (
+    "If it never ended, its address in replica.peers is wrong, here or at another replica, which loses its calls"
+)
 
 
 class OwnerLost(CallLost):

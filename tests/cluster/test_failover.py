@@ -66,7 +66,7 @@ async def test_a_dead_owners_call_is_lost_if_it_may_not_run_twice(
     assert line["reason"] == "owner_lost"
     assert str(line["fix"]).startswith("see why gw-1 ended, in its own log or that of what runs it")
     assert "check the call's effects" in str(line["fix"])
-    assert "its address here is wrong (replica.peers)" in str(line["fix"])
+    assert "its address in replica.peers is wrong, here or at another replica" in str(line["fix"])
     assert "Its server is told to cancel it" in reply.error["message"]
     assert [error.fix for error in (await told(two)).errors] == ["S" + str(line["fix"])[1:]]
     (cancelled,) = await upstream.saw(mcp.CANCELLED)

@@ -190,7 +190,7 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     one.gateway.recent_errors.config_file = "/etc/gateway.yaml"
     fixes = [each.fix for each in (await seen(one)).notices if "gw-2" in each.text]
     assert "`mrtr-gateway doctor --config /etc/gateway.yaml` on gw-1 asks it. If it never ended" in fixes[0]
-    assert "its address here is wrong (replica.peers)" in fixes[0]
+    assert "its address in replica.peers is wrong, here or at another replica" in fixes[0]
     _, html, _ = await fetch(one, "/status")
     assert "No status from gw-2: its calls, and what servers answered it, are not counted here" in html
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
