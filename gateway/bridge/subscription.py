@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from gateway import world
@@ -204,7 +204,8 @@ class Subscription:
             for uri in self.filter.resourceSubscriptions if hears and offers("resources", "subscribe") else ():
                 topic = mcp.RESOURCE_UPDATED, uri
                 self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
-                if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
+                answer = await session.ask(mcp.SUBSCRIBE, {"uri": uri}, self._asked.headers)
+                if isinstance(answer, jsonrpc.Error):
                     del self._topics[topic]
                 else:
                     uris.append(uri)
@@ -213,9 +214,6 @@ class Subscription:
                 raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
             _ = undo.pop_all()
         return session
-
-    async def _ask(self, session: Session, method: str, uri: str) -> Raw | jsonrpc.Error:
-        return await session.ask(method, {"uri": uri}, self._asked.headers, self._live.upstream.pool.handshake_seconds)
 
     async def _replace_sessions(self) -> None:
         """Replace the session whenever it is lost; the subscription ends when it cannot be replaced."""
@@ -275,7 +273,7 @@ class Subscription:
                 for uri in self._acknowledged_filter.resourceSubscriptions:
                     if session.lost:
                         break
-                    _ = await self._ask(session, mcp.UNSUBSCRIBE, uri)
+                    _ = await session.ask(mcp.UNSUBSCRIBE, {"uri": uri}, self._asked.headers)
         except (GatewayError, TimeoutError):
             pass  # they end with the session, here or when the server forgets it
         finally:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
+from gateway.config import InForce, RouteSettings
 from gateway.exchange import events as on
 from gateway.exchange import handshake, input_requests
 from gateway.exchange.handshake import Handshake
@@ -51,7 +52,7 @@ class Session(SideListener, Hearer):
 
     group: "Group[Session]"
     channel: Channel
-    _route: str
+    _settings: InForce[RouteSettings]
     _metrics: Metrics
     _tasks: Tasks
     lost: bool = False
@@ -94,6 +95,10 @@ class Session(SideListener, Hearer):
 
     def __post_init__(self) -> None:
         self.shared, self._headers = SharedSession(self), NO_HEADERS
+
+    @property
+    def _route(self) -> str:
+        return self._settings.value.route.path
 
     def watch(self, watcher: Watcher) -> None:
         """Tell one more watcher of changes."""
@@ -205,32 +210,26 @@ class Session(SideListener, Hearer):
         self.opened = True
         self.shared.join(self)
 
-    async def prepare(
-        self, log_level: str | None, uris: Collection[str], headers: Headers, timeout_seconds: float
-    ) -> None:
+    async def prepare(self, log_level: str | None, uris: Collection[str], headers: Headers) -> None:
         """Set the log level, and be subscribed to these resources alone, as far as the upstream offers that.
 
         A refusal costs only logs, or updates. Raises as `ask` does.
         """
         if log_level not in (None, self._log_level) and self.shaken.offers("logging"):
-            await self.ask(mcp.SET_LEVEL, {"level": log_level}, headers, timeout_seconds)
+            await self.ask(mcp.SET_LEVEL, {"level": log_level}, headers)
             self._log_level = log_level  # also after a refusal, or every call would ask again
         before = self._subscribed
         if uris != before and self.shaken.offers("resources", "subscribe"):
             for method, some, others in ((mcp.UNSUBSCRIBE, before, uris), (mcp.SUBSCRIBE, uris, before)):
                 for uri in [each for each in some if each not in others]:
-                    await self.ask(method, {"uri": uri}, headers, timeout_seconds)
+                    await self.ask(method, {"uri": uri}, headers)
             self._subscribed = uris
 
-    async def ask(
-        self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
-    ) -> Raw | jsonrpc.Error:
-        """Send a request on the gateway's own account, without a client; returns its result or its error.
-
-        `timeout_seconds` is `timeouts.handshake_seconds`, which the error names.
-        """
+    async def ask(self, method: str, params: Mapping[str, object], headers: Headers) -> Raw | jsonrpc.Error:
+        """Send a request on the gateway's own account, without a client; returns its result or its error."""
+        seconds = self._settings.value.config.timeouts.handshake_seconds
         if self.in_flight is not None:  # a request whose asker has left
-            await self.settled(timeout_seconds)
+            await self.settled(seconds)
         answer = OwnListener()
         call = Call(new_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
@@ -240,10 +239,10 @@ class Session(SideListener, Hearer):
         async def asking() -> None:
             with telling(failures.append):
                 try:
-                    async with asyncio.timeout(timeout_seconds):
+                    async with asyncio.timeout(seconds):
                         await self.run(call, headers)
                 except TimeoutError as exc:
-                    raise CallLost(f"{silent} in {timeout_seconds:g} s (timeouts.handshake_seconds)") from exc
+                    raise CallLost(f"{silent} in {seconds:g} s (timeouts.handshake_seconds)") from exc
 
         # A task of its own, because an asker that leaves must not keep the session from being ended: it may be ended
         # only once the server has answered.

@@ -207,10 +207,9 @@ class TaskCall(UpstreamCall):
 
     async def result_again(self) -> Raw | jsonrpc.Error:
         """Ask for the result of a task that is over; raises as `Session.ask`."""
-        driven, seconds = self._follower, self._context.live.config.timeouts.handshake_seconds
+        driven = self._follower
         assert driven is not None, "it was followed to its end"
-        params = {"taskId": driven.task_id}
-        return await driven.session.ask(mcp.TASKS_RESULT, params, self._context.headers, seconds)
+        return await driven.session.ask(mcp.TASKS_RESULT, {"taskId": driven.task_id}, self._context.headers)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

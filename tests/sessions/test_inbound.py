@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from gateway.config import Config, InForce, Route, RouteSettings, Upstream
 from gateway.exchange import events as on
 from gateway.http_client.errors import ReplyCut
 from gateway.protocol import jsonrpc, mcp
@@ -37,7 +38,9 @@ class Scene(OwnListener):
         metrics.nested_requests.__getitem__.side_effect = self.counted
         group: Group[Session] = Group(PoolKey(b"p", b"{}", b"{}", ()), False, ChangeListeners(), Mock())
         self.tasks = Tasks(Mock(Metrics))
-        self.session = Session(group, self.channel, "/mcp", metrics, self.tasks)
+        route = Route(path="/mcp", upstream=Upstream(url="http://upstream/mcp"))
+        settings = InForce(RouteSettings(Config(routes=(route,)), route))
+        self.session = Session(group, self.channel, settings, metrics, self.tasks)
         self.session.watch(self)
         self.call = Call(ID, b"", self, b"7" if has_token else None, is_own=is_own)
 

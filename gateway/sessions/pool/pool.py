@@ -124,7 +124,7 @@ class Pool:
         return group
 
     def _session(self, group: Group[Session]) -> Session:
-        return Session(group, self.connect(), self.route.path, self._metrics, self._tasks)
+        return Session(group, self.connect(), self._settings, self._metrics, self._tasks)
 
     def take_opening(self, *, is_exempt: bool = False) -> None:
         """Count the opening of a session against the rate of the route; raises Busy, unless it `is_exempt`.
@@ -138,11 +138,6 @@ class Pool:
             self._metrics.sessions_refused[self.route.path, limit].inc()
             raise pool_errors.too_many_at_once(self.route, limit, self._rate.per_second, seconds)
         self._rate.take()
-
-    @property
-    def handshake_seconds(self) -> float:
-        """The deadline of every request that the gateway makes on its own account."""
-        return self.config.timeouts.handshake_seconds
 
     def leave_out(self, tools: Iterable[OmittedTool]) -> None:
         """Count tools that are hidden from clients, and warn of each once."""
@@ -169,7 +164,7 @@ class Pool:
         caller have a process of their own, so they are repeated in the one that runs the call.
         """
         uris = self._listeners.uris(session.group.key.principal) if session.channel.is_process else NOTHING
-        await session.prepare(log_level, uris, headers, self.handshake_seconds)
+        await session.prepare(log_level, uris, headers)
 
     async def handshake(self, key: PoolKey, headers: Headers) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
@@ -219,13 +214,14 @@ class Pool:
         return channel
 
     async def _begin(self, session: Session, handshake: Awaitable[None]) -> Session:
+        seconds = self.config.timeouts.handshake_seconds
         try:
-            async with asyncio.timeout(self.handshake_seconds):
+            async with asyncio.timeout(seconds):
                 await handshake
             return session  # noqa: TRY300
         except BaseException as exc:
             self._drop(session)
-            explained = pool_errors.handshake_failed(exc, self.route, self.handshake_seconds)
+            explained = pool_errors.handshake_failed(exc, self.route, seconds)
             if explained is exc:
                 raise
             raise explained from exc

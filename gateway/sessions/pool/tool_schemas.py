@@ -70,7 +70,7 @@ async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str) -> Tool:
         if group.tools.find(name, headers) is None:  # another call may have listed them meanwhile
             if session.shaken.offers("tools"):
                 is_whole = await read_pages(
-                    lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
+                    lambda params: session.ask(mcp.TOOLS_LIST, params, headers),
                     lambda page: found.update(_tools(pool, page)),
                 )
             # Also of a list that breaks off, or each call of a tool on its first pages would list again.

@@ -231,7 +231,8 @@ class Bench:
         config = parse(configuration("http://127.0.0.1:9/mcp", **sections), "test", {})
         metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(metrics)
-        self.pool = Pool(InForce(RouteSettings(config, config.routes[0])), channel, metrics, self.tasks)
+        self.settings = InForce(RouteSettings(config, config.routes[0]))
+        self.pool = Pool(self.settings, channel, metrics, self.tasks)
 
     def acquire(self, key: PoolKey) -> "asyncio.Task[Session]":
         return later(self.pool.acquire(key, NO_HEADERS))
@@ -390,7 +391,7 @@ async def test_a_change_that_is_announced_in_the_call_of_a_joiner_is_heard() -> 
     owner = await bench.acquire(key("a"))
     owner.channel.adopt("s1", "2025-11-25")
     group, metrics = owner.group, Metrics("0", ["/mcp"])
-    joiner = Session(group, AnnouncingChannel(), "/mcp", metrics, bench.tasks)
+    joiner = Session(group, AnnouncingChannel(), bench.settings, metrics, bench.tasks)
     joiner.join(owner)
     group.tools.learn({"a": Tool()}, NO_HEADERS)
     await joiner.run(Call(b"1", b"{}", OwnListener()), NO_HEADERS)
