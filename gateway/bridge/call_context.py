@@ -220,8 +220,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     _error: GatewayError | None = None
     _told_by: Literal["exchange", "task", "nobody"] = "exchange"
     """Whose line in the log says how the call ends."""
-    _call_span: Span | None = None
-    """The span of the upstream call, until the call is answered or the exchange is over."""
+    call_span: Span | None = None
+    """The span of the upstream call, until the call is answered, or broken, or its session is given back."""
 
     def __post_init__(self) -> None:
         self._began = world.monotonic()
@@ -296,8 +296,8 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The call waits for its client from now on."""
         self._parked_at = world.monotonic()
         self.live.process.metrics.held_calls[self.live.route.path,].inc()
-        if self._call_span is not None:
-            self._call_span.happened("parked")
+        if self.call_span is not None:
+            self.call_span.happened("parked")
 
     def unparked(self) -> None:
         """The call no longer waits for its client."""
@@ -305,8 +305,8 @@ class Context(ClientCall, eq=False, kw_only=True):
         self._held_seconds += seconds
         self.live.process.metrics.held_calls[self.live.route.path,].inc(-1)
         self.live.process.metrics.hold_times[self.live.route.path,].observe(seconds)
-        if self._call_span is not None:
-            self._call_span.happened("unparked")
+        if self.call_span is not None:
+            self.call_span.happened("unparked")
 
     def resulted(self, ending: Ending) -> None:
         """The call has a result, whatever an earlier run ended with."""
@@ -319,14 +319,11 @@ class Context(ClientCall, eq=False, kw_only=True):
         until = self._parked_at if self.exchange.state in HELD else now  # its user's time is not the upstream's
         seconds = until - self._began - self._held_seconds
         self.live.process.metrics.calls[self.live.route.path, self.request.method, ending.error_type].observe(seconds)
-        if self._call_span is not None:
-            self._call_span.end(ending)
-            self._call_span = None
+        self.end_call_span(ending)
 
     def run_again(self) -> None:
         """The call is sent once more, whatever a leg was told of a run that could not begin."""
         self._outcome, self._cause, self._error = Outcome.CANCELLED, "", None
-        self._call_span = None
         self.step(Step.REPLAYED)
 
     def becomes_task(self) -> None:
@@ -377,18 +374,23 @@ class Context(ClientCall, eq=False, kw_only=True):
         if len(errors) == 1:
             _ = asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, _tell_unheard, self.live)
 
-    def call_span(self, version: str) -> Span | None:
+    def begin_call_span(self, version: str) -> Span | None:
         """The span of an upstream call: it lasts as long as the call, however many rounds that takes."""
         if self.span is None:
             return None
         request, route = self.request, self.live.route
         operation = Operation(request.method, request.target, version, route.path)
-        self._call_span = self.span.call(operation, route.upstream.url)
-        return self._call_span
+        self.call_span = self.span.call(operation, route.upstream.url)
+        return self.call_span
+
+    def end_call_span(self, ending: Ending) -> None:
+        """Nothing more is heard of the upstream call."""
+        if self.call_span is not None:
+            self.call_span.end(ending)
+            self.call_span = None
 
     def finished(self) -> None:
         """Nothing more will happen in the exchange. A plain call is counted by its request, and not told here."""
-        self._call_span = None
         rounds = self.exchange.round + 1
         if self._outcome is Outcome.CANCELLED:
             self.cancelled("the client did not come back")

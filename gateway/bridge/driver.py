@@ -32,7 +32,7 @@ from gateway.exchange.machine import (
     Policy,
     State,
 )
-from gateway.http.outbox import FinalMessage
+from gateway.http.outbox import FinalMessage, ending_of
 from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
@@ -405,6 +405,7 @@ class Driver(Engine):
                 )
             await call.resume(begun.upstream(is_recorded=is_recorded), is_shared=not is_dead)
         except GatewayError as exc:
+            context.end_call_span(ending_of(exc))
             if not isinstance(exc, OwnerLost):  # that is an error only if the call ends with it
                 self.live.upstream.note(exc)
             replayable = context.may_run_again(exc) and self._exchange.record is not None

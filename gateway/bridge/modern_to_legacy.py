@@ -38,7 +38,7 @@ def legacy_call(
         meta = with_context(meta, {name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
     if meta:
         members["_meta"] = meta
-    return Call(call_id, jsonrpc.request(call_id, request.method, members), listener, token, span=span)
+    return Call(call_id, jsonrpc.request(call_id, request.method, members), listener, token)
 
 
 def modern_event(context: Context, event: on.Event) -> on.Event:

@@ -1,19 +1,14 @@
 """An upstream call that is one request, whose reply is heard by the session, and read by a task once it breaks."""
 
-from typing import Final
-
 from gateway.bridge.call_context import Context
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
-from gateway.http.outbox import ending_of
 from gateway.protocol.errors import GatewayError, SessionLost, bug
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, Outcome, bodies
-
-_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
+from gateway.telemetry import bodies
 
 
 class RequestCall(UpstreamCall):
@@ -57,7 +52,7 @@ class RequestCall(UpstreamCall):
                 if not self._is_wanted():
                     self.release(clean=True)  # given up at the moment the session came
                     return
-                span = context.call_span(session.shaken.version)
+                span = context.begin_call_span(session.shaken.version)
                 call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span)
                 if span is None and not bodies.on and session.begin(call, context.headers, self):
                     self._sent(call)
@@ -82,9 +77,6 @@ class RequestCall(UpstreamCall):
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
             self._listener.hear(on.Broke(bug()))
             raise
-        finally:
-            if call is not None and call.span is not None:
-                call.span.end(_GIVEN_UP)
 
     # -- the session ----------------------------------------------------------------------------------------------
 
@@ -117,13 +109,5 @@ class RequestCall(UpstreamCall):
     async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
         session, call = await self._adopted(upstream, is_shared=is_shared)
-        call.span = self._context.call_span(session.shaken.version)
-        try:
-            await self._read_on(call, session, upstream, is_shared=is_shared)
-        except GatewayError as exc:
-            if call.span is not None:
-                call.span.end(ending_of(exc))
-            raise
-        finally:
-            if call.span is not None:
-                call.span.end(_GIVEN_UP)
+        _ = self._context.begin_call_span(session.shaken.version)
+        await self._read_on(call, session, upstream, is_shared=is_shared)

@@ -31,9 +31,10 @@ from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import OF_NO_REQUEST, Call, Listener, Runner
 from gateway.sessions.session import Session
-from gateway.telemetry import Step
+from gateway.telemetry import Ending, Outcome, Step
 from gateway.upstream.channel import Headers
 
+_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
 _MAX_UNSENT: Final = 256
@@ -209,10 +210,9 @@ class UpstreamCall(Runner, ABC):
             again = "Nothing was run: call again with the same requestState and inputResponses"
             exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
         live.upstream.note(exc)
-        if call is not None and call.span is not None:
-            call.span.end(ending_of(exc))
         live.upstream.health.count(exc)
         if is_newest:
+            self._context.end_call_span(ending_of(exc))
             if not exchange.legs and isinstance(exc, UpstreamError):
                 self._context.unheard(exc)
             self._listener.hear(on.Broke(exc, self._context.may_run_again(exc), self._may_run_on(), not_begun))
@@ -269,18 +269,20 @@ class UpstreamCall(Runner, ABC):
         """Read that call where its stream broke off."""
         self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
-        return session.resume(call, upstream.cursor or "", self._call_headers(call), self)
+        return session.resume(call, upstream.cursor or "", self._call_headers, self)
 
     def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
         self._sent(call)
-        return session.run(call, self._call_headers(call))
+        return session.run(call, self._call_headers)
 
-    def _call_headers(self, call: Call) -> Headers:
+    @property
+    def _call_headers(self) -> Headers:
         """The headers of the newest leg, with those of the call's own span if it has one."""
-        if call.span is None:
+        span = self._context.call_span
+        if span is None:
             return self._context.headers
         # The route's own come last: the headers of the span must not replace them.
-        return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
+        return {**self._context.headers, **span.headers(), **own_headers(self._context.live.route)}
 
     def _sent(self, call: Call) -> None:
         """Note that the call may have effects from here on, and limit the silence of its upstream."""
@@ -474,6 +476,7 @@ class UpstreamCall(Runner, ABC):
 
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""
+        self._context.end_call_span(_GIVEN_UP)
         self.end_kept()
         session, self._session, self._left = self._session, None, None
         if session is None:

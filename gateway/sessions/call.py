@@ -14,7 +14,6 @@ from msgspec import Raw
 from gateway import world
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
-from gateway.telemetry import Span
 from gateway.upstream.channel import NO_HEADERS, BegunReply, Headers
 
 OF_NO_REQUEST: Final[Mapping[str, str | None]] = {"request_id": None}
@@ -96,8 +95,6 @@ class Call(msgspec.Struct, eq=False):
     """What reads the call's own stream: a task, or the reply itself as long as no task has to decide about it."""
     left: bool = False
     """Whether `leave` ended the reading."""
-    span: Span | None = None
-    """The span of the call, if tracing is on."""
     headers: Headers = NO_HEADERS
     """The headers that the call was sent with."""
     runner: Runner = COROUTINE

@@ -100,7 +100,7 @@ class TaskCall(UpstreamCall):
             if not self._is_wanted():
                 self.release(clean=True)  # given up at the moment the session came
                 return
-            span = context.call_span(session.shaken.version)
+            span = context.begin_call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
             call = legacy_call(context.request, next(context.live.process.call_ids), self._listener, span, task)
             await self._follow_from_creation(session, call, self._send(call, session))
