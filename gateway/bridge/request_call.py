@@ -78,32 +78,6 @@ class RequestCall(UpstreamCall):
             self._listener.hear(on.Broke(bug()))
             raise
 
-    # -- the session ----------------------------------------------------------------------------------------------
-
-    async def _ready_session(self, *, again: bool = False) -> Session:
-        """The session of the exchange, or one of the pool, with all that the call needs set on it."""
-        context, session, pool = self._context, self._reserved_session(), self._context.live.upstream.pool
-        if session is None:
-            is_exempt = again or self._is_continued
-            self._session = session = await pool.acquire(context.key, context.headers, is_exempt=is_exempt)
-            context.runs_in(session)
-        try:
-            await pool.prepare(session, context.request.said.log_level, context.headers)
-        except SessionLost:
-            if again:
-                raise
-            session = await self._another_session(session)
-        return session
-
-    async def _another_session(self, lost: Session) -> Session:
-        """Open a new session, once: the upstream refused this one before it took the call."""
-        pool = self._context.live.upstream.pool
-        self._is_sent = False
-        self._session = None
-        pool.forget_idle(self._context.key)  # a server that was restarted has forgotten those, too
-        pool.release(lost, clean=False)
-        return await self._ready_session(again=True)
-
     # -- the call of another replica --------------------------------------------------------------------------------
 
     async def resume(self, upstream: Whereabouts, *, is_shared: bool) -> None:

@@ -159,26 +159,43 @@ class UpstreamCall(Runner, ABC):
             may_have_others=session.group.is_affine and not session.shared.asked_aside,
         )
 
-    @property
-    def _is_continued(self) -> bool:
-        """Whether the call, or a round of its exchange, has been with the upstream before."""
-        context = self._context
-        return self.runs > 0 or context.exchange.round > 0 or context.request.request_state is not None
-
     def _is_wanted(self) -> bool:
         """Whether the exchange still waits for the call."""
         return self._context.exchange.calling
 
-    def _reserved_session(self) -> Session | None:
-        """The session of the exchange, if a further call can run in it; else it is given back.
+    async def _ready_session(self, *, again: bool = False) -> Session:
+        """The session of the exchange if a further call can run in it, else another one, with all that the call needs.
 
-        It may have been lost while urls were visited. In an adopted one, the process that opened it may still read the
-        side stream, and would refuse the questions of a call that it does not know.
+        That of the exchange may have been lost while urls were visited. In an adopted one, the process that opened it
+        may still read the side stream, and would refuse the questions of a call that it does not know.
         """
-        session = self._session
+        context, session, pool = self._context, self._session, self._context.live.upstream.pool
         if session is not None and (session.lost or (session.adopted and not session.channel.hears_side)):
             self.release(clean=False)
-        return self._session
+            session = None
+        if session is None:
+            # It is never refused if the call, or a round of its exchange, has been with the upstream before.
+            is_continued = self.runs > 0 or context.exchange.round > 0 or context.request.request_state is not None
+            is_exempt = again or is_continued
+            obtain = pool.open if self.ends_its_session else pool.acquire
+            self._session = session = await obtain(context.key, context.headers, is_exempt=is_exempt)
+            context.runs_in(session)
+        try:
+            await pool.prepare(session, context.request.said.log_level, context.headers)
+        except SessionLost:
+            if again:
+                raise
+            session = await self._another_session(session)
+        return session
+
+    async def _another_session(self, lost: Session) -> Session:
+        """Open a new session, once: the upstream refused this one before it took the call."""
+        pool = self._context.live.upstream.pool
+        self._is_sent = False
+        self._session = None
+        pool.forget_idle(self._context.key)  # a server that was restarted has forgotten those, too
+        pool.release(lost, clean=False)
+        return await self._ready_session(again=True)
 
     def rest(self, *, resting: bool) -> None:
         """Tell the pool whether the call waits for its client."""

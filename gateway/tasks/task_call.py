@@ -89,14 +89,8 @@ class TaskCall(UpstreamCall):
 
     async def _run(self) -> None:
         context = self._context
-        pool = context.live.upstream.pool
         with telling(lambda exc: self._failed(exc, self._call)):
-            session = self._reserved_session()
-            if session is None:
-                is_exempt = self._is_continued
-                session = self._session = await pool.open(context.key, context.headers, is_exempt=is_exempt)
-                context.runs_in(session)
-                await pool.prepare(session, context.request.said.log_level, context.headers)
+            session = await self._ready_session()
             if not self._is_wanted():
                 self.release(clean=True)  # given up at the moment the session came
                 return
