@@ -39,12 +39,6 @@ class Logged(Notice, frozen=True):
     params: Raw
 
 
-class Notified(Notice, frozen=True):
-    """The upstream sent a notification, here as the client reads it."""
-
-    message: bytes
-
-
 class Called(Event, frozen=True):
     """The client sent the first request of the exchange."""
 

@@ -152,16 +152,16 @@ class Rounds:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def received(self, data: bytes) -> on.Event | float | None:
+    def received(self, data: bytes) -> on.Event | bytes | float | None:
         """Take a message of the upstream; None if it concerns nobody.
 
-        A number says that the next request follows without the client, after so many seconds. Raises ValueError for a
-        message that is malformed, and CallLost if it says nothing of a task that may still work.
+        Bytes are a notification as the client reads it. A number says that the next request follows without the
+        client, after so many seconds. Raises ValueError for a message that is malformed, and CallLost if it says
+        nothing of a task that may still work.
         """
         message = jsonrpc.message(data)
         if message.method is not None:
-            notification = legacy_notification(message, data)
-            return None if notification is None else on.Notified(notification)
+            return legacy_notification(message, data)
         try:
             if (error := message.failure) is not None:
                 return self._refused(error)

@@ -171,10 +171,10 @@ class MirroredCall(Engine, Hearer):
         match said:
             case float():
                 self._pause = said
-            case on.Notified(message=message):
+            case bytes():
                 legs: tuple[Any, ...] = self._exchange.legs if self.streams else ()
                 for leg in legs:
-                    leg.notify(message)
+                    leg.notify(said)
                 return False
             case _:
                 self._feed(said)
