@@ -13,7 +13,7 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.server_client import ModernRequest, RouteServer, is_modern
 from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
-from gateway.protocol.errors import GatewayError, InvalidParams, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
@@ -95,8 +95,8 @@ class StdioPassage(Passage, Hearer):
                     request = ModernRequest(bytes(self._id), body, parsed.method, parsed.target or "", headers)
                     await RouteServer(live, self.caller.principal).send(request, self)
             except ValueError as exc:
-                why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
-                raise GatewayError(why) from exc
+                where = f"The server of route {live.route.path}"
+                raise CallLost.by(where, f"sent a malformed response: {exc}") from exc
 
     def hear(self, data: bytes, /) -> bool:
         """See `Hearer`."""

@@ -1,8 +1,7 @@
 """Keeps the recent errors for the status page: each kind once, with its count, with its fix.
 
 Rule: an error has the same text as in the log, masked, without what an upstream said about a call. Errors count as the
-same kind if their texts differ only in numbers that are not part of a name (gw-1), so a thousand errors with different
-ports are one line.
+same kind if their texts differ only in numbers, other than those of names (gw-1): a thousand ports make one line.
 """
 
 import re

@@ -165,6 +165,14 @@ async def test_requests_of_a_child_that_dies_are_lost_and_the_next_one_starts_an
     assert await front.text(call("pid")) != before
 
 
+async def test_a_response_of_the_child_that_says_nothing_is_its_own_failure(front: Front) -> None:
+    status, (answer,) = await front.post(call("neither", 3), **{"X-Request-Id": "neither"})
+    assert (status, answer["error"]["data"]) == (200, {"reason": "call_lost", "requestId": "neither"})
+    assert "sent a malformed response: a response needs a result or an error" in answer["error"]["message"]
+    (line,) = [line for line in front.gw.log("upstream.failed") if line["request_id"] == "neither"]
+    assert line["cause"] == answer["error"]["message"]
+
+
 async def test_the_route_may_name_the_legacy_side_of_a_command() -> None:
     async with front_of("fake_stdio.py", route={"era": "bridge"}) as front:
         assert await front.text(call("echo", x=1)) == '{"x": 1}'

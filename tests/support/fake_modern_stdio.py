@@ -98,6 +98,8 @@ def main() -> None:
                     sys.stdout.write(json.dumps(answer))
                     sys.stdout.flush()
                     sys.exit(0)
+                case "neither":
+                    say({"id": id_})
                 case "die":
                     sys.exit(7)
                 case name:
