@@ -37,7 +37,6 @@ from gateway.telemetry import Metrics, Traces
 from gateway.telemetry.upstream_health import UpstreamHealth
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
-from gateway.upstream.http.http_upstream import StreamTimes
 
 
 class Endable(Protocol):
@@ -69,7 +68,6 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     draining: Draining
     serves_host: bool
     """Whether the only client is the host that started this process (`wrap`): all sessions share one child."""
-    stream_times: StreamTimes
     traces: Traces | None
     passing: dict[Incoming, float] = msgspec.field(default_factory=dict)
     """The requests that pass through, long-lived streams apart, and since when (monotonic): the oldest first."""

@@ -101,7 +101,7 @@ class RouteTable:
             pool = Pool(settings, connect, metrics, tasks)
             return LiveUpstream(settings, bounds, client, pool, health, stdio=stdio)
         endpoint = Endpoint(url, route.where, as_client=asks_as_client(route))
-        upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
+        upstream = HttpUpstream(client, endpoint, tasks)
         era = EraProbe(upstream, health)
         if route.upstream.transport == "sse":
             era.note_transport(speaks_sse=True)

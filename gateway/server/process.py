@@ -59,7 +59,6 @@ from gateway.server.peer_listener import PeerListener
 from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, bodies, get_logger, open_traces
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
 if TYPE_CHECKING:
     from gateway.plugins.status_page.pages import StatusPages
@@ -78,7 +77,6 @@ class Gateway(ProcessParts):
         config: Config,
         worker: Worker | None = None,
         file: ConfigFile | None = None,
-        stream_times: StreamTimes = DEFAULT_TIMES,
         *,
         serves_host: bool = False,
     ) -> None:
@@ -110,7 +108,7 @@ class Gateway(ProcessParts):
         self.draining = Draining(in_force.part(lambda config: worker is not None or bool(config.state.keys)))
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
         self._witness = Witness(self.members, self._peers, self.tasks)
-        self._assemble(stream_times, serves_host=serves_host)
+        self._assemble(serves_host=serves_host)
         traffic = self._traffic
         for budget in (self.calls, self.lot.results, traffic.receiving, traffic.sending, self.sessions.budget):
             self.metrics.watch_budget(budget.name, budget.status)
@@ -179,7 +177,7 @@ class Gateway(ProcessParts):
         )
         self._log_cautions()
 
-    def _assemble(self, stream_times: StreamTimes, *, serves_host: bool) -> None:
+    def _assemble(self, *, serves_host: bool) -> None:
         """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
         in_force, keys, tasks = self.in_force, self.keys, self.tasks
         process = ProcessScope(
@@ -193,7 +191,6 @@ class Gateway(ProcessParts):
             epoch=world.token_hex(8),  # tells this process from a former one of its id
             witness=self._witness,
             router=Router(self.members, self._peers, self._witness, self.draining, self.metrics),
-            stream_times=stream_times,
             traces=self._traces,
             traffic=self._traffic,
             calls=self.calls,

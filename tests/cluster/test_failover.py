@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
 from gateway.seal.peer_messages import Data, End, Gone, Head
+from gateway.upstream.http import standalone_stream
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import FakeHttp
@@ -33,7 +33,7 @@ from tests.support.replicas import (
     steps,
 )
 from tests.support.status import told
-from tests.support.workbench import ACCEPT, SHORT_TIMES, eventually, later, leave
+from tests.support.workbench import ACCEPT, eventually, later, leave
 
 
 async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
@@ -277,11 +277,12 @@ async def test_a_replica_at_its_cap_takes_no_call_over(cluster: Cluster) -> None
 
 
 async def test_a_take_over_that_its_client_leaves_before_it_has_a_session_gives_the_call_up(
-    upstream: FakeUpstream, cluster: Cluster
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FakeStore(upstream)
     # Else a busy machine lets the take-over go on without the standalone stream before the client is given up.
-    asked, (one, two) = await cluster.asked("gw-1", "gw-2", stream_times=replace(SHORT_TIMES, side_head_seconds=30.0))
+    monkeypatch.setattr(standalone_stream, "HEAD_SECONDS", 30.0)
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
     await cluster.crash(one)
     upstream.on("GET", lambda turn: turn.for_ever())
     before = len(upstream.of("GET"))

@@ -29,8 +29,15 @@ from gateway.server import peer_listener
 from gateway.sessions import session as upstream_session
 from gateway.sessions.pool import pool
 from gateway.telemetry import redaction
-from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
-from gateway.upstream.http.http_upstream import DEFAULT_TIMES
+from gateway.upstream.http import (
+    era_probe,
+    http_errors,
+    http_sse,
+    reply_reader,
+    resumption,
+    standalone_stream,
+    streamable_http,
+)
 from tests.parts.launch import REPOSITORY
 
 ROWS = [
@@ -145,15 +152,15 @@ FIXED = [
     ),
     ("an unknown replica id", [seconds(membership._NAMELESS_SECONDS)]),
     ("a replica that greeted", [seconds(membership._GREETED_SECONDS)]),
-    ("the head of the standalone GET stream", [seconds(DEFAULT_TIMES.side_head_seconds)]),
+    ("the head of the standalone GET stream", [seconds(standalone_stream.HEAD_SECONDS)]),
     (
         "the standalone GET stream, when it ends",
         [
-            ", ".join(f"{pause:g}" for pause in DEFAULT_TIMES.reopen_seconds[:-1])
-            + f" and {seconds(DEFAULT_TIMES.reopen_seconds[-1])}"
+            ", ".join(f"{pause:g}" for pause in standalone_stream.REOPEN_SECONDS[:-1])
+            + f" and {seconds(standalone_stream.REOPEN_SECONDS[-1])}"
         ],
     ),
-    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(DEFAULT_TIMES.endpoint_seconds)]),
+    ("the stream of HTTP+SSE, until it names its endpoint", [seconds(http_sse.ENDPOINT_SECONDS)]),
     (
         "a subscription without a session",
         [
@@ -174,12 +181,12 @@ FIXED = [
         "delivery of a cancellation or DELETE",
         ["after pauses of {}, {} and {}".format(*map(seconds, deadlines.CANCEL_AGAIN_SECONDS))],
     ),
-    ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
+    ("the end of an answered stream", [seconds(reply_reader.DRAIN_SECONDS)]),
     (
         "the probe for the upstream's era",
         [
             seconds(era_probe.PROBE_SECONDS),
-            f"one start in {seconds(DEFAULT_TIMES.probe_pause_seconds)}",
+            f"one start in {seconds(era_probe.PAUSE_SECONDS)}",
             f"every {seconds(era_probe._DOUBT_SECONDS)}",
         ],
     ),

@@ -17,13 +17,12 @@ from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from gateway.upstream.http import era_probe
-from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_http import fake_wire
 from tests.support.fake_upstream import FakeUpstream, Turn, asks, text
 from tests.support.logs import Lines
 from tests.support.stand import Start
 from tests.support.state_keeper import CAPABILITY
-from tests.support.workbench import ALL, SHORT_TIMES, Client, Stand, configuration, eventually
+from tests.support.workbench import ALL, Client, Stand, configuration, eventually
 
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -462,15 +461,17 @@ async def test_a_task_of_a_modern_upstream_is_no_unknown_one_as_long_as_no_probe
     assert (await client.post("tasks/get", {"taskId": "theirs"})).error["message"] == "theirs to judge"
 
 
-def paused(seconds: float) -> StreamTimes:
-    return msgspec.structs.replace(SHORT_TIMES, probe_pause_seconds=seconds)
+@pytest.fixture
+def probes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(era_probe, "PAUSE_SECONDS", 1000)
 
 
+@pytest.mark.usefixtures("probes_once")
 @pytest.mark.parametrize("status", [401, 503])
 async def test_callers_that_come_one_after_the_other_cause_one_probe_and_decide_nothing(
     upstream: FakeUpstream, begin: Start, status: int
 ) -> None:
-    stand = await begin(stream_times=paused(1000))
+    stand = await begin()
     upstream.on("server/discover", lambda turn: _refuse(turn, status))
     for number in range(10):
         assert (await stand.client(f"Bearer {number}").call()).text == "done"
@@ -480,8 +481,9 @@ async def test_callers_that_come_one_after_the_other_cause_one_probe_and_decide_
     assert era.known is None
 
 
+@pytest.mark.usefixtures("probes_once")
 async def test_callers_that_come_at_once_cause_one_probe(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(stream_times=paused(1000))
+    stand = await begin()
     gate = upstream.holding("server/discover", lambda turn: turn.reply(401))
     loop = asyncio.get_running_loop()
     calls = [loop.create_task(stand.client(f"Bearer {number}").call()) for number in range(10)]
@@ -492,10 +494,11 @@ async def test_callers_that_come_at_once_cause_one_probe(upstream: FakeUpstream,
 
 
 async def test_a_caller_that_a_modern_upstream_accepts_waits_for_its_turn_to_probe(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = {"upstream": {"url": upstream.url, "transport": "streamable-http"}}
-    stand = await begin(stream_times=paused(0.3), route=route)
+    monkeypatch.setattr(era_probe, "PAUSE_SECONDS", 0.3)
+    stand = await begin(route=route)
     make_modern(upstream)
 
     async def checked(turn: Turn) -> None:
@@ -524,10 +527,11 @@ async def test_a_caller_that_a_modern_upstream_accepts_waits_for_its_turn_to_pro
     assert [probe.headers["Authorization"] for probe in upstream.probes] == ["Bearer bad", "Bearer good"]
 
 
+@pytest.mark.usefixtures("probes_once")
 async def test_a_caller_that_waits_for_its_turn_to_probe_comes_before_others_until_it_leaves(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand = await begin(stream_times=paused(1000))
+    stand = await begin()
     upstream.on("server/discover", lambda turn: _refuse(turn, 401))
     era = stand.gateway.routes.live["/mcp"].upstream.era
     assert era is not None

@@ -11,7 +11,6 @@ from gateway.tools.probe.report.findings import Check, ProbedServer, ProbeReport
 from gateway.tools.probe.report.text import TextReport
 from gateway.tools.probe.runner import run_probe
 from gateway.tools.probe.steps.context import Subject
-from tests.support.workbench import SHORT_TIMES
 
 SECONDS = 2.0
 
@@ -39,7 +38,6 @@ def subject(
         config=config,
         headers=headers or {},
         tls=context,
-        stream_times=SHORT_TIMES,
     )
 
 

@@ -13,6 +13,7 @@ from gateway.cluster import membership, witness
 from gateway.server import drain
 from gateway.sessions.pool import pool
 from gateway.telemetry import SessionState
+from gateway.upstream.http import era_probe, reply_reader, standalone_stream
 from tests.support import workbench
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream
@@ -29,6 +30,10 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     # As in the gateway, a session's quarantine ends before the last pause.
     monkeypatch.setattr(upstream_call, "_CANCEL_PAUSES", (0.0, 0.05, 0.4))
+    monkeypatch.setattr(reply_reader, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(standalone_stream, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(standalone_stream, "REOPEN_SECONDS", (0.0, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(era_probe, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
     monkeypatch.setattr(membership, "_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (0.02, 0.05))

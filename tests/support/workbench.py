@@ -21,7 +21,6 @@ from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, Traces
-from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import DEADLINE
 from tests.support.schema import assert_modern_message
 
@@ -34,9 +33,6 @@ DECLINE = {"action": "decline"}
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 BACKGROUND = ("side stream", "look for peers")
 """Tasks that run while the gateway is idle."""
-SHORT_TIMES = StreamTimes(
-    drain_seconds=0.1, side_head_seconds=0.1, reopen_seconds=(0.0, 0.01, 0.01, 0.01), probe_pause_seconds=0.0
-)
 
 
 async def eventually(holds: Callable[[], Any], what: str = "", seconds: float = DEADLINE) -> None:
@@ -328,11 +324,10 @@ async def start(
     worker: Worker | None = None,
     file: ConfigFile | None = None,
     traces: Traces | None = None,
-    stream_times: StreamTimes = SHORT_TIMES,
     **sections: Any,
 ) -> Stand:
     config = parse(configuration(upstream_url, traces=traces is not None, **sections), "test", {})
     with patch("gateway.server.process.open_traces", return_value=traces):
-        gateway = Gateway(config, worker, file, stream_times)
+        gateway = Gateway(config, worker, file)
     await gateway.start()
     return Stand(gateway, http)

@@ -6,12 +6,13 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.transport_relay.session_relay import SessionRelay
+from gateway.upstream.http import reply_reader
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -19,7 +20,7 @@ from tests.support.legacy_client import ANSWER, LegacyClient, SseClient
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.turns import gives_way
-from tests.support.workbench import SHORT_TIMES, Stand, eventually, jwt, later
+from tests.support.workbench import Stand, eventually, jwt, later
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 
@@ -201,14 +202,17 @@ async def test_calls_of_one_session_run_at_once(begin: Start, upstream: FakeUpst
     await eventually(lambda: client_sessions(stand) == 0)
 
 
-async def test_the_reply_of_an_answered_call_may_come_to_its_end(begin: Start, upstream: FakeUpstream) -> None:
+async def test_the_reply_of_an_answered_call_may_come_to_its_end(
+    begin: Start, upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @upstream.tool
     async def tool(turn: Turn) -> None:
         await turn.say({"id": turn.id, "result": text("done")})
         await may_end.wait()
 
     may_end = asyncio.Event()
-    stand = await before_http(begin, upstream, stream_times=structs.replace(SHORT_TIMES, drain_seconds=60))
+    monkeypatch.setattr(reply_reader, "DRAIN_SECONDS", 60)
+    stand = await before_http(begin, upstream)
     client = await SseClient(stand).initialize()
     for _ in range(2):
         assert (await client.post(client.call_message()))[0] == 202

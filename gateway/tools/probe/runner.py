@@ -122,7 +122,7 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    upstream = HttpUpstream(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
+    upstream = HttpUpstream(exam.client, exam.endpoint, exam.tasks)
     return connector(transport, upstream)
 
 

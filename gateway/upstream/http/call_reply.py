@@ -27,7 +27,7 @@ class CallReply(ReplyReader, kw_only=True):
     @property
     def resumption(self) -> Resumption:
         """The place of the request in its stream."""
-        found = self.place = self.place or Resumption(self.session.upstream.times)
+        found = self.place = self.place or Resumption()
         return found
 
     def resumed(self, silence: asyncio.Timeout | None) -> None:

@@ -24,6 +24,8 @@ from gateway.upstream.http.http_session import fixed_headers
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
 
+PAUSE_SECONDS: Final = 1.0
+"""The shortest time between the starts of two probes."""
 PROBE_SECONDS: Final = 3.0
 """A client that waits ten seconds for its first answer must still get one after an unanswered probe."""
 _DOUBT_SECONDS: Final = 5.0
@@ -98,7 +100,7 @@ class EraProbe:
                     return False
                 if self._probe is not None or self.known is not None:
                     continue  # another request that waited came first
-                self._next_start = world.monotonic() + self.upstream.times.probe_pause_seconds
+                self._next_start = world.monotonic() + PAUSE_SECONDS
                 probe = self._probe = _Probe(self.upstream, headers)
                 self._asking = self.upstream.tasks.start(self._ask(probe), "era probe")
             # The probe outlives the request that started it, because other requests wait for it too.

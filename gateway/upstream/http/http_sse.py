@@ -31,6 +31,8 @@ from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import UNHEARD, Acceptance, ReplyReader, StreamReply, redirected
 from gateway.upstream.one_stream import Answered, OneStreamChannel, settle
 
+ENDPOINT_SECONDS: Final = 4.0
+"""How long a stream may take to name its endpoint: less than half of timeouts.handshake_seconds."""
 _ENDPOINT_BYTES: Final = 4096
 _POST_REDIRECTS: Final = (307, 308)
 """Redirects after which the same POST is sent again. The first one was not processed."""
@@ -67,7 +69,7 @@ class HttpSseChannel(OneStreamChannel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Open the stream, wait for its endpoint, send `initialize`. Also raises WrongTransport."""
-        where, seconds = self._endpoint.where, self._upstream.times.endpoint_seconds
+        where, seconds = self._endpoint.where, ENDPOINT_SECONDS
         try:
             async with asyncio.timeout(seconds):
                 await self._open_stream(headers)

@@ -23,6 +23,8 @@ from gateway.runtime.arrivals import SMALL_BYTES
 from gateway.upstream.channel import Hearer
 from gateway.upstream.http.http_upstream import HttpUpstream
 
+DRAIN_SECONDS: Final = 1.0
+"""How long a reply may go on that brought the answer or accepted a message; then its connection is closed."""
 REFUSAL_BYTES: Final = 65_536
 UNHEARD: Final = Hearer()
 """For a reply without messages."""
@@ -206,7 +208,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     def answered(self) -> None:
         """The answer is here; the reply should end now, so that its connection can be used again."""
         self._done()
-        self.pending.end_within(self.upstream.times.drain_seconds)
+        self.pending.end_within(DRAIN_SECONDS)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the request."""

@@ -10,8 +10,10 @@ Rule: no I/O and no clock here. The caller reports what happened and sleeps as l
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.upstream.http.http_upstream import StreamTimes
-
+RETRY_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+"""Pauses before a request is resumed again. The number of pauses is the number of failures in a row allowed."""
+SILENCE_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""How long a resumed stream may be silent before it is opened again."""
 MAX_EVENT_IDS: Final = 1024
 """Event ids that are remembered for one request, as hashes: 0.1 MiB at most, however long the server makes them."""
 MAX_EVENT_ID_CHARACTERS: Final = 1024
@@ -28,7 +30,6 @@ def asked_seconds(retry_ms: int | None) -> float:
 class Resumption:
     """The place of one request in its event stream, with the failures to resume it."""
 
-    _times: StreamTimes
     cursor: str | None = None
     """The last event id: the place after everything that was handed over. None if the stream cannot be resumed."""
     place: str = ""
@@ -98,7 +99,7 @@ class Resumption:
         """A stream ended without the result; return the pause before the next GET, or None to give up."""
         self._silences += 1
         # A call that is still wanted may run for as long as it takes.
-        is_enough = self._is_given_up and self._pauses >= len(self._times.retry_seconds)
+        is_enough = self._is_given_up and self._pauses >= len(RETRY_SECONDS)
         return None if is_enough else self._pause(asked_seconds(retry_ms))
 
     def failed(self, *, is_local: bool = False) -> float | None:
@@ -107,16 +108,14 @@ class Resumption:
         A failure with its cause on this host (`is_local`) does not show that the server is gone.
         """
         self._failures += not is_local or self._counts_local or self._is_given_up
-        return None if self._failures > len(self._times.retry_seconds) else self._pause(0.0)
+        return None if self._failures > len(RETRY_SECONDS) else self._pause(0.0)
 
     @property
     def silence_seconds(self) -> float:
         """How long the stream may be silent: longer after each silent stream, short again after an answer."""
-        steps = self._times.silence_seconds
-        return steps[min(self._silences, len(steps) - 1)]
+        return SILENCE_SECONDS[min(self._silences, len(SILENCE_SECONDS) - 1)]
 
     def _pause(self, at_least: float) -> float:
-        pauses = self._times.retry_seconds
-        seconds = pauses[min(self._pauses, len(pauses) - 1)]
+        seconds = RETRY_SECONDS[min(self._pauses, len(RETRY_SECONDS) - 1)]
         self._pauses += 1
         return max(at_least, seconds)

@@ -20,6 +20,10 @@ from gateway.upstream.channel import Headers, Hearer, SideListener
 from gateway.upstream.http.http_session import HttpSession
 from gateway.upstream.http.reply_reader import StreamReply
 
+HEAD_SECONDS: Final = 2.0
+"""How long the handshake waits for the head of the stream. Some servers delay it to an event."""
+REOPEN_SECONDS: Final = (0.0, 0.5, 2.0, 5.0)
+"""Pauses before the stream is opened again."""
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
 _UNKNOWN: Final = 404
@@ -56,7 +60,7 @@ class StandaloneStream(Hearer):
         loop = asyncio.get_running_loop()
         head = self._head = loop.create_future()
         self._session.upstream.tasks.guard(self._get, "side stream")()  # a bug costs the stream, not the session
-        timer = loop.call_later(self._session.upstream.times.side_head_seconds, self._wait_no_more)
+        timer = loop.call_later(HEAD_SECONDS, self._wait_no_more)
         try:
             await head
         finally:
@@ -93,10 +97,9 @@ class StandaloneStream(Hearer):
             return
         lasted = not is_refused and world.monotonic() - self._began > _STABLE_SECONDS
         self._failures = 0 if lasted else self._failures + 1
-        pauses = self._session.upstream.times.reopen_seconds
-        if self._failures < len(pauses):
+        if self._failures < len(REOPEN_SECONDS):
             get = self._session.upstream.tasks.guard(self._get, "side stream")
-            self._next = asyncio.get_running_loop().call_later(pauses[self._failures], get)
+            self._next = asyncio.get_running_loop().call_later(REOPEN_SECONDS[self._failures], get)
         else:
             self.close()
 

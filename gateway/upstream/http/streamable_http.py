@@ -39,6 +39,8 @@ from gateway.upstream.http.standalone_stream import StandaloneStream
 
 _MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
+RESUME_HEAD_SECONDS: Final = 5.0
+"""How long a server may take to answer the GET that resumes a request."""
 _PING_ANSWER_BYTES: Final = 65_536
 MAX_SESSION_ID_CHARACTERS: Final = 4096
 _SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}")
@@ -233,7 +235,7 @@ class StreamableChannel(Channel):
             largest = upstream.client.limits.event_bytes
             reply = ResumedReply(hearer, largest, upstream, unread=_MAY_PASS, request=request, newest=newest)
             try:
-                async with asyncio.timeout(upstream.times.resume_head_seconds) as deadline:
+                async with asyncio.timeout(RESUME_HEAD_SECONDS) as deadline:
                     reply.deadline = deadline
                     _ = await reply.over(self._session.get(request.headers, reply, last_event_id=resumption.place))
             except TimeoutError:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec import structs
 
 from gateway.protocol import mcp
+from gateway.upstream.http import http_sse
 from tests.support.fake_sse import FakeSse, Message, Stream
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import SHORT_TIMES, Client, Stand, eventually, jwt, later
+from tests.support.workbench import Client, Stand, eventually, jwt, later
 
 
 @pytest.fixture
@@ -357,9 +357,12 @@ async def test_what_speaks_neither_says_so(upstream: FakeUpstream, begin: Start)
     assert upstream.words == ["initialize", "GET"] * 2
 
 
-async def test_a_stream_that_names_no_endpoint_does_not_count_as_http_sse(old: FakeSse, begin: Start) -> None:
+async def test_a_stream_that_names_no_endpoint_does_not_count_as_http_sse(
+    old: FakeSse, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old.endpoint = None
-    stand = await auto(begin, old.url, stream_times=structs.replace(SHORT_TIMES, endpoint_seconds=0.1))
+    monkeypatch.setattr(http_sse, "ENDPOINT_SECONDS", 0.1)
+    stand = await auto(begin, old.url)
     reply = await stand.client().call()
     assert "did not name an endpoint" in reply.error["message"]
     await asyncio.wait_for(old.streams[0].closed.wait(), 5)

@@ -13,9 +13,10 @@ from gateway.protocol import sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.upstream.channel import Headers, Hearer
+from gateway.upstream.http import reply_reader
 from gateway.upstream.http.call_reply import CallReply
 from gateway.upstream.http.http_session import HttpSession
-from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES
 from tests.support.fake_carrier import FakeCarrier
 from tests.support.workbench import eventually
@@ -25,15 +26,20 @@ ANSWER = b'{"id":1,"result":{}}'
 OTHER = b'{"method":"ping","id":2}'
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_reader, "DRAIN_SECONDS", 60)
+
+
 class Reading(Hearer):
     """A reply at work, with its hearer and its channel."""
 
-    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
         self.heard: list[bytes] = []
         self.overs = 0
         self.carrier = FakeCarrier()
         client = Mock(arriving=arrivals or Arrivals(1 << 20))
-        upstream = HttpUpstream(client, Mock(), Mock(), StreamTimes(drain_seconds=drain_seconds))
+        upstream = HttpUpstream(client, Mock(), Mock())
         self.session = HttpSession(upstream)
         self.reply = CallReply(
             self,
@@ -172,8 +178,9 @@ async def test_a_message_larger_than_the_limit_ends_the_reply(content_type: byte
     assert reading.is_aborted
 
 
-async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time() -> None:
-    reading = Reading(drain_seconds=0)
+async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_reader, "DRAIN_SECONDS", 0)
+    reading = Reading()
     reading.stream(event(ANSWER), event(OTHER))
     assert (reading.heard, reading.overs) == ([ANSWER], 0)
     await eventually(lambda: reading.is_aborted)

@@ -4,10 +4,16 @@ import tracemalloc
 
 import pytest
 
-from gateway.upstream.http.http_upstream import StreamTimes
+from gateway.upstream.http import resumption as policy
 from gateway.upstream.http.resumption import MAX_EVENT_ID_CHARACTERS, MAX_EVENT_IDS, Resumption, asked_seconds
 
-TIMES = StreamTimes(retry_seconds=(1, 2, 3), silence_seconds=(10, 20, 30))
+
+@pytest.fixture(autouse=True)
+def _pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "RETRY_SECONDS", (1, 2, 3))
+    monkeypatch.setattr(policy, "SILENCE_SECONDS", (10, 20, 30))
+
+
 LONG = "e" * MAX_EVENT_ID_CHARACTERS
 
 ASKED: list[tuple[int | None, float]] = [
@@ -97,7 +103,7 @@ def happens(resumption: Resumption, what: str) -> float | str | None:
 
 
 def resuming(place: str = "e1") -> Resumption:
-    resumption = Resumption(TIMES, place)
+    resumption = Resumption(place)
     resumption.start(place)
     return resumption
 
@@ -114,7 +120,7 @@ def test_a_cut_stream_pauses_for_the_longer_of_both(retry_ms: int, pauses: list[
 
 
 def test_the_longest_event_ids_take_no_more_memory_than_short_ones() -> None:
-    resumption = Resumption(TIMES)
+    resumption = Resumption()
     tracemalloc.start()
     for number in range(3 * MAX_EVENT_IDS):
         assert not resumption.is_repeated(f"{number:0{MAX_EVENT_ID_CHARACTERS}}")
@@ -127,7 +133,7 @@ def test_the_longest_event_ids_take_no_more_memory_than_short_ones() -> None:
 def test_the_cursor_is_the_place_after_what_was_handed_over(
     ids: list[str], repeated: list[bool], cursor: str | None
 ) -> None:
-    resumption = Resumption(TIMES)
+    resumption = Resumption()
     assert [resumption.is_repeated(each) for each in ids] == repeated
     assert resumption.cursor == cursor
 
@@ -151,7 +157,7 @@ def test_the_place_moves_when_the_memory_of_event_ids_is_full() -> None:
 
 
 def test_a_request_that_is_resumed_knows_what_its_first_stream_brought() -> None:
-    resumption = Resumption(TIMES)
+    resumption = Resumption()
     assert not resumption.is_repeated("e1")
     resumption.start("e1")
     assert resumption.is_repeated("e1")

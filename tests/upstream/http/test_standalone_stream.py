@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from unittest.mock import Mock
 
 import pytest
-from msgspec import structs
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_client import Bounds, Client
@@ -15,8 +14,9 @@ from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import SideListener
+from gateway.upstream.http import standalone_stream
 from gateway.upstream.http.http_session import HttpSession
-from gateway.upstream.http.http_upstream import DEFAULT_TIMES, HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, says, stays
@@ -26,18 +26,23 @@ from tests.support.workbench import eventually
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b"data: one\n\n"
 REFUSED = b"HTTP/1.1 409 No\r\nContent-Length: 0\r\n\r\n"
-SHORT = structs.replace(DEFAULT_TIMES, side_head_seconds=20.0, reopen_seconds=(0.0,) * 3)
+HEAD_SECONDS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standalone_stream, "HEAD_SECONDS", HEAD_SECONDS)
+    monkeypatch.setattr(standalone_stream, "REOPEN_SECONDS", (0.0,))
 
 
 class Listening(SideListener):
     """A stream with what its listener heard."""
 
-    def __init__(self, url: str, reopen_seconds: tuple[float, ...], head_seconds: float) -> None:
+    def __init__(self, url: str) -> None:
         self.tasks = Tasks(Mock())
         self.calls = HttpClient(self.tasks)
         self.client = Client(InForce(Bounds(Limits(event_bytes=100), Timeouts())), self.calls)
-        times = structs.replace(SHORT, side_head_seconds=head_seconds, reopen_seconds=reopen_seconds)
-        self.upstream = HttpUpstream(self.client, Endpoint(url, "The server"), self.tasks, times)
+        self.upstream = HttpUpstream(self.client, Endpoint(url, "The server"), self.tasks)
         self.headers = {"A": "b"}
         self.stream: StandaloneStream
         self.words: list[str] = []
@@ -65,7 +70,7 @@ Listen = Callable[..., AbstractAsyncContextManager[tuple[Listening, FakeHttp]]]
 
 
 @pytest.fixture
-async def listen() -> AsyncIterator[Listen]:
+async def listen(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listen]:
     made: list[Listening] = []
 
     @asynccontextmanager
@@ -73,10 +78,12 @@ async def listen() -> AsyncIterator[Listen]:
         script: Script,
         *reopen_seconds: float,
         receive: Callable[[bytes], None] | None = None,
-        head_seconds: float = SHORT.side_head_seconds,
+        head_seconds: float = HEAD_SECONDS,
     ) -> AsyncIterator[tuple[Listening, FakeHttp]]:
         async with FakeHttp(script) as server:
-            it = Listening(server.url, reopen_seconds or SHORT.reopen_seconds, head_seconds)
+            monkeypatch.setattr(standalone_stream, "REOPEN_SECONDS", reopen_seconds or (0.0,) * 3)
+            monkeypatch.setattr(standalone_stream, "HEAD_SECONDS", head_seconds)
+            it = Listening(server.url)
             made.append(it)
             it.receive = receive or it.receive
             await it.open()
@@ -255,7 +262,7 @@ async def post(it: Listening) -> None:
 @pytest.mark.parametrize("idle", [1, 2])
 async def test_a_connection_that_was_closed_meanwhile_costs_one_more_request_but_no_failure(idle: int) -> None:
     async with FakeHttp(closes_when_used_again) as server:
-        it = Listening(server.url, (0.0,), SHORT.side_head_seconds)
+        it = Listening(server.url)
         await asyncio.gather(*(post(it) for _ in range(idle)))
         assert len(it.calls.idle) == idle
         await it.open()
@@ -273,7 +280,7 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         await wire.gone()
 
     async with FakeHttp(script) as server:
-        it = Listening(server.url, (0.0,), SHORT.side_head_seconds)
+        it = Listening(server.url)
         channel = StreamableChannel(it.upstream)
         channel.adopt("s1", "2025-11-25")
         await channel.listen("2025-11-25", {}, SideListener())
@@ -287,7 +294,7 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
 
 
 async def test_a_stream_whose_headers_cannot_be_sent_ends() -> None:
-    it = Listening("http://127.0.0.1:9/mcp", (0.0,), SHORT.side_head_seconds)
+    it = Listening("http://127.0.0.1:9/mcp")
     it.headers = {"A": "b\r\nc"}
     await it.open()
     assert (await it.ended(), it.stream.is_open) == (["none"], False)

@@ -6,11 +6,12 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings, parse
 from gateway.exchange import events as on
@@ -26,20 +27,26 @@ from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
-from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
+from gateway.upstream.http import resumption
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.noted_timers import Timers
 from tests.support.stand import Start
-from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually, later
+from tests.support.workbench import ALL, BACKGROUND, configuration, eventually, later
 
 KEY = PoolKey(b"ada", b'{"name":"x","version":"1"}', json.dumps(ALL).encode(), ())
 INFO = b'{"name":"fake","version":"1"}'
 CALL = b'"gw-dead-1"'
 QUESTION = {"id": 7, "method": "elicitation/create", "params": FORM}
 RESULT = {"id": "gw-dead-1", "result": text("done")}
-PATIENT = structs.replace(SHORT_TIMES, retry_seconds=(0.0,) * 4, silence_seconds=(30.0,))
-"""A failure is tried again at once; a stream may be silent unless a test says otherwise."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure is tried again at once; a stream may be silent unless a test says otherwise."""
+    monkeypatch.setattr(resumption, "RETRY_SECONDS", (0.0,) * 4)
+    monkeypatch.setattr(resumption, "SILENCE_SECONDS", (30.0,))
 
 
 class Ear:
@@ -71,14 +78,13 @@ class Ear:
 class UpstreamSide(Runner):
     """The upstream side of one process without its downstream side: sessions and their pool, over real HTTP."""
 
-    def __init__(self, url: str, times: StreamTimes, **sections: Any) -> None:
+    def __init__(self, url: str, **sections: Any) -> None:
         config = parse(configuration(url, **sections), "test", {})
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
-        self.times = times
         self._calls = HttpClient(self.tasks)
         self.client = Client(InForce(Bounds(config.limits, config.timeouts)), self._calls)
-        upstream = HttpUpstream(self.client, Endpoint(url, config.routes[0].where), self.tasks, times)
+        upstream = HttpUpstream(self.client, Endpoint(url, config.routes[0].where), self.tasks)
         settings = InForce(RouteSettings(config, config.routes[0]))
         self.pool = Pool(settings, lambda: StreamableChannel(upstream), self.metrics, self.tasks)
         self.is_attached = asyncio.Event()
@@ -135,14 +141,17 @@ class UpstreamSide(Runner):
 async def replica(
     upstream: FakeUpstream, times: Mapping[str, Any] | None = None, **sections: Any
 ) -> AsyncIterator[UpstreamSide]:
-    """A process that opened no session; the upstream knows `s0` of another one. `times` replace some of PATIENT."""
+    """A process that opened no session; the upstream knows `s0` of another one. `times` replace fixed ones."""
     upstream.known.add("s0")
     before = asyncio.all_tasks()
-    made = UpstreamSide(upstream.url, structs.replace(PATIENT, **(times or {})), **sections)
-    try:
-        yield made
-    finally:
-        await made.close()
+    made = UpstreamSide(upstream.url, **sections)
+    with ExitStack() as patches:
+        for name, value in (times or {}).items():
+            _ = patches.enter_context(patch(f"gateway.upstream.http.{name}", value))
+        try:
+            yield made
+        finally:
+            await made.close()
     await upstream.close()
     await eventually(lambda: asyncio.all_tasks() <= before, "no task is left")
 
@@ -456,7 +465,9 @@ async def test_an_adoption_waits_for_room_and_does_not_take_an_idle_session(upst
 
 async def test_a_session_that_cannot_be_adopted_in_time_is_dropped_and_not_ended(upstream: FakeUpstream) -> None:
     upstream.on("GET", lambda turn: turn.for_ever())
-    async with replica(upstream, {"side_head_seconds": 30.0}, timeouts={"handshake_seconds": 0.05}) as here:
+    async with replica(
+        upstream, {"standalone_stream.HEAD_SECONDS": 30.0}, timeouts={"handshake_seconds": 0.05}
+    ) as here:
         with pytest.raises(Unreachable):
             await here.adopt()
         assert here.sessions == [0, 0, 0]
@@ -515,7 +526,7 @@ async def test_what_never_passes_loses_the_call_after_some_tries(upstream: FakeU
 
 async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(upstream: FakeUpstream) -> None:
     upstream.on("resume", lambda turn: turn.for_ever())
-    async with adopted(upstream, {"resume_head_seconds": 0.01}) as (here, session):
+    async with adopted(upstream, {"streamable_http.RESUME_HEAD_SECONDS": 0.01}) as (here, session):
         with pytest.raises(CallLost):
             await here.resume(session)
         assert not here.is_attached.is_set()
@@ -524,7 +535,7 @@ async def test_a_server_that_accepts_and_says_nothing_at_all_is_given_up(upstrea
 async def test_the_result_after_an_answer_comes_on_a_second_get_from_the_same_place(upstream: FakeUpstream) -> None:
     # The first two streams are tied to nothing, as server-everything's are; only the answer makes the third.
     upstream.each("resume", saying(end="open"), saying(end="open"), saying(("e2", RESULT)))
-    async with adopted(upstream, {"silence_seconds": (0.02, 30.0)}) as (here, session):
+    async with adopted(upstream, {"resumption.SILENCE_SECONDS": (0.02, 30.0)}) as (here, session):
         resuming = later(here.resume(session))
         await upstream.saw("resume", 2)
         await here.answer(session)
@@ -552,7 +563,7 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
 
     upstream.on("resume", store)
     upstream.on("answer", accept)
-    async with adopted(upstream, {"silence_seconds": (0.01, 30.0)}) as (here, session):
+    async with adopted(upstream, {"resumption.SILENCE_SECONDS": (0.01, 30.0)}) as (here, session):
         resuming = later(here.resume(session))
         await here.is_attached.wait()
         answering = later(here.answer(session))
@@ -566,7 +577,7 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
 async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(upstream: FakeUpstream) -> None:
     silent = saying(("e2", progress(1)), end="open")
     upstream.each("resume", *[silent] * 12, saying(("e2", progress(1)), ("e3", RESULT)))
-    async with adopted(upstream, {"silence_seconds": (0.01, 0.01)}) as (here, session):
+    async with adopted(upstream, {"resumption.SILENCE_SECONDS": (0.01, 0.01)}) as (here, session):
         await here.resume(session)
         assert (here.ear.progress, here.ear.text) == ([1], "done")
         assert cursors(upstream) == ["e1"] * 13
@@ -574,7 +585,7 @@ async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(upstream:
 
 async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again(upstream: FakeUpstream) -> None:
     upstream.on("resume", saying(("e2", RESULT), end="open"))
-    async with adopted(upstream, {"silence_seconds": (0.03,)}) as (here, session):
+    async with adopted(upstream, {"resumption.SILENCE_SECONDS": (0.03,)}) as (here, session):
         await here.resume(session)
         (seen,) = upstream.of("resume")
         await seen.cut.wait()
@@ -659,7 +670,7 @@ async def test_only_a_call_that_another_process_may_still_hold_is_lost_by_faults
             with pytest.raises(CallLost, match=r"cannot be reached .* may have had effects") as caught:
                 await here.resume(session)
             assert type(caught.value) is CallLost
-            assert lacks_descriptors == 40 - 1 - len(PATIENT.retry_seconds)
+            assert lacks_descriptors == 40 - 1 - len(resumption.RETRY_SECONDS)
         else:
             await here.resume(session)
             assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 3)
@@ -669,7 +680,7 @@ async def test_only_a_call_that_another_process_may_still_hold_is_lost_by_faults
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "pausing"])
 async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstream, *, reads: bool) -> None:
     upstream.on("resume", saying(end="open") if reads else refusing(409))
-    async with adopted(upstream, {"retry_seconds": (30.0,)}) as (here, session):
+    async with adopted(upstream, {"resumption.RETRY_SECONDS": (30.0,)}) as (here, session):
         resuming = later(here.resume(session))
         (seen,) = await upstream.saw("resume")
         await eventually(
@@ -694,7 +705,7 @@ async def test_pauses_grow_until_something_new_is_heard(
 ) -> None:
     new = saying(("e2", progress(1)))
     upstream.each("resume", saying(), saying(), new, new, refusing(409), saying(), new, new, saying(("e3", RESULT)))
-    async with adopted(upstream, {"retry_seconds": (1, 2, 3)}) as (here, session):
+    async with adopted(upstream, {"resumption.RETRY_SECONDS": (1, 2, 3)}) as (here, session):
         with pauses(monkeypatch) as waited:
             await here.resume(session)
         assert waited == [1, 2, 1, 2, 3, 3, 3, 3]
@@ -704,6 +715,6 @@ async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream, timers
     upstream.on("resume", saying(("e2", progress(1)), ("e3", progress(2)), ("e4", RESULT)))
     async with adopted(upstream) as (here, session):
         await here.resume(session)
-        deadlines = [timer.cancelled() for timer in timers.of(here.times.silence_seconds[0])]
+        deadlines = [timer.cancelled() for timer in timers.of(resumption.SILENCE_SECONDS[0])]
         assert deadlines == [True] * len(deadlines)
         assert len(deadlines) > 3, "it began anew with each message"

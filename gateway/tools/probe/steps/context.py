@@ -19,7 +19,6 @@ from gateway.telemetry.redaction import Secrets
 from gateway.tools.probe.report.findings import Check, Server, State
 from gateway.tools.probe.report.text import TextReport
 from gateway.upstream.channel import Headers
-from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
 _SCHEME: Final = re.compile(r"(?:bearer|basic) +(?P<token>\S+)", re.IGNORECASE)
 
@@ -34,7 +33,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     """The headers that the gateway would send upstream."""
     tls: ssl.SSLContext | None = None
     """None: trust the system's authorities."""
-    stream_times: StreamTimes = DEFAULT_TIMES
 
     @property
     def secrets(self) -> list[str]:
