@@ -212,12 +212,10 @@ def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -
         return "state.keys is empty: this key is lost when the process ends, together with every held call."
     rings = {name: [key.id for key in part.keys] for name, part in parts.items() if part.keys}
     sealing = dict.fromkeys(ring[0] for ring in rings.values())
-    keys = dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))
+    keys = [*dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))]
     silent = _names([each.id for each in processes if each.state in ("silent", "refused", "stalled")])
-    mine = next(iter(sealing))
-    unknown = (
-        f"; {silent} did not tell any keys, and may lack {mine}, or {own.replica} one of theirs" if silent else ""
-    )
+    lack = f"may lack {keys[0]}, or {own.replica} one of theirs"
+    unknown = f"; {silent} did not tell any keys, and {lack}" if silent else ""
     if len(keys) == 1:
         return f"One key at {_names([*rings])}: no rotation is under way there{unknown}."
     lacking = {key: _names([name for name in rings if key not in rings[name]]) for key in keys}
