@@ -118,16 +118,12 @@ class RequestBody(msgspec.Struct, eq=False):
             if self.is_complete:
                 return b""
             self.waiter = asyncio.Future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
+            await self.waiter
         return self.read_now()
 
     def _wake(self) -> None:
-        waiter = self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 ALL_READ: Final = RequestBody(is_complete=True)
