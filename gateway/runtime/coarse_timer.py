@@ -8,6 +8,7 @@ cost one dict operation, and the timer looks only at the oldest entries, when th
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import takewhile
 from math import inf
 from typing import Final
 from weakref import ref
@@ -111,15 +112,10 @@ class CoarseTimer:
         self._waiting.pop(key, None)
 
     def _ring(self, now: float) -> float | None:
-        due = []
-        for key, (deadline, callback, args) in self._waiting.items():
-            if deadline > now:
-                break
-            due.append((key, partial(callback, *args)))
-        for key, callback in due:
+        for key in list(takewhile(lambda key: self._waiting[key][0] <= now, self._waiting)):
             # An earlier callback may have disarmed or restarted it.
-            entry = self._waiting.get(key)
-            if entry is not None and entry[0] <= now:
-                del self._waiting[key]
-                self._tasks.guard(callback, f"alarm {self._name}")()
+            due = self.deadline(key)
+            if due is not None and due <= now:
+                _, callback, args = self._waiting.pop(key)
+                self._tasks.guard(partial(callback, *args), f"alarm {self._name}")()
         return next((deadline for deadline, *_ in self._waiting.values()), None)
