@@ -49,6 +49,8 @@ class Parser(msgspec.Struct, eq=False, gc=False):
     max_bytes: int
     retry_ms: int | None = None
     """How long the stream asks clients to wait before they reconnect."""
+    unfinished_bytes: int = 0
+    """The size of what was read and is not part of an event yet."""
     _is_begun: bool = False
     """Whether the beginning of the stream was read, so that no byte order mark can come any more."""
     _after_cr: bool = False
@@ -60,15 +62,10 @@ class Parser(msgspec.Struct, eq=False, gc=False):
     _id: str | None = None
     _event: str = ""
 
-    @property
-    def unfinished_bytes(self) -> int:
-        """The size of what was read and is not part of an event yet."""
-        return self._size + len(self._unfinished)
-
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
         # Most parts of a stream are one plain event each.
-        if not (self._size or self._unfinished) and len(chunk) <= self.max_bytes:
+        if not self.unfinished_bytes and len(chunk) <= self.max_bytes:
             only = only_event(chunk)
             if only is not None:
                 self._is_begun, self._after_cr = True, False
@@ -76,7 +73,7 @@ class Parser(msgspec.Struct, eq=False, gc=False):
         if not self._is_begun:
             chunk = b"".join((self._unfinished, chunk))
             if len(chunk) < len(BOM) and BOM.startswith(chunk):  # it is not clear yet whether there is one
-                self._unfinished = chunk
+                self._unfinished, self.unfinished_bytes = chunk, len(chunk)
                 return []
             self._unfinished = b""
             self._is_begun = True
@@ -93,11 +90,13 @@ class Parser(msgspec.Struct, eq=False, gc=False):
         if not end:
             self._unfinished = self._unfinished or bytearray()
             self._unfinished += chunk
+            self.unfinished_bytes = self._size + len(self._unfinished)
             self._check(self.unfinished_bytes)
             return []
         lines = b"".join((self._unfinished, chunk[:end])) if self._unfinished else chunk[:end]
         self._unfinished = bytearray(chunk[end:])
         events = self._read(lines)
+        self.unfinished_bytes = self._size + len(self._unfinished)
         # Without the last line end, as `_read` measures an event that is complete.
         self._check(self.unfinished_bytes if self._unfinished else self._size - 1)
         return events
