@@ -34,14 +34,18 @@ def without_keep_alive(upstream: FakeUpstream) -> None:
 
 @pytest.mark.usefixtures("without_keep_alive")
 async def test_answers_to_an_upstream_that_cannot_be_reached_may_be_given_again(
-    upstream: FakeUpstream, stand: Stand, client: Client
+    upstream: FakeUpstream, stand: Stand, client: Client, log_lines: Lines
 ) -> None:
     upstream.tool(ask_action)
     asked = await client.call()
     async with upstream.refusing_connections():
-        for _ in range(2):
-            assert (await client.answer(asked)).outcome == (200, -32603, "upstream_unreachable")
+        for number in (1, 2):
+            refused = await client.answer(asked)
+            assert refused.outcome == (200, -32603, "upstream_unreachable")
             assert stand.held == 1
+            lines = log_lines("upstream.failed")
+            assert len(lines) == number
+            assert lines[-1]["request_id"] == refused.error["data"]["requestId"]
     assert (await client.answer(asked)).text == "accept"
     assert len(upstream.of("answer")) == 1, "the answer reached the upstream once"
     assert len(upstream.of("tools/call")) == 1
