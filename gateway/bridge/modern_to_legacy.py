@@ -5,6 +5,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.bridge.call_context import ClientCall, Context
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp, tool_list
@@ -66,7 +67,7 @@ def modern_event(context: Context, event: on.Event) -> on.Event:
             return event
 
 
-def modern_notification(event: on.Progressed | on.Logged, leg: on.Leg) -> bytes | None:
+def modern_notification(event: on.Progressed | on.Logged, leg: ResponseQueue) -> bytes | None:
     """The notification as the client of a leg gets it; None if it did not ask for any like this."""
     if isinstance(event, on.Progressed):
         token = leg.progress_token

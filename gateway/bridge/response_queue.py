@@ -26,8 +26,11 @@ class ResponseQueue(Outbox, Leg):
         progress_token: Raw | None = None,
         log_level: str | None = None,
     ) -> None:
-        Outbox.__init__(self, silence)
-        Leg.__init__(self, id_, progress_token, log_level)
+        super().__init__(silence)
+        self.id, self.progress_token = id_, progress_token
+        """JSON."""
+        self.log_level = log_level
+        """The least severe one that the client wants, None for no messages."""
         self.request_id = request_id
         """The id of the HTTP request that waits."""
         self.span = span

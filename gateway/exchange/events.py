@@ -11,11 +11,7 @@ from gateway.protocol.jsonrpc import Error
 class Leg:
     """One downstream request of the exchange; compared by identity."""
 
-    def __init__(self, id_: Raw, progress_token: Raw | None = None, log_level: str | None = None) -> None:
-        """`id_` and `progress_token` are JSON. `log_level` is the least severe one it wants, None for no messages."""
-        self.id = id_
-        self.progress_token = progress_token
-        self.log_level = log_level
+    __slots__ = ()
 
 
 class Event(msgspec.Struct, frozen=True, eq=False):

@@ -142,22 +142,21 @@ class _LinkedCall(MirroredCall, Leg):
     """One call of the session, which is the leg that waits for it, too: it ends with the link."""
 
     def __init__(self, backend: MirrorBackend, rounds: Rounds) -> None:
-        self._backend = backend
-        Leg.__init__(self, Raw(rounds.request.id))
-        MirroredCall.__init__(self, rounds, backend.server, Policy())
+        self._backend, self._id = backend, rounds.request.id
+        super().__init__(rounds, backend.server, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         backend = self._backend
         for question in questions:
             id_ = b"%d" % next(backend.ids)
             backend.nested[id_] = self, question.key
-            backend.link.send(question.nested(id_), bytes(self.id))
+            backend.link.send(question.nested(id_), self._id)
 
     def notify(self, message: bytes) -> None:
-        self._backend.link.send(message, bytes(self.id))
+        self._backend.link.send(message, self._id)
 
     def finish(self, final: FinalMessage) -> None:
-        link, id_ = self._backend.link, bytes(self.id)
+        link, id_ = self._backend.link, self._id
         if final.cause is not None:
             link.refuse(id_, final.cause)
         elif final.body:
@@ -174,7 +173,7 @@ class _LinkedCall(MirroredCall, Leg):
 
     def _ended(self) -> None:
         backend = self._backend
-        backend.calls.pop(bytes(self.id), None)
+        backend.calls.pop(self._id, None)
         for id_ in [id_ for id_, (call, _) in backend.nested.items() if call is self]:
             del backend.nested[id_]
 

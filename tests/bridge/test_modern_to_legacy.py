@@ -2,14 +2,17 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from msgspec import Raw
 
 from gateway.bridge.modern_to_legacy import modern_notification
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import events as on
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, asks, gives_up, text
-from tests.support.playbook import leg, raw
+from tests.support.playbook import raw
 from tests.support.schema import assert_modern_message
 from tests.support.stand import Start
 from tests.support.workbench import ALL, Client, Stand, eventually
@@ -89,7 +92,7 @@ async def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token
 )
 def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level: str, *, sent: bool) -> None:
     event = on.Logged(level, raw({"level": level, "data": "x"}))
-    message = modern_notification(event, leg(1, level=wanted))
+    message = modern_notification(event, ResponseQueue(Raw(b"1"), Mock(), log_level=wanted))
     assert (message is not None) == sent
     if message is not None:
         assert assert_modern_message(message)["params"] == {"level": level, "data": "x"}

@@ -44,7 +44,6 @@ from tests.support.playbook import (
     broken,
     detached,
     error,
-    leg,
     opened,
     parked,
     raw,
@@ -58,7 +57,7 @@ from tests.support.playbook import (
 )
 from tests.support.schema import assert_modern_result
 
-FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
+FIRST, SECOND, THIRD, FOURTH = on.Leg(), on.Leg(), on.Leg(), on.Leg()
 EVENTS = [event for event in on.Event.__subclasses__() if event is not on.Notice]
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")

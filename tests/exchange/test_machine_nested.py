@@ -11,9 +11,9 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.machine import Policy, Snapshot, State
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidState, Stopping
-from tests.support.playbook import ACCEPT, FORM, LOST, RESULT, Playbook, leg, opened, raw
+from tests.support.playbook import ACCEPT, FORM, LOST, RESULT, Playbook, opened, raw
 
-FIRST, SECOND = leg(1), leg(2)
+FIRST, SECOND = on.Leg(), on.Leg()
 A, B = (input_requests.Question(key, mcp.ELICIT, None, params=bytes(raw(FORM))) for key in "ab")
 RELEASED = do.ReleaseSession(clean=True)
 DROPPED = do.ReleaseSession(clean=False)

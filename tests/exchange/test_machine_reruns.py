@@ -31,7 +31,6 @@ from tests.support.playbook import (
     attributes,
     broken,
     detached,
-    leg,
     parked,
     raw,
     referred,
@@ -42,7 +41,7 @@ from tests.support.playbook import (
     waiting,
 )
 
-FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
+FIRST, SECOND, THIRD, FOURTH = on.Leg(), on.Leg(), on.Leg(), on.Leg()
 LEGS = (FIRST, SECOND, THIRD, FOURTH)
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")

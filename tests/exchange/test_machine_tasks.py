@@ -24,7 +24,6 @@ from tests.support.playbook import (
     asked,
     detached,
     error,
-    leg,
     owned,
     parked,
     raw,
@@ -34,7 +33,7 @@ from tests.support.playbook import (
     waiting,
 )
 
-FIRST, SECOND, THIRD = leg(1), leg(2), leg(3)
+FIRST, SECOND, THIRD = on.Leg(), on.Leg(), on.Leg()
 CALL_CANCELLED = do.CancelCall("the client cancelled its task")
 RELEASED = do.ReleaseSession(clean=False)
 

@@ -102,6 +102,7 @@ class World:
         given = {key: random.choice([ACCEPT, SAMPLED]) for key in hints}
         self.declared, self.policy = declared, policy
         self.exchange = Exchange(declared, policy, given)
+        self.legs: list[on.Leg] = []
         self.waiting: set[on.Leg] = set()
         self.done: set[on.Leg] = set()
         self.armed: set[Timer] = set()
@@ -130,8 +131,8 @@ class World:
         self.take(on.Called(self.leg()))
 
     def leg(self) -> on.Leg:
-        number = len(self.waiting) + len(self.done) + 1
-        leg = on.Leg(raw(number), raw(f"t{number}"), "info" if number % 2 else None)
+        leg = on.Leg()
+        self.legs.append(leg)
         self.waiting.add(leg)
         return leg
 
@@ -258,7 +259,7 @@ class World:
                     self.ledger.setdefault(inputs.question_digest(question), set()).add(bytes(answer))
 
     def leave(self) -> None:
-        leg = self.random.choice(sorted(self.waiting | self.done, key=lambda leg: int(bytes(leg.id))))
+        leg = self.random.choice(self.legs)
         self.finish({leg} & self.waiting)
         self.take(on.Left(leg))
 

@@ -15,12 +15,12 @@ from gateway.protocol.errors import CallLost
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, pack_record
 from tests.seal.test_request_state import ENVELOPE, WHERE
-from tests.support.playbook import ACCEPT, DECLINE, FORM, LOST, Playbook, answered, leg, raw, url
+from tests.support.playbook import ACCEPT, DECLINE, FORM, LOST, Playbook, answered, raw, url
 
 FORMED = Question("elicitation-1", mcp.ELICIT, b"0", params=bytes(raw(FORM)))
 URL = Question("elicitation-1", mcp.ELICIT, None, params=bytes(raw(url())))
 RECORD = (Recorded("elicitation-2", b"d" * 16, 1, bytes(ACCEPT)),)
-LEG = leg(1)
+LEG = on.Leg()
 
 
 def sealed(state: State, question: Question) -> Envelope:

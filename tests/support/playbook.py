@@ -40,10 +40,6 @@ def raw(value: Any) -> Raw:
     return Raw(msgspec.json.encode(value))
 
 
-def leg(id_: Any = 1, *, token: Any = None, level: str | None = None) -> on.Leg:
-    return on.Leg(raw(id_), None if token is None else raw(token), level)
-
-
 def asked(id_: Any, *, title: str | None = None, **params: Any) -> on.Nested:
     """A nested form elicitation."""
     schema = FORM["requestedSchema"] | ({} if title is None else {"title": title})  # type: ignore[operator]

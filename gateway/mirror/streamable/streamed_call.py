@@ -11,7 +11,6 @@ import asyncio
 from contextlib import suppress
 from typing import Any, Final
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
@@ -67,9 +66,8 @@ class Shared:
 class CallStream(Outbox, Leg):
     """A reply on which a client waits for its call."""
 
-    def __init__(self, id_: bytes, reply: ReplyWriter, live: LiveRoute) -> None:
-        Outbox.__init__(self, live.deadlines.silence)
-        Leg.__init__(self, Raw(id_))
+    def __init__(self, reply: ReplyWriter, live: LiveRoute) -> None:
+        super().__init__(live.deadlines.silence)
         self.reply = reply
 
     def notify(self, message: bytes) -> None:
@@ -279,7 +277,7 @@ class StreamedCall(MirroredCall):
         if after is not None:
             await at.reply.start()
         self.report.request_id, at.incoming.exchange_id = at.incoming.request_id, self.id
-        leg = CallStream(self._rounds.request.id, at.reply, self.live)
+        leg = CallStream(at.reply, self.live)
         missed = [events for number, events in self._asked if number > (after or 0)]
         if after is not None and not missed and self._exchange.calling:
             # No event has told it of a step while it was away: another replica would take the step again.
