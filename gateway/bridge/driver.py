@@ -17,7 +17,6 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
 from gateway.exchange.machine import (
-    ASKING,
     DETACHED,
     ENDED,
     FINISHED,
@@ -26,8 +25,8 @@ from gateway.exchange.machine import (
     PARKED,
     REFERRED,
     RESTORED,
-    RUNNING,
     SETTLED,
+    WAITING,
     Exchange,
     Policy,
     State,
@@ -53,15 +52,13 @@ from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Listener, PoolKey
 from gateway.sessions.pool.authorisation import authorise
-from gateway.telemetry import OTHER, Ending, Outcome, Step
+from gateway.telemetry import ASKED, OTHER, Ending, Outcome, Step
 from gateway.telemetry.process_status import CallStatus, Fate
 from gateway.upstream.channel import Headers
 
 NewCall = Callable[[Context, Listener], UpstreamCall]
-_ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
-_WAITING: Final = (RUNNING, ASKING)
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
     GRACE: on.GracePassed(),
@@ -334,7 +331,7 @@ class Driver(Engine):
             return False
         exchange, begun = self._exchange, self._takeover
         # Only while a client waits: of two replicas whose clients have left, each would leave the call to the other.
-        is_answered = exchange.round == round_ and exchange.state in _WAITING
+        is_answered = exchange.round == round_ and exchange.state in WAITING
         is_of_another = begun is not None and (begun.cold is None or begun.cold.is_taken_over)
         return exchange.round > round_ or is_answered or is_of_another
 
@@ -510,10 +507,10 @@ class Driver(Engine):
                 self._weight.release()
                 call.end()
                 self._lot.keep(self)
-        if before in HELD or after not in _WAITING:
+        if before in HELD or after not in WAITING:
             # Not as soon as a question comes: those of a round are weighed together, when their quiet window ends.
             self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
-        if self._takeover is not None and after in _WAITING and not call.is_started:
+        if self._takeover is not None and after in WAITING and not call.is_started:
             call.start_resuming(self._pick_up(self._takeover))
 
     def _arm_again(self, arm: do.Arm) -> None:
@@ -558,7 +555,7 @@ class Driver(Engine):
             self._feed(on.Stopped(exc))
             self._feed(on.Expired())  # the legs have the error, so it is not kept
         else:
-            self._end(ask.legs, body, _ASKED if ask.questions else _STATE_ONLY)
+            self._end(ask.legs, body, ASKED if ask.questions else _STATE_ONLY)
 
     # -- the legs -------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,9 @@ from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import OF_NO_REQUEST, Call, Listener, Runner
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, Outcome, Step
+from gateway.telemetry import GIVEN_UP, Step
 from gateway.upstream.channel import Headers
 
-_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
 _MAX_UNSENT: Final = 256
@@ -493,7 +492,7 @@ class UpstreamCall(Runner, ABC):
 
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""
-        self._context.end_call_span(_GIVEN_UP)
+        self._context.end_call_span(GIVEN_UP)
         self.end_kept()
         session, self._session, self._left = self._session, None, None
         if session is None:

@@ -16,7 +16,7 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.draining import Draining
 from gateway.downstream.access_log import access
 from gateway.downstream.legs import Legs
-from gateway.downstream.round import LEFT, Round, count, new_round
+from gateway.downstream.round import Round, count, new_round
 from gateway.http.incoming import Caller, client_address, received
 from gateway.http.known_call import KnownCall
 from gateway.http.reply import Challenge, HttpReply
@@ -32,7 +32,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, bodies
+from gateway.telemetry import GIVEN_UP, Ending, bodies
 from gateway.upstream.channel import Headers
 
 
@@ -100,7 +100,7 @@ class DirectCall(PlainCall, eq=False, kw_only=True):
         """The client has closed its connection."""
         self.calls.let_go(self)
         self.abandon()
-        count(self.asked, self.started, LEFT)
+        count(self.asked, self.started, GIVEN_UP)
 
 
 @dataclass(slots=True, eq=False)

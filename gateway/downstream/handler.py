@@ -18,7 +18,7 @@ from gateway.downstream.direct_calls import DirectCalls
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import placed
 from gateway.downstream.rejections import reject
-from gateway.downstream.round import LEFT, Round, new_round
+from gateway.downstream.round import Round, new_round
 from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import is_ours
 from gateway.http.incoming import Caller, Incoming, received
@@ -42,7 +42,7 @@ from gateway.protocol.errors import (
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.seal.keyring import IN_JSON
-from gateway.telemetry import OTHER_ERROR, Direction, Ending, Outcome, bodies
+from gateway.telemetry import GIVEN_UP, OTHER_ERROR, Direction, Ending, Outcome, bodies
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 
@@ -202,7 +202,7 @@ class RequestHandler:
             serving = self._serve_round(new_round(incoming, request, reply, live, caller, started))
         except BaseException as exc:
             if incoming.span is not None:  # the request is refused, or left, before its round begins
-                incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
+                incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else GIVEN_UP)
             raise
         del request  # the round has it, and drops it when it needs no more of it
         return await serving
@@ -222,7 +222,7 @@ class RequestHandler:
                     response = found
             ending = response.ending
         except asyncio.CancelledError:
-            ending = LEFT
+            ending = GIVEN_UP
             raise
         except GatewayError as exc:
             ending = ending_of(exc)

@@ -20,12 +20,10 @@ from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.seal import sep_1655_items
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import Ending, Outcome, with_context
+from gateway.telemetry import Ending, with_context
 from gateway.telemetry.process_status import CallStatus
 from gateway.upstream.channel import NO_HEADERS, Headers
 
-LEFT: Final = Ending(Outcome.CANCELLED)
-"""How a round ends whose client left."""
 SESSION_ITEM: Final = "mrtr-gateway/upstream-session"
 
 

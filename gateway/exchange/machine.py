@@ -724,9 +724,9 @@ def _unrecorded() -> CallLost:
 
 Handler = Callable[[Exchange, Any], Commands]
 
-_WAITING: Final = (RUNNING, ASKING)
+WAITING: Final = (RUNNING, ASKING)
 _LEFT: Final = (PARKED, DETACHED)
-_CALLING: Final = (*_WAITING, *_LEFT)
+_CALLING: Final = (*WAITING, *_LEFT)
 _STREAMED: Final = (OPEN, AWAY)
 _BETWEEN: Final = (REFERRED, BROKEN)
 _TASK: Final = (OWNED, SETTLED)
@@ -737,7 +737,7 @@ _X = Exchange
 _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Called, (IDLE,), _X._call),
     # the client
-    (on.Answered, (*_WAITING, DETACHED), _X._join),
+    (on.Answered, (*WAITING, DETACHED), _X._join),
     (on.Answered, (PARKED, RESTORED, BROKEN), _X._answer),
     (on.Answered, (REFERRED,), _X._answer_referred),
     (on.Answered, _OVER, _X._collect),
@@ -774,7 +774,7 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Stopped, _TASK, _X._drop),
     (on.Stopped, _OVER, _X._late),
     # the end of this process
-    (on.HandedOver, _WAITING, _X._hand_over),
+    (on.HandedOver, WAITING, _X._hand_over),
     (on.LetGo, (*_CALLING, RESTORED, *_BETWEEN), _X._let_go),
     # late but harmless: a timer that fired while its cause was handled, or a message after the end
     (on.Nested, (SETTLED, *_AFTER), _X._late_question),

@@ -1,7 +1,5 @@
 """Reports how one mirrored call goes, in metrics or in the log."""
 
-from typing import Final
-
 from gateway import world
 from gateway.bridge.call_context import Spoken
 from gateway.exchange import commands as do
@@ -10,10 +8,8 @@ from gateway.http.upstream_headers import own_headers
 from gateway.mirror.call_rounds import Rounds
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
-from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span
+from gateway.telemetry import ASKED, COMPLETE, Ending, Operation, Outcome, Span
 from gateway.upstream.channel import NO_HEADERS, Headers
-
-_ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 
 
 class CallReport:
@@ -43,7 +39,7 @@ class CallReport:
 
     def asked(self) -> None:
         """The client is asked, or asked again."""
-        self._end_round(_ASKED)
+        self._end_round(ASKED)
         self._asked_at = world.monotonic()
 
     def count(self, count: do.Count) -> None:
@@ -53,7 +49,7 @@ class CallReport:
 
     def sending(self) -> Headers:
         """A round goes upstream; returns its trace context."""
-        self._end_round(_ASKED)  # it asked for nothing but to be called again
+        self._end_round(ASKED)  # it asked for nothing but to be called again
         if self._span is None:
             return NO_HEADERS
         request, route = self._request, self._live.route

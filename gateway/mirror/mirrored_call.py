@@ -24,10 +24,10 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.routes.deadlines import TASK_AGAIN_SECONDS
 from gateway.runtime.tasks import telling
-from gateway.telemetry import Ending, Outcome
+from gateway.telemetry import GIVEN_UP
 from gateway.upstream.channel import NO_HEADERS, Headers, Hearer
 
-_LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
+_LET_GO: Final = FinalMessage(b"", ending=GIVEN_UP)
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
 
 
@@ -89,7 +89,7 @@ class MirroredCall(Engine, Hearer):
         self._release()
         if self._work is not None and self._work is not asyncio.current_task():
             _ = self._work.cancel()
-        self.report.finished(Ending(Outcome.CANCELLED), cause=reason)
+        self.report.finished(GIVEN_UP, cause=reason)
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
         """See `Engine`."""

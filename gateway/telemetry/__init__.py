@@ -3,7 +3,9 @@
 from gateway.telemetry.body_log import Direction, bodies
 from gateway.telemetry.log import Event, LineLimit, configure_logging, get_logger
 from gateway.telemetry.metrics.labels import (
+    ASKED,
     COMPLETE,
+    GIVEN_UP,
     OTHER,
     OTHER_ERROR,
     TOOL_FAILED,

@@ -30,11 +30,10 @@ from gateway.plugins.sep_1442.vocabulary import Declared, InvalidSession
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.keyring import PREFIX
+from gateway.seal.keyring import IN_JSON
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _KEY: Final = vocabulary.VERSION.encode()
-_SEALED: Final = f'"{PREFIX}.'.encode()
 _NOBODY: Final = Profile(mcp.LEGACY, b"{}", b"{}")
 
 
@@ -53,7 +52,7 @@ class Stateless:
         if self._shared.owns(incoming):
             return True
         body = incoming.body
-        if _KEY not in body and _SEALED not in body and b"\\" not in body:
+        if _KEY not in body and IN_JSON not in body and b"\\" not in body:
             return False  # without an escape, both can only be written as they are
         try:
             message = jsonrpc.message(body)

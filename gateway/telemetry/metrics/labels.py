@@ -25,6 +25,9 @@ class Ending(NamedTuple):
 
 
 COMPLETE: Final = Ending(Outcome.COMPLETE)
+ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
+GIVEN_UP: Final = Ending(Outcome.CANCELLED)
+"""Also of a round whose client left."""
 TOOL_ERROR: Final = "tool_error"
 """The `error.type` of a tool result with `isError` (OpenTelemetry's conventions for MCP)."""
 TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
