@@ -27,6 +27,7 @@ from tests.support.logs import Lines
 from tests.support.paper_client import PaperClient
 from tests.support.replicas import STALLED, TWICE, Cluster, drop, facing, orphan
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.task_client import TaskClient
 from tests.support.workbench import Stand, eventually
 from tests.tasks.test_live_task import TaskServer
@@ -345,6 +346,7 @@ async def test_a_mirrored_call_whose_replica_died(log_lines: Lines, cluster: Clu
         assert (line["reason"], "gw-1 ended" in line["cause"]) == ("owner_lost", True)
         (lost,) = log_lines("peer.failed")
         assert (lost["reason"], lost["cause"], lost["request_id"]) == ("owner_lost", line["cause"], "mine")
+        assert [error.kind for error in (await told(two)).errors] == ["owner_lost"]
 
 
 async def test_a_retry_of_which_nothing_was_run(

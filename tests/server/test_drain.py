@@ -110,6 +110,7 @@ async def test_requests_that_no_call_of_the_gateway_serves_are_counted_when_they
     (line,) = log_lines("server.parted")
     assert (line["level"], line["let_go"], line["cancelled"], line["cut"]) == ("warning", 0, 0, 1)
     await stand.gateway.close()
+    assert [line["lost"] for line in log_lines("server.stopped")] == [0], "the drain has told it"
     _ = await asyncio.gather(running, return_exceptions=True)
     (finished,) = (each for each in log_lines("request.finished") if each["target"] == "tool")
     assert (finished["outcome"], finished["status"], finished["reason"]) == ("error", 200, "stopping")

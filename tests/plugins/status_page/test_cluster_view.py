@@ -196,7 +196,7 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
     assert (await seen(one, "?replica=gw-2")).covers == "cluster"
 
 
-async def test_a_wrong_address_is_told_on_every_page(cluster: Cluster) -> None:
+async def test_a_wrong_address_is_told_on_every_page(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
     files = {"gw-2": {**cluster.peers, "gw-3": f"127.0.0.1:{free_port()}"}, "gw-3": cluster.peers}
     files["gw-1"] = {**cluster.peers, "gw-2": cluster.peers["gw-3"], "gw-3": "gw-3.invalid:1"}
@@ -209,10 +209,17 @@ async def test_a_wrong_address_is_told_on_every_page(cluster: Cluster) -> None:
     assert there.text == f"gw-2 did not reach gw-3 at {files['gw-2']['gw-3']} (dead) within the last 10 minutes"
     assert there.text in (await fetch(three, "/status"))[1]
     assert peer(await seen(three, "?replica=gw-2"), "gw-3").state == "dead"
-    assert missing(await seen(one)) == [
+    status = await seen(one)
+    assert states(status) == {"gw-1": "ready", "gw-2": "stalled", "gw-3": "silent"}
+    assert missing(status) == [
         ("gw-2", "Its answer was not a status (is its address in replica.peers that of another one?)"),
         ("gw-3", "It cannot be reached from gw-1 (its name in replica.peers does not resolve)"),
     ]
+    later_on = world.monotonic() + 601
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "monotonic", lambda: later_on)
+        assert "gw-2 did not reach" not in str((await seen(three)).notices), "it may be back for long"
+    assert "gw-2 did not reach" in str((await seen(three)).notices)
     two.gateway.config.replica.peers["gw-3"] = cluster.peers["gw-3"]
     _ = await seen(two)
     assert "gw-2 did not reach" not in str((await seen(three)).notices)
