@@ -138,8 +138,14 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
             )
             for tag, same in callers.items()
         ),
-        # Each worker asks for itself: the last answer is that which any of them got.
-        peers=tuple(min(peers[each.id], key=_silence) for each in own.peers),
+        # Each worker asks for itself: what any of them found last counts, and the last answer that any of them got.
+        peers=tuple(
+            replace(
+                min(peers[each.id], key=lambda peer: _age(peer.found_seconds_ago)),
+                last_answer_seconds_ago=min((peer.last_answer_seconds_ago for peer in peers[each.id]), key=_age),
+            )
+            for each in own.peers
+        ),
         addresses=dict(sum((Counter(part.addresses) for part in parts.values()), Counter()).most_common(MOST_CLIENTS)),
         running=tuple(call for part in parts.values() for call in part.running),
         running_total=sum(part.running_total for part in parts.values()),
@@ -155,8 +161,8 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     )
 
 
-def _silence(peer: PeerStatus) -> float:
-    return inf if peer.last_answer_seconds_ago is None else peer.last_answer_seconds_ago
+def _age(seconds_ago: float | None) -> float:
+    return inf if seconds_ago is None else seconds_ago
 
 
 def _unreached(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
@@ -168,7 +174,7 @@ def _unreached(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
             for peer in part.peers
             if peer.state not in ("answered", "not asked")
             and peer.id in parts
-            and (peer.found_seconds_ago or 0.0) < min(parts[peer.id].uptime_seconds, 600.0)
+            and _age(peer.found_seconds_ago) < min(parts[peer.id].uptime_seconds, 600.0)
         ]
         if peers:
             found.setdefault(_names(peers), []).append(name)

@@ -429,16 +429,19 @@ def test_what_many_replicas_do_not_reach_is_one_notice() -> None:
     assert "gw-10 at x:1 (dead) and 89 more within" in notice.text
 
 
-def test_the_last_answer_to_any_worker_of_this_host_counts() -> None:
-    def peer(state: PeerState, ago: float | None) -> PeerStatus:
-        return PeerStatus(id="gw-2", address="x:1", state=state, last_answer_seconds_ago=ago)
+def test_what_any_worker_of_this_host_found_last_of_a_peer_counts_and_the_last_answer_to_any() -> None:
+    def peer(state: PeerState, found: float | None, answered: float | None) -> PeerStatus:
+        return PeerStatus(
+            id="gw-2", address="x:1", state=state, found_seconds_ago=found, last_answer_seconds_ago=answered
+        )
 
     def told(*peers: PeerStatus) -> PeerStatus:
         (found,) = of_workers(*(status_of(process(0), peers=(each,)) for each in peers)).peers
         return found
 
-    never, old, new = peer("dead", None), peer("silent", 9.0), peer("answered", 5.0)
-    assert (told(never, old, new), told(new, old), told(never, never)) == (new, new, never)
+    never, old, new = peer("not asked", None, None), peer("answered", 9.0, 9.0), peer("dead", 5.0, None)
+    assert told(never, old, new) == told(new, old, never) == peer("dead", 5.0, 9.0)
+    assert (told(never, old), told(never, never)) == (old, never)
 
 
 def test_the_fixes_of_another_replica_say_where_their_commands_run() -> None:
