@@ -18,7 +18,6 @@ from gateway.telemetry.process_status import (
     ErrorStatus,
     Failure,
     PeerState,
-    PeerStatus,
     ProcessStatus,
     RouteStatus,
     Status,
@@ -27,6 +26,8 @@ from gateway.telemetry.process_status import (
 )
 
 Told = TypeVar("Told", ErrorStatus, Failure)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 _NAMED: Final = 10
 _ADDED_UP: Final = (
     *("held", "sessions_limit", "waiting"),
@@ -105,19 +106,11 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
         for name, each in heard.items()
         if each.status is None
     ]
-    routes: dict[str, list[RouteStatus]] = {}
-    errors: dict[tuple[str, str, str], list[ErrorStatus]] = {}
-    callers: dict[str, list[CallerStatus]] = {}
-    peers: dict[str, list[PeerStatus]] = {}
-    for part in parts.values():
-        for peer in part.peers:
-            peers.setdefault(peer.id, []).append(peer)
-        for caller in part.callers:
-            callers.setdefault(caller.caller, []).append(caller)
-        for route in part.routes:
-            routes.setdefault(route.path, []).append(route)
-        for error in part.errors:
-            errors.setdefault((error.route, error.kind, error.text), []).append(error)
+    routes = _grouped((route.path, route) for part in parts.values() for route in part.routes)
+    told = (error for part in parts.values() for error in part.errors)
+    errors = _grouped(((error.route, error.kind, error.text), error) for error in told)
+    callers = _grouped((caller.caller, caller) for part in parts.values() for caller in part.callers)
+    peers = _grouped((peer.id, peer) for part in parts.values() for peer in part.peers)
     return replace(
         own,
         notices=(*missing, *_unreached(parts), *_notices(parts)),
@@ -161,24 +154,29 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
     )
 
 
+def _grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Gather the values of each key."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def _age(seconds_ago: float | None) -> float:
     return inf if seconds_ago is None else seconds_ago
 
 
 def _unreached(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
     """Yield which of these replicas others did not reach lately, since their processes began."""
-    found: dict[str, list[str]] = {}
-    for name, part in parts.items():
-        peers = [
-            f"{peer.id} at {peer.address} ({peer.state})"
-            for peer in part.peers
-            if peer.state not in ("answered", "not asked")
-            and peer.id in parts
-            and _age(peer.found_seconds_ago) < min(parts[peer.id].uptime_seconds, 600.0)
-        ]
-        if peers:
-            found.setdefault(_names(peers), []).append(name)
-    for peers_named, names in found.items():
+    found = _grouped(
+        (name, f"{peer.id} at {peer.address} ({peer.state})")
+        for name, part in parts.items()
+        for peer in part.peers
+        if peer.state not in ("answered", "not asked")
+        and peer.id in parts
+        and _age(peer.found_seconds_ago) < min(parts[peer.id].uptime_seconds, 600.0)
+    )
+    for peers_named, names in _grouped((_names(peers), name) for name, peers in found.items()).items():
         there = _names(names)
         fix = f"Run `mrtr-gateway doctor --config FILE` on {there}, and compare replica.peers with that of others"
         yield StatusNotice(f"{there} did not reach {peers_named} within the last 10 minutes", fix)
@@ -191,9 +189,7 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
         ("configurations", {name: part.configuration for name, part in parts.items()}),
         ("sealing keys", {name: part.keys[0].id if part.keys else "" for name, part in parts.items()}),
     ):
-        groups: dict[str, list[str]] = {}
-        for name, value in values.items():
-            groups.setdefault(value, []).append(name)
+        groups = _grouped((value, name) for name, value in values.items())
         if len(groups) > 1:
             shown = "; ".join(f"{value} ({_names(names)})" for value, names in groups.items())
             fix = (
@@ -203,10 +199,7 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
                 "digest has no keys: `mrtr-gateway doctor --config FILE` tells those of a file, in order"
             )
             yield StatusNotice(f"The {what} differ: {shown}", fix, is_bad=False)
-    reported: dict[StatusNotice, list[str]] = {}
-    for name, part in parts.items():
-        for notice in part.notices:
-            reported.setdefault(notice, []).append(name)
+    reported = _grouped((notice, name) for name, part in parts.items() for notice in part.notices)
     for notice, names in reported.items():
         yield notice if len(names) == len(parts) else replace(notice, text=f"{_names(names)}: {notice.text}")
 
