@@ -20,33 +20,27 @@ Ts = TypeVarTuple("Ts")
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-async def serve(
-    config: Config, worker: Worker | None = None, file: ConfigFile | None = None, *, is_whole_process: bool = True
-) -> None:
+async def serve(config: Config, worker: Worker | None = None, file: ConfigFile | None = None) -> None:
     """Run until SIGTERM or SIGINT; a second signal ends at once, and so does one before the gateway is ready.
 
-    Raises OSError when an address is taken. `file` is read again on SIGHUP. If this is not all that the process does,
-    what belongs to the whole process is left alone: its limits, its memory, its signals outside of the event loop.
+    Raises OSError when an address is taken. `file` is read again on SIGHUP.
     """
     gateway = Gateway(config, worker, file)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    handle = on_signal if is_whole_process else loop.add_signal_handler
     for number in _ENDING:
-        handle(number, signals.put_nowait, number)
-    handle(signal.SIGHUP, gateway.reload.ask)
-    if is_whole_process:
-        _raise_open_files()
-        # entry.py has blocked it, so a reload that was asked for during the start has waited.
-        _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        on_signal(number, signals.put_nowait, number)
+    on_signal(signal.SIGHUP, gateway.reload.ask)
+    _raise_open_files()
+    # entry.py has blocked it, so a reload that was asked for during the start has waited.
+    _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     starting, first = loop.create_task(gateway.start()), loop.create_task(signals.get())
     await _until_signal(starting, first)
     if starting.cancelled() or starting.exception() is not None:
         _ = first.cancel()
     else:
-        if is_whole_process:
-            _tune_garbage_collection()
-            give_memory_back(gateway)
+        _tune_garbage_collection()
+        give_memory_back(gateway)
         # A process that was started at a terminal has no load balancer that must notice the drain.
         delay = gateway.config.hold.drain_delay_seconds if await first is signal.SIGTERM else 0
         second = loop.create_task(signals.get())
@@ -55,8 +49,7 @@ async def serve(
     await gateway.close()
     if not starting.cancelled():
         starting.result()  # why it could not start, if it could not
-    if is_whole_process:
-        ignore_signals()
+    ignore_signals()
 
 
 async def _until_signal(work: asyncio.Task[None], stop: asyncio.Task[signal.Signals]) -> None:

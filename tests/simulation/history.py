@@ -175,7 +175,7 @@ class History:
             self._retire(before)
         process = self.simulation.process(name, self.host(number))
         process.when_ended.append(lambda: self.outcome.deaths.append((self.now, name)))
-        process.start(serve(_config(self.plan, number), is_whole_process=False))
+        process.start(serve(_config(self.plan, number)))
 
     def terminate(self, process: Process, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask a gateway to end; the second time, it lets go of its calls at once."""

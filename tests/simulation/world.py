@@ -4,11 +4,12 @@ import asyncio
 import sys
 from asyncio import tasks
 from asyncio.events import _get_running_loop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 
 from gateway import world
 from tests.simulation.children import Children
@@ -23,6 +24,21 @@ START: Final = 1000.0
 
 _ALL_TASKS: Final[Any] = getattr(tasks, "_all_tasks" if sys.version_info < (3, 12) else "_scheduled_tasks")
 """asyncio's set of all tasks."""
+
+
+def _on_signal(number: int, act: Callable[..., object], *arguments: object) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, act, *arguments)
+
+
+def _leave(*_: object) -> None:
+    """Leave the process alone: it is no gateway's."""
+
+
+_OF_A_PROCESS: Final[Mapping[str, Any]] = {
+    "on_signal": _on_signal,
+    **dict.fromkeys(("give_memory_back", "ignore_signals", "_raise_open_files", "_tune_garbage_collection"), _leave),
+}
+"""In place of what a gateway does to its whole process."""
 
 
 def _forget(_: "asyncio.Task[object]") -> None:
@@ -77,7 +93,7 @@ class Simulation:
         )
         _ALL_TASKS.add = _forget
         try:
-            with AsyncGenerators().watched():
+            with AsyncGenerators().watched(), patch.multiple("gateway.server.serve", **_OF_A_PROCESS):
                 yield
         finally:
             del _ALL_TASKS.add
