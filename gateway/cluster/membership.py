@@ -94,7 +94,6 @@ class Membership:
         """The last address of each host, including those that the name service has dropped: they may live there."""
         self._born = world.monotonic()
         self._looked = float("-inf")
-        self._lookup: asyncio.Task[None] | None = None
         self._is_repeating = False
         self.is_unsure = False
         """Whether there may be unknown members: the last lookup failed, or an address did not tell its id."""
@@ -307,11 +306,8 @@ class Membership:
 
     async def look(self) -> None:
         """Look the peers up, unless they are configured; calls share a lookup, and a pause separates two of them."""
-        if self._replica.peers_dns is None:
-            return
-        if self._lookup is None:
-            self._lookup = self._tasks.start(self._look_up(), "resolve peers")
-        _ = await asyncio.wait((self._lookup,))  # a caller that is cancelled does not cancel the lookup
+        if self._replica.peers_dns is not None:
+            _ = await self._tasks.share(self, self._look_up(), "resolve peers")
 
     async def _look_up(self) -> None:
         try:
@@ -339,7 +335,6 @@ class Membership:
                 self.note(name, "answered")
         finally:
             self._looked = world.monotonic()  # after a failure too, so that it is followed by a pause
-            self._lookup = None
 
 
 def _weight(member: str, exchange: str) -> bytes:

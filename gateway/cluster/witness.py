@@ -37,7 +37,6 @@ class Witness:
         self._tasks = tasks
         self._verdicts: Newest[str, tuple[float, bool]] = Newest(_MOST_VERDICTS)
         """By host: the time until which the verdict is cached, and whether no replica reaches the host."""
-        self._asking: dict[str, asyncio.Task[None]] = {}
         self._inquiries = asyncio.Semaphore(_MOST_INQUIRIES)
 
     @property
@@ -55,23 +54,17 @@ class Witness:
         until, verdict = self._verdicts.get(host, (0.0, False))
         if world.monotonic() < until:
             return verdict
-        task = self._asking.get(host)
-        if task is None:
-            task = self._asking[host] = self._tasks.start(self._hear_witnesses(host), "ask witnesses")
-        _ = await asyncio.wait((task,))  # a caller that is cancelled does not cancel the questions
+        _ = await self._tasks.share((self, host), self._hear_witnesses(host), "ask witnesses")
         return self._verdicts.get(host, (0.0, False))[1]
 
     async def _hear_witnesses(self, host: str) -> None:
         began = world.monotonic()
-        try:
-            others = [name for name in self.membership.other_hosts() if name != host][:_MOST_WITNESSES]
-            words = await asyncio.gather(*(self._ask("reach", name, host) for name in others))
-            # If this process has stood still meanwhile, what it heard before says nothing of now.
-            is_fresh = world.monotonic() - began < self._peers.question_seconds + _GOOD_SECONDS
-            verdict = is_fresh and "silent" in words and "reached" not in words
-            _ = self._verdicts.keep(host, (world.monotonic() + _GOOD_SECONDS, verdict))
-        finally:
-            del self._asking[host]
+        others = [name for name in self.membership.other_hosts() if name != host][:_MOST_WITNESSES]
+        words = await asyncio.gather(*(self._ask("reach", name, host) for name in others))
+        # If this process has stood still meanwhile, what it heard before says nothing of now.
+        is_fresh = world.monotonic() - began < self._peers.question_seconds + _GOOD_SECONDS
+        verdict = is_fresh and "silent" in words and "reached" not in words
+        _ = self._verdicts.keep(host, (world.monotonic() + _GOOD_SECONDS, verdict))
 
     async def is_taken(self, exchange: str, round_: int) -> bool | None:
         """Whether another replica took over this replica's exchange after that round; None if one cannot be asked."""

@@ -202,7 +202,8 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         """What is known of the tool that a request is to call, once the tools were listed."""
         catalog, principal = self.live.upstream.tools, self.principal
         if catalog.of(principal) is None:
-            await self._list_tools(request.profile, request.headers)
+            listing = self._list_tools(request.profile, request.headers)
+            _ = await self.live.process.tasks.share((catalog, principal), listing, "list tools")
         return (catalog.of(principal) or {}).get(request.target, UNKNOWN_TOOL)
 
     async def _list_tools(self, profile: Profile, headers: Headers) -> None:
@@ -210,25 +211,16 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
 
         The server refuses a call that needs the rest, without running it, and the call then lists the tools again.
         """
-        catalog, principal = self.live.upstream.tools, self.principal
-        if (listing := catalog.listing.get(principal)) is not None:
-            _ = await asyncio.wait((listing,))
-            return
         tools: dict[str, Tool] = {}
 
         async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
             fields = jsonrpc.fields(jsonrpc.encode(params))
             return await ask(self, ModernRequest.new(mcp.TOOLS_LIST, fields, profile, headers))
 
-        listing = catalog.listing[principal] = asyncio.get_running_loop().create_future()
-        try:
-            with suppress(GatewayError, ValueError, TimeoutError):
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    _ = await read_pages(page, lambda result: tools.update(tool_list.read(result).tools or {}))
-                catalog.keep(principal, tools)
-        finally:  # also if this call is cancelled: others wait for the list
-            del catalog.listing[principal]
-            listing.set_result(None)
+        with suppress(GatewayError, ValueError, TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                _ = await read_pages(page, lambda result: tools.update(tool_list.read(result).tools or {}))
+            self.live.upstream.tools.keep(self.principal, tools)
 
     async def send(self, request: ModernRequest, hearer: Hearer) -> None:
         """See `ServerClient`."""

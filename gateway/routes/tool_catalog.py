@@ -3,7 +3,6 @@
 It is known by principal, because servers may show each caller other tools.
 """
 
-import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 from typing import Final
 
 from gateway.protocol.tool_list import Tool
@@ -22,8 +21,6 @@ class ToolCatalog:
         self._callers: Newest[bytes, dict[str, Tool]] = Newest(_MAX_CALLERS)
         self._count = 0
         """Of all tools."""
-        self.listing: dict[bytes, asyncio.Future[None]] = {}
-        """The lists that are being read: calls that need one at the same time share it."""
 
     def of(self, principal: bytes) -> dict[str, Tool] | None:
         """The tools of a caller; None if they were not listed."""

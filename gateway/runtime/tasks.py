@@ -39,6 +39,8 @@ class Tasks:
     failures: int = 0
     """Unexpected exceptions so far."""
     _running: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    _shared: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
+    """Those of the running ones that are shared, by key."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -52,6 +54,20 @@ class Tasks:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running[task] = None
         task.add_done_callback(self._done)
+        return task
+
+    async def share(self, key: object, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Wait for the task of this key, which does `work` for all that want it at the same time; return it.
+
+        One that is cancelled while it waits does not cancel the task.
+        """
+        task = self._shared.get(key)
+        if task is None:
+            task = self._shared[key] = self.start(work, name)
+            task.add_done_callback(lambda _: self._shared.pop(key))
+        else:
+            work.close()
+        _ = await asyncio.wait((task,))
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:

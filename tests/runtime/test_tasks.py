@@ -33,6 +33,28 @@ async def test_what_a_task_raises_is_counted_and_a_cancellation_is_not() -> None
     assert (failures(metrics), len(tasks)) == (1, 0)
 
 
+async def test_work_is_shared_by_all_that_want_it_at_the_same_time() -> None:
+    tasks, done, begun = Tasks(Metrics("0")), asyncio.Event(), list[str]()
+
+    async def work(name: str) -> str:
+        begun.append(name)
+        await done.wait()
+        return name
+
+    first, second, other = (
+        asyncio.create_task(tasks.share(key, work(name), "shared"))
+        for key, name in (("a", "first"), ("a", "second"), ("b", "other"))
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()  # who has begun it may leave
+    await asyncio.gather(first, return_exceptions=True)
+    done.set()
+    assert [(await each).result() for each in (second, other)] == ["first", "other"]
+    assert (await tasks.share("a", work("again"), "shared")).result() == "again"
+    assert (begun, len(tasks)) == (["first", "other", "again"], 0)
+
+
 async def test_a_timers_bug_is_counted() -> None:
     metrics = Metrics("0")
 

@@ -38,19 +38,15 @@ class ClusterView:
         self._source = source
         self._members = source.members
         self._peers = peers
-        self._asking: asyncio.Task[dict[str, Heard]] | None = None
 
     async def status(self, replica: str | None) -> Status:
         """Return the status of the whole cluster, or that of one replica if it is known."""
         if replica == self._members.host:
             return await self.host()  # without a wait for a replica that is silent
-        if self._asking is None or self._asking.done():
-            others = sorted(self._members.other_hosts())[:_MOST_ASKED]
-            self._asking = self._source.tasks.start(self._ask(others, _ANSWER_SECONDS), "ask for statuses")
-        # Concurrent callers share the answers, and one that is cancelled does not cancel the questions.
-        asking = self._asking
-        own, _ = await asyncio.gather(self.host(), asyncio.wait((asking,)))
-        heard = asking.result()
+        others = sorted(self._members.other_hosts())[:_MOST_ASKED]
+        asking = self._source.tasks.share(self, self._ask(others, _ANSWER_SECONDS), "ask for statuses")
+        own, asked = await asyncio.gather(self.host(), asking)
+        heard = asked.result()
         found = heard.get(replica or "")
         if found is not None and found.status is not None:
             return found.status

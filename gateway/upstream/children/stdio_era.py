@@ -6,9 +6,8 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Raw
 
@@ -43,7 +42,6 @@ class StdioEra:
     known: bool | None = None
     """Whether the server is modern; None if a probe has to find out."""
     _refuses_legacy: bool | None = None
-    _probe: asyncio.Task[None] | None = None
     _unsure_until: float = 0.0
 
     async def is_modern(self) -> bool:
@@ -51,7 +49,7 @@ class StdioEra:
         if self.known is None and self._unsure_until > 0 and self.launcher.has_initialized:
             self.known = False
         if self.known is None and world.monotonic() > self._unsure_until:
-            await self._share(self._ask)
+            _ = await self._tasks.share(self, self._ask(), "era probe")
         return bool(self.known)
 
     async def is_modern_only(self) -> bool:
@@ -59,14 +57,8 @@ class StdioEra:
         if not await self.is_modern():
             return False
         if self._refuses_legacy is None:
-            await self._share(self._greet)
+            _ = await self._tasks.share(self, self._greet(), "era probe")
         return bool(self._refuses_legacy)
-
-    async def _share(self, probe: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for a probe; requests that arrive meanwhile share it."""
-        if self._probe is None:
-            self._probe = self._tasks.start(probe(), "era probe")
-        _ = await asyncio.wait((self._probe,))
 
     def retire(self) -> None:
         """Start no more children ahead, and end the modern one once it has answered its open requests."""
@@ -93,8 +85,6 @@ class StdioEra:
                     self.launcher.keep(child)
         except Unreachable:
             pass  # the handshake of a request explains the fault
-        finally:
-            self._probe = None
         self.known = found
         if found is None:
             self._unsure_until = world.monotonic() + _UNSURE_SECONDS
@@ -112,5 +102,3 @@ class StdioEra:
             self._refuses_legacy = True
         except Unreachable:
             pass
-        finally:
-            self._probe = None
