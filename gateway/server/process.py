@@ -262,7 +262,7 @@ class Gateway(ProcessParts):
         """Close everything; replies that were just written still go out."""
         self.reload.close()
         calls = (*self.downstream.legs.seen, *self.lot.waiting())
-        lost = 0 if self.draining.has_parted else self.lost_at_end(calls)  # else the drain has told it
+        lost = 0 if self.draining.has_parted else self.lost_at_end(calls)  # `server.parted` has told of those
         is_resumable = self.draining.is_resumable
         self.draining.part([task.id for task in self.task_table] if is_resumable else ())
         self.task_table.leave(is_resumable=is_resumable)

@@ -91,14 +91,11 @@ class Subscribed(msgspec.Struct, frozen=True, array_like=True):
 class NoSession(DownstreamError):
     """The session id does not open, or belongs to another caller: the client must begin a new session."""
 
-    rejection = "no_session"
+    rejection = reason = "no_session"
     status = 404
 
     def __init__(self) -> None:
-        super().__init__(
-            "This session does not exist or has expired; send initialize to begin a new one",
-            data={"reason": "no_session"},
-        )
+        super().__init__("This session does not exist or has expired; send initialize to begin a new one")
 
 
 class Tokens:

@@ -62,7 +62,7 @@ def take_snapshot(source: ProcessParts) -> Status:
     routes = [
         _route(live, held[path], tasks[path], ages[path], source.metrics) for path, live in source.routes.live.items()
     ]
-    peers = known_peers(source.members)
+    peers = tuple(known_peers(source.members))
     own, state = _process(source, calls), source.config.state
     status = Status(
         version=__version__,
@@ -82,7 +82,7 @@ def take_snapshot(source: ProcessParts) -> Status:
         running_total=len(running) + len(passing),
         callers=tuple(_callers(source, calls)),
         addresses=dict(Counter(call.asked.remote or "-" for call in calls).most_common(MOST_CLIENTS)),
-        peers=tuple(peers),
+        peers=peers,
         peers_total=len(peers),
         keys=tuple(
             KeyStatus(key_id(key), "only opens" if place else "seals and opens")
@@ -212,17 +212,15 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
     )
 
 
-def known_peers(members: Membership) -> list[PeerStatus]:
-    """Return the other hosts and their last known state; this sends nothing to them."""
+def known_peers(members: Membership) -> Iterator[PeerStatus]:
+    """Yield the other hosts and their last known state; this sends nothing to them."""
     moment = world.monotonic()
-    found = []
     for name, address in members.others().items():
         if not members.is_own_host(name):  # workers are among the processes of the status
             seen = members.seen.get(name, UNSEEN)
             ago, last = (None if at is None else moment - at for at in (seen.at, seen.answered))
             told = {"found_seconds_ago": ago, "last_answer_seconds_ago": last}
-            found.append(PeerStatus(id=name, address=address, state=seen.state, **told))
-    return found
+            yield PeerStatus(id=name, address=address, state=seen.state, **told)
 
 
 def _notices(source: ProcessParts) -> Iterator[StatusNotice]:
