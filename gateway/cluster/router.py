@@ -41,7 +41,7 @@ from gateway.http.reply import Discarded, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown, TakenCallLost
 from gateway.seal import peer_messages as messages
-from gateway.telemetry import Metrics
+from gateway.telemetry import Metrics, Step
 
 _NO_REPLICA: Final = ""
 
@@ -53,6 +53,8 @@ class Held(NamedTuple):
     exchange: str
     is_resumable: bool = False
     """Whether another replica could have gone on with it."""
+    may_have_moved: bool = False
+    """Whether another process may follow it since its owner was restarted, though its client has no newer state."""
 
 
 class TakeOver(msgspec.Struct, frozen=True):
@@ -89,6 +91,16 @@ class Router:
         Raises OwnerStalled, or ShuttingDown if this process has parted and no other takes the call over; for a
         request that came through another replica also PeerReplaced.
         """
+        found = await self._route(held, incoming, reply)
+        if isinstance(found, TakeOver) and found.proven and held.may_have_moved:
+            found = await self._follower_serves(held.exchange, incoming, reply) or found
+        if not isinstance(found, TakeOver) and incoming.peer_request is None:  # counted where the client is
+            self._metrics.continuations[incoming.path, Step.FORWARDED].inc()
+            if incoming.span is not None:
+                incoming.span.note("step", Step.FORWARDED)
+        return found
+
+    async def _route(self, held: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         if incoming.peer_request is None:
             if held.owner == _NO_REPLICA and not self._draining.has_parted:
                 return TakeOver(proven=True)
@@ -164,7 +176,7 @@ class Router:
                 return await self._peers.forward("owner", owner, incoming, reply)
         return TakeOver(proven=kind == "heir")
 
-    async def follower_serves(self, exchange: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
+    async def _follower_serves(self, exchange: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have the process that follows a task already serve a request that would have this one take it over.
 
         A task keeps its handle, so when its owner is restarted, or a process is added, that one may be the first

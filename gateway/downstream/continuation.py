@@ -76,14 +76,9 @@ class Continuation:
         size = 2 * len(incoming.body)  # as it came, and sealed for the other replica
         with self._process.calls.take(round_.caller.principal, size, is_continued=True):
             found = await self._elsewhere(envelope, incoming, round_.reply)
-            if isinstance(found, TakeOver) and found.proven and envelope.owner == self._process.owner:
-                # A former process of this id held the call. Another replica may have gone on with it since.
-                found = await self._router.follower_serves(envelope.exchange, incoming, round_.reply) or found
         if isinstance(found, TakeOver):
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
-        if incoming.peer_request is None:
-            round_.step(Step.FORWARDED)
         return found
 
     def give_up(self, incoming: Incoming) -> None:
@@ -124,7 +119,6 @@ class Continuation:
         if incoming.peer_request is None:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
             metrics, seconds = self._process.metrics, world.monotonic() - started
-            metrics.continuations[incoming.path, Step.FORWARDED].inc()
             metrics.operations[incoming.path, request.method, request.said.version, *found.ending].observe(seconds)
         return found
 
@@ -163,9 +157,9 @@ class Continuation:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")  # a call of this very process would be here
-        return await self._router.route(
-            Held(envelope.owner, envelope.exchange, envelope.is_resumable), incoming, reply
-        )
+        is_former = envelope.owner == self._process.owner  # a former process of this id held the call
+        held = Held(envelope.owner, envelope.exchange, envelope.is_resumable, may_have_moved=is_former)
+        return await self._router.route(held, incoming, reply)
 
     def _is_let_go(self, exchange: str) -> bool:
         """Whether this process held a call that others may continue, now that it has parted."""

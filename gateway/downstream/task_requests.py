@@ -23,7 +23,6 @@ from gateway.protocol.request import Request
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.live_task import LiveTask, TaskTable
-from gateway.telemetry import Step
 
 METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
 
@@ -70,16 +69,12 @@ async def _elsewhere(
     handle: TaskHandle, sealed: str, round_: Round, lot: Lot[Driver], table: TaskTable
 ) -> Response | LiveTask:
     """Have another replica serve a request, or go on with a task whose owner is gone."""
-    process, incoming, reply = round_.live.process, round_.incoming, round_.reply
+    process = round_.live.process
     if process.is_own(handle.owner, handle.epoch) and handle.exchange not in process.draining.let_go:
         raise UnknownTask
-    held = Held(handle.owner, handle.exchange, handle.upstream is not None)
-    found = await process.router.route(held, incoming, reply)
-    if isinstance(found, TakeOver) and found.proven:
-        found = await process.router.follower_serves(handle.exchange, incoming, reply) or found
+    held = Held(handle.owner, handle.exchange, handle.upstream is not None, may_have_moved=True)
+    found = await process.router.route(held, round_.incoming, round_.reply)
     if not isinstance(found, TakeOver):
-        if incoming.peer_request is None:
-            round_.step(Step.FORWARDED)
         return found
     if (task := table.find(handle.exchange)) is not None:  # another request came first
         return task

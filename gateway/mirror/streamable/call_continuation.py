@@ -37,11 +37,8 @@ async def cancel(shared: Shared, at: Arrival, session: MirroredSession, message:
 
 async def _route(at: Arrival, place: CallPlace) -> Response | TakeOver:
     """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
-    held, reply = Held(place.owner, place.exchange), at.reply.as_one_stream()
-    found = await at.live.process.router.route(held, at.incoming, reply)
-    if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
-        _continued(at, Step.FORWARDED)  # counted only at the replica that the client reached
-    return found
+    held = Held(place.owner, place.exchange)
+    return await at.live.process.router.route(held, at.incoming, at.reply.as_one_stream())
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
