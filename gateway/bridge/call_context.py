@@ -319,7 +319,8 @@ class Context(ClientCall, eq=False, kw_only=True):
         until = self._parked_at if self.exchange.state in HELD else now  # its user's time is not the upstream's
         seconds = until - self._began - self._held_seconds
         self.live.process.metrics.calls[self.live.route.path, self.request.method, ending.error_type].observe(seconds)
-        self.end_call_span(ending)
+        if self.call_span is not None:  # as in `UpstreamCall.release`
+            self.end_call_span(ending)
 
     def run_again(self) -> None:
         """The call is sent once more, whatever a leg was told of a run that could not begin."""

@@ -492,7 +492,8 @@ class UpstreamCall(Runner, ABC):
 
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""
-        self._context.end_call_span(GIVEN_UP)
+        if self._context.call_span is not None:  # here, as nearly no call has one
+            self._context.end_call_span(GIVEN_UP)
         self.end_kept()
         session, self._session, self._left = self._session, None, None
         if session is None:
