@@ -114,7 +114,7 @@ async def test_the_call_that_hangs_and_what_would_be_lost_are_shown(stage: Stage
     assert (call, path) == ("tools/call hang", "/named")
     assert waits.startswith("the server's response")
     assert replica.startswith("gw-1#")
-    assert any("oldest call" in row[2] for row in await cells(tab, "routes"))
+    assert any("1 running call" in row[2] for row in await cells(tab, "routes"))
     assert any("if it ends: lost" in cell for row in await cells(tab, "held") for cell in row)
     assert any("lost if it ends" in row[1] for row in await cells(tab, "processes"))
 
