@@ -209,8 +209,14 @@ class Exchange:
 
     @property
     def kept_bytes(self) -> int:
-        """The size of the open questions, of the answers on record, and of a result that waits for its client."""
-        size = len(self._final.result) if isinstance(self._final, do.Reply) else 0
+        """The size of the open questions, of the answers on record, and of a final message that is kept."""
+        match self._final:
+            case do.Reply(result=result):
+                size = len(result)
+            case do.Fail(error=jsonrpc.Error(message=message, data=data)):
+                size = len(message) + len(data or b"")
+            case _:
+                size = 0
         size += sum([len(question.params or b"") for question in self.questions.values()])
         return size + sum([len(recorded.answer) for recorded in self._ledger.record or ()])
 

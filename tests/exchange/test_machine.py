@@ -387,6 +387,12 @@ def test_a_lost_call_keeps_none_of_its_answers() -> None:
     assert play.exchange.kept_bytes == 0
 
 
+def test_what_waits_for_its_client_is_weighed_an_error_of_the_server_too() -> None:
+    error = jsonrpc.Error(1, "no", Raw(b'"' + b"x" * 998 + b'"'))
+    assert (parked(FIRST) >> on.Failed(error) << ANY).exchange.kept_bytes == 1002
+    assert (parked(FIRST) >> on.Failed(jsonrpc.Error(1, "no")) << ANY).exchange.kept_bytes == 2
+
+
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Expired()
     assert play.state is State.ENDED
