@@ -57,7 +57,7 @@ class StdioEra:
         if not await self.is_modern():
             return False
         if self._refuses_legacy is None:
-            _ = await self._tasks.share(self, self._greet(), "era probe")
+            _ = await self._tasks.share((self, "greet"), self._greet(), "era probe")
         return bool(self._refuses_legacy)
 
     def retire(self) -> None:

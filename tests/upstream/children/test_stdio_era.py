@@ -193,6 +193,21 @@ async def test_requests_at_once_ask_for_one_handshake(tasks: Tasks) -> None:
     assert (serving.methods, asked.methods) == (["server/discover"], ["initialize"])
 
 
+async def test_a_request_that_comes_as_the_first_probe_ends_still_asks_for_a_handshake(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tasks, discover=DISCOVERED, initialize=UNSUPPORTED)
+    coming: list[asyncio.Task[bool]] = []
+
+    def probed(*, is_modern: bool | None) -> None:  # the last thing that the probe does
+        assert is_modern
+        coming.append(asyncio.create_task(bench.era.is_modern_only()))
+
+    monkeypatch.setattr(bench.era._health, "era_probed", probed)
+    assert await bench.era.is_modern()
+    assert await coming[0]
+
+
 async def test_a_modern_server_with_room_for_no_legacy_session_is_modern_only(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
