@@ -203,7 +203,8 @@ class RouteServer(msgspec.Struct, frozen=True, eq=False):
         catalog, principal = self.live.upstream.tools, self.principal
         if catalog.of(principal) is None:
             listing = self._list_tools(request.profile, request.headers)
-            _ = await self.live.process.tasks.share((catalog, principal), listing, "list tools")
+            # It ends with the last call: a stranger may have any number of principals.
+            _ = await self.live.process.tasks.share((catalog, principal), listing, "list tools", outlives=False)
         return (catalog.of(principal) or {}).get(request.target, UNKNOWN_TOOL)
 
     async def _list_tools(self, profile: Profile, headers: Headers) -> None:

@@ -1,6 +1,7 @@
 """Starts background tasks: keeps a reference to each, reports its exceptions."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Tasks:
     _running: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     _shared: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
     """Those of the running ones that are shared, by key."""
+    _waiting: Counter[object] = field(default_factory=Counter)
+    """How many wait for each of these."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -56,10 +59,12 @@ class Tasks:
         task.add_done_callback(self._done)
         return task
 
-    async def share(self, key: object, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    async def share(
+        self, key: object, work: Coroutine[Any, Any, T], name: str, *, outlives: bool = True
+    ) -> asyncio.Task[T]:
         """Wait for the task of this key, which does `work` for all that want it at the same time; return it.
 
-        One that is cancelled while it waits does not cancel the task.
+        One that is cancelled while it waits does not cancel the task, but the last one does unless it `outlives` them.
         """
         task = self._shared.get(key)
         if task is None:
@@ -67,7 +72,14 @@ class Tasks:
             task.add_done_callback(lambda _: self._shared.pop(key))
         else:
             work.close()
-        _ = await asyncio.wait((task,))
+        self._waiting[key] += 1
+        try:
+            _ = await asyncio.wait((task,))
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+                _ = outlives or task.cancel()  # which does nothing to one that is over
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:

@@ -76,6 +76,23 @@ async def test_calls_at_the_same_time_share_one_list(bench: Bench) -> None:
     assert len(bench.server.sent) == 1
 
 
+async def test_a_list_ends_with_the_last_call_that_waits_for_it(bench: Bench) -> None:
+    finding = [bench.find() for _ in range(2)]
+    await eventually(lambda: bench.server.sent)
+    for each, is_last in zip(finding, (False, True), strict=True):
+        _ = each.cancel()
+        assert [type(found) for found in await asyncio.gather(each, return_exceptions=True)] == [
+            asyncio.CancelledError
+        ]
+        await eventually(lambda: bench.server.sent[0].is_aborted) if is_last else await asyncio.sleep(0.01)
+        assert bench.server.sent[0].is_aborted is is_last
+    tasks = bench.live.process.tasks
+    assert (len(tasks), tasks._shared, tasks._waiting) == (0, {}, {}), "nothing is left of a stranger"
+    again = bench.find()
+    await bench.listed(2, "t")
+    assert (await again).ephemeral
+
+
 async def test_a_list_that_failed_is_asked_for_again(bench: Bench) -> None:
     finding = bench.find()
     await eventually(lambda: bench.server.sent)
