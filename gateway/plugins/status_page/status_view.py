@@ -54,14 +54,15 @@ class PageView(NamedTuple):
 def only(status: Status, path: str) -> Status:
     """Return a status with the routes, calls and errors of one path; the processes stay as they are."""
     routes = tuple(route for route in status.routes if route.path == path)
+    running = tuple(call for call in status.running if call.route == path)
     return replace(
         status,
         routes=routes,
         routes_total=len(routes),
         held=tuple(call for call in status.held if call.route == path),
         held_total=sum(route.held for route in routes),
-        running=tuple(call for call in status.running if call.route == path),
-        running_total=sum(route.running for route in routes),
+        running=running,
+        running_total=max(sum(route.running for route in routes), len(running)),  # an older replica tells no sum
         errors=tuple(error for error in status.errors if error.route == path),
     )
 

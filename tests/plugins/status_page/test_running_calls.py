@@ -310,6 +310,8 @@ def test_running_calls_and_the_oldest_one_of_a_route_are_those_of_all_processes(
     assert (whole.running_total, [row.oldest_call_seconds for row in whole.routes]) == (3, [9.0, 50.0])
     alone = only(whole, "/mcp")
     assert ([call.route for call in alone.running], alone.running_total) == (["/mcp", "/mcp"], 2)
+    older = replace(whole, routes=tuple(replace(row, running=0) for row in whole.routes))
+    assert [only(older, path).running_total for path in ("/mcp", "/no route")] == [2, 0]
     assert of_workers(part(0, "/mcp", None), part(1, "/mcp", None)).routes[0].oldest_call_seconds is None
 
 
