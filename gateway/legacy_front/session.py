@@ -220,6 +220,7 @@ class FrontSession:
             self._initialize = None
         elif found is not None:
             if isinstance(error, UpstreamError):
+                self.live.upstream.health.advise(error)
                 about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name}
                 about |= {"reason": error.reason, "cause": error.message, "fix": error.fix}
                 log.warning(Event.UPSTREAM_FAILED, **about, request_id=found.http_id)

@@ -17,6 +17,7 @@ from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FORM, FakeModern
 from tests.support.fake_server import FakeServer, Sent, fake_live
 from tests.support.legacy_client import SseClient
+from tests.support.logs import Lines
 from tests.support.workbench import eventually
 
 Json = dict[str, Any]
@@ -112,6 +113,21 @@ async def test_a_cancelled_call_takes_no_place_in_a_session_over_http_sse(begin:
     assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": call["id"]}}))[0] == 202
     assert stand.gateway.sessions.open_requests == 0
     client.stream.close()
+
+
+async def test_a_call_over_http_sse_that_fails_has_one_line_with_a_command_that_can_be_run(
+    begin: Begin, server: FakeModern, log_lines: Lines
+) -> None:
+    client = await SseClient(await begin()).initialize()
+    assert (await client.post(client.call_message("ask")))[0] == 202
+    question = await client.stream.message()
+    await server.close()
+    assert (await client.post({"id": question["id"], "result": ACCEPT}))[0] == 202
+    error = (await client.stream.message())["error"]
+    client.stream.close()
+    (line,) = (*log_lines("exchange.finished"), *log_lines("upstream.failed"))
+    assert (line["event"], line["cause"]) == ("upstream.failed", error["message"])
+    assert f"probe {server.url}" in line["fix"]
 
 
 async def test_the_next_round_brings_all_answers_and_the_newest_log_level(host: Host) -> None:
