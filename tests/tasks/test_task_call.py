@@ -67,6 +67,28 @@ async def test_a_client_that_leaves_while_its_task_is_made_is_no_failure_of_the_
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 0
 
 
+@pytest.mark.parametrize(("losses", "reason"), [(1, None), (2, "session_lost")])
+async def test_a_session_that_is_lost_before_the_task_is_made_is_replaced_once(
+    upstream: FakeUpstream, begin: Start, losses: int, reason: str | None
+) -> None:
+    async def level(turn: Turn) -> None:
+        if len(upstream.of(mcp.SET_LEVEL)) <= losses:
+            turn.reply(404)
+        else:
+            await turn.result({})
+
+    TaskServer(upstream).done.set()
+    upstream.capabilities["logging"] = {}
+    upstream.on(mcp.SET_LEVEL, level)
+    upstream.on(mcp.PING, lambda turn: turn.reply(404))
+    stand = await begin()
+    reply = await stand.client().call(meta={mcp.META_LOG_LEVEL: "info"})
+    (message,) = reply.messages
+    assert message.get("error", {}).get("data", {}).get("reason") == reason
+    assert len(upstream.of(mcp.TOOLS_CALL)) == (reason is None)
+    await eventually(lambda: sum(map(stand.sessions, ("idle", "busy", "quarantined"))) == 0, "no session is left")
+
+
 async def open_for_long(turn: Turn) -> None:
     """The server leaves the stream open on which it told the id of the task."""
     await turn.say({"id": turn.id, "result": {"task": {"taskId": "t", "status": "working"}}})
