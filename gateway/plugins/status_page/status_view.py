@@ -47,7 +47,6 @@ class PageView(NamedTuple):
     """The colour of the whole: good, warn or bad."""
     verdict: str
     notices: Sequence[StatusNotice]
-    """The bad ones first."""
     figures: Sequence[Figure]
 
 
@@ -75,7 +74,7 @@ def view(status: Status) -> PageView:
 
     failing = sum(route.health == "failing" for route in status.routes)
     errors = sum(error.count for error in status.errors)
-    notices = sorted((*_upstreams(status), *_limits(status), *status.notices), key=lambda notice: not notice.is_bad)
+    notices = all_notices(status)
     bad = sum(notice.is_bad for notice in notices)
     return PageView(
         status=status,
@@ -91,6 +90,12 @@ def view(status: Status) -> PageView:
             Figure("Errors", errors, unit="listed below" if errors else "since the start"),
         ],
     )
+
+
+def all_notices(status: Status) -> tuple[StatusNotice, ...]:
+    """Return the notices of a status and those that its numbers give reason for, the bad ones first."""
+    found = (*_upstreams(status), *_limits(status), *status.notices)
+    return tuple(sorted(found, key=lambda notice: not notice.is_bad))
 
 
 def _upstreams(status: Status) -> Iterator[StatusNotice]:

@@ -77,6 +77,17 @@ async def test_each_replica_shows_what_all_of_them_hold(upstream: FakeUpstream, 
         await drop(stand)
 
 
+async def test_the_json_has_the_problems_of_the_page_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(Turn.reset)
+    _ = await one.client().call()
+    for stand in (one, two):
+        for query in ("", "?replica=gw-1"):
+            (notice,) = (await seen(stand, query)).notices
+            assert "The upstream of /mcp is failing" in notice.text
+            assert (await fetch(stand, f"/status{query}"))[1].count("The upstream of /mcp is failing") == 1
+
+
 async def test_a_server_is_failing_since_it_last_answered_any_replica(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from tests.support.status import held, process, route, status_of
 
 def test_a_status_without_problems_is_good() -> None:
     shown = view(status_of(process(0)))
-    assert (shown.level, shown.verdict, shown.notices) == ("good", "ready", [])
+    assert (shown.level, shown.verdict, shown.notices) == ("good", "ready", ())
 
 
 def test_a_draining_process_is_a_warning() -> None:
@@ -25,7 +25,7 @@ def test_a_draining_process_is_a_warning() -> None:
 def test_problems_are_counted_and_come_first() -> None:
     caution, problem = StatusNotice("caution", is_bad=False), StatusNotice("problem")
     shown = view(status_of(process(0), notices=(caution, problem)))
-    assert (shown.level, shown.verdict, shown.notices) == ("bad", "ready, 1 problem", [problem, caution])
+    assert (shown.level, shown.verdict, shown.notices) == ("bad", "ready, 1 problem", (problem, caution))
 
 
 @pytest.mark.parametrize(
