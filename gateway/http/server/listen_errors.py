@@ -9,7 +9,10 @@ from gateway import world
 from gateway.config import Config
 
 _KNOWN: Final = {
-    errno.EADDRINUSE: ("another process uses it", "stop that process, or choose another port"),
+    errno.EADDRINUSE: (
+        "another process uses it",
+        "stop that process (or restart it, if it is this gateway), or choose another port",
+    ),
     errno.EADDRNOTAVAIL: (
         "this machine does not have the address",
         "choose an address of this machine, or 0.0.0.0 for all of them",

@@ -243,7 +243,8 @@ def _next_step(
     half = "half " if lacking[other] else ""
     as_new = f"{other} is the new key, phase 1 is {half}done: put it {'last' if half else 'first'} everywhere"
     end = _end_of_wait(own, [each.sealing_seconds_ago for each in having])
-    as_old = f"{other} is the old key, phase {3 if half else 2} is {half}done: take it out of state.keys {end}"
+    old = f"{other} is the old key, phase {3 if half else 2} is {half}done"
+    as_old = f"{old}: move it from state.keys to session_keys {end}"
     if new is None:
         return f"If {as_new}. If {as_old}"
     return f"As {as_new if new == other else as_old}"

@@ -149,7 +149,7 @@ async def test_the_phase_of_a_rotation_is_that_of_all_replicas(cluster: Cluster)
     assert f"{old} seals at gw-2; {new} seals at gw-1. Phase 2 is half done: put {new} first" in await phase()
     have(two, added)
     lacking = (
-        f"{new} seals at gw-2, gw-1; gw-2 cannot open {old}. As {old} is the old key, phase 3 is half done: take it"
+        f"{new} seals at gw-2, gw-1; gw-2 cannot open {old}. As {old} is the old key, phase 3 is half done: move it"
     )
     assert lacking in await phase()
     have(one, "cd" * 32, KEY)

@@ -215,7 +215,8 @@ def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -
 # What replicas have for keys, the first of which seals; the one that each knows to be the newest; and what their page
 # says of the rotation.
 TWO = (
-    "If new is the new key, phase 1 is {}. If new is the old key, phase {}: take it out of state.keys when no replica"
+    "If new is the new key, phase 1 is {}. If new is the old key, phase {}: move it from state.keys to session_keys "
+    "when no replica"
 )
 PHASES = (
     ("old/old/old", "", "One key at gw-1, gw-2, gw-3: no rotation is under way there."),
@@ -258,12 +259,12 @@ PHASES = (
     (
         "new old/new old/new old",
         "new/new/new",
-        "new seals at gw-1, gw-2, gw-3. As old is the old key, phase 2 is done: take it out of state.keys when no ",
+        "new seals at gw-1, gw-2, gw-3. As old is the old key, phase 2 is done: move it from state.keys to ",
     ),
     (
         "new/new old/new old",
         "/new/new",
-        "new seals at gw-1, gw-2, gw-3; gw-1 cannot open old. As old is the old key, phase 3 is half done: take",
+        "new seals at gw-1, gw-2, gw-3; gw-1 cannot open old. As old is the old key, phase 3 is half done: move",
     ),
     # What gw-2 knows is about former keys: only one that has both knows which is newer.
     ("old new/old", "/old", "old seals at gw-1, gw-2; gw-2 cannot open new. If new is the new key"),
@@ -330,7 +331,7 @@ WAITS = (
 def test_the_old_key_is_needed_until_those_that_have_it_have_sealed_with_the_new_one_for_long(
     rings: str, sealing: tuple[float | None, ...], end: str
 ) -> None:
-    assert phase_of(rings, "new/new/new", sealing).endswith(f"take it out of state.keys {end}.")
+    assert phase_of(rings, "new/new/new", sealing).endswith(f"move it from state.keys to session_keys {end}.")
 
 
 def test_no_time_is_told_for_a_replica_that_may_come_back_with_the_old_key_first() -> None:
@@ -340,7 +341,7 @@ def test_no_time_is_told_for_a_replica_that_may_come_back_with_the_old_key_first
     assert own.replica == "gw-1"
     dead = of_cluster(own, {"gw-2": Heard(state="dead")})
     assert dead.key_phase.endswith("when no replica has sealed with it for 3,600 s.")
-    assert of_cluster(own, {}).key_phase.endswith("take it out of state.keys now.")
+    assert of_cluster(own, {}).key_phase.endswith("move it from state.keys to session_keys now.")
 
 
 def test_the_slowest_worker_of_a_replica_counts() -> None:
@@ -353,7 +354,7 @@ def test_the_slowest_worker_of_a_replica_counts() -> None:
     one = of("gw-1", keys=keys[:1], keys_kept_seconds=3600, processes=(dropped,))
     two = of("gw-2", keys=keys, keys_kept_seconds=3600, processes=workers)
     assert whole(one, two).key_phase.endswith(
-        "As old is the old key, phase 3 is half done: take it out of state.keys from 2026-01-01 00:51 UTC on."
+        "phase 3 is half done: move it from state.keys to session_keys from 2026-01-01 00:51 UTC on."
     )
 
 

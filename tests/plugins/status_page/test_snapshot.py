@@ -255,7 +255,7 @@ async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
     assert [key.role for key in status.keys] == ["seals and opens", "only opens"]
     assert status.keys[0].id == stand.gateway.key_ids[0]
     assert f"A rotation is under way: {status.keys[0].id} seals at gw-1. If {status.keys[1].id}" in status.key_phase
-    assert "take it out of state.keys from 20" in status.key_phase
+    assert "move it from state.keys to session_keys from 20" in status.key_phase
     assert status.keys_kept_seconds == 3600, "as long as a task lives"
     (before,) = status.processes
     assert 0 < (before.sealing_seconds_ago or 0) <= before.uptime_seconds

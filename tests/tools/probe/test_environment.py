@@ -75,7 +75,7 @@ async def test_an_address_of_another_process_is_found(name: str, taken: str) -> 
     notes = await around(**{name: taken})
     assert troubles(notes) == {name: "failed"}
     assert of(notes, name).found == f"cannot listen at {taken} ({name}): another process uses it"
-    assert of(notes, name).fix == "Stop that process, or choose another port."
+    assert of(notes, name).fix == "Stop that process (or restart it, if it is this gateway), or choose another port."
 
 
 async def test_an_address_that_is_not_of_this_machine_is_found() -> None:
