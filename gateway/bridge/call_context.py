@@ -132,6 +132,7 @@ class ClientCall(msgspec.Struct, eq=False):
             running_seconds=seconds,
             silent_seconds=silent,
             request_id=self.request_id or "",
+            exchange_id=self.exchange_id,
             at_end=at_end,
             owner=self.live.process.owner,
             caller=self.live.process.tags.of(self.key.principal),
@@ -199,6 +200,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
 
     exchange: Exchange
+    first_request_id: str
+    """The id of its first leg's HTTP request; empty if that came to another process."""
     former: tuple[str, str] | None = None
     """The replica and the epoch of the process that left the call to this one, if one did."""
     server_info: bytes = b""
@@ -241,7 +244,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     def left_by_another(self, left: Envelope | TaskHandle, *, is_repeatable: bool = False) -> None:
         """Another process began the call, and left it as this says."""
         self.exchange_id, self.was_repeatable = left.exchange, is_repeatable
-        self.former = left.owner, left.epoch
+        self.former, self.first_request_id = (left.owner, left.epoch), ""
         if left.upstream is not None:
             self.server_info = left.upstream.server_info
 
@@ -284,6 +287,7 @@ class Context(ClientCall, eq=False, kw_only=True):
         patience = wait_seconds(self.live.config)
         return replace(
             self.running_status(self.running_seconds(now), None if heard is None else now - heard, at_end),
+            first_request_id=self.first_request_id if self.first_request_id != self.request_id else "",
             state=exchange.state,
             round=exchange.round,
             asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),

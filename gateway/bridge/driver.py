@@ -93,7 +93,11 @@ class Driver(Engine):
         super().__init__(live, exchange)
         taken = live, request, asked.key, asked.headers, asked.body_bytes, asked.remote
         self._context = self.asked = context = Context(
-            *taken, exchange_id=asked.exchange_id, has_no_way_back=asked.has_no_way_back, exchange=exchange
+            *taken,
+            exchange_id=asked.exchange_id,
+            has_no_way_back=asked.has_no_way_back,
+            exchange=exchange,
+            first_request_id=asked.request_id or "",
         )
         self._lot = lot
         self._upstream_call = (new_call or RequestCall)(context, self)

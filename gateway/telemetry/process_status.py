@@ -120,6 +120,10 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     """Since its server last sent a message on it, or got it or answers; None if it was not sent from here."""
     request_id: str = ""
     """The id of its newest HTTP request, as in the log."""
+    first_request_id: str = ""
+    """That of its first one, if it is another, and came to the owner."""
+    exchange_id: str = ""
+    """The id by which the log joins its requests, once it has one."""
     at_end: Fate | None = None
     """What becomes of it if its process ends first; None if it has not begun upstream, or is lost already."""
     caller: str = ""

@@ -232,14 +232,22 @@ async def test_the_uri_of_a_running_read_is_not_shown(upstream: FakeUpstream, st
 async def test_a_call_whose_round_ended_early_still_waits_for_its_server(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(legs={"limit_seconds": 0.03})
     go = upstream.waiting_tool()
-    shed = await stand.client().call()
+    shed = await stand.client().call(headers={"X-Request-Id": "the-first"})
     assert shed.questions == {}
     status = await told(stand)
     expected = "the server's response; between rounds of its client"
     assert [call.waits_for for call in (*status.held, *status.running)] == [expected] * 2
     assert expected in (await fetch(stand, "/status"))[1].replace("&#39;", "'")
-    go.set()
     (driver,) = stand.gateway.lot.waiting()
+    assert [(call.request_id, call.first_request_id) for call in status.held] == [("the-first", "")]
+    shed = await stand.client().call(state=shed.state, headers={"X-Request-Id": "the-second"})
+    status, html = await told(stand), (await fetch(stand, "/status"))[1]
+    for call in (*status.held, *status.running):
+        assert (call.request_id, call.first_request_id) == ("the-second", "the-first")
+        assert call.exchange_id == driver.id != ""
+    for label, id_ in (("first", "the-first"), ("exchange", driver.id)):
+        assert html.count(f"{label}: <code>{id_}</code>") == 2, "among the held and among the running calls"
+    go.set()
     await eventually(lambda: driver.is_finished)
     assert (await told(stand)).running == ()
     assert (await stand.client().call(state=shed.state)).text == "done"
@@ -290,6 +298,19 @@ async def test_a_round_that_another_replica_relays_is_listed_where_its_call_runs
     assert legs.relayed.keys() <= legs.seen.keys(), "it would also be listed if it had never been held"
     gate.go.set()
     assert (await answering).text == "done"
+
+
+async def test_the_first_request_of_a_call_that_was_taken_over_is_not_known(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = FakeStore(upstream, rounds=3)
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2")
+    await cluster.crash(one)
+    for _ in range(2):
+        asked = await two.client().answer(asked)
+    (call,) = (await told(two)).held
+    assert (call.first_request_id, call.exchange_id != "") == ("", True)
+    await drop(two)
 
 
 def test_the_longest_of_many_running_calls_are_shown() -> None:
