@@ -347,6 +347,7 @@ class Context(ClientCall, eq=False, kw_only=True):
             self._outcome = ending_of(error).outcome
             self._cause, self._error = error.message, error
             self.live.upstream.note(error)
+            self.live.upstream.health.count(error)
             if isinstance(error, UpstreamError) and self.exchange.state in HELD:  # its end may tell of another error
                 about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name, **self.about}
                 log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message, fix=error.fix, **about)

@@ -43,6 +43,7 @@ from gateway.protocol.errors import (
     OwnerStalled,
     Refused,
     ShuttingDown,
+    UpstreamError,
     bug,
 )
 from gateway.protocol.request import Request, TextParams
@@ -506,7 +507,8 @@ class Driver(Engine):
             return
         if after is FINISHED and (error := self._exchange.untold) is not None:
             context.failed(error)
-            if self._exchange.is_lost:
+            if isinstance(error, UpstreamError):
+                context.unheard(error)
                 # Only its error is left. That is kept as a result is, and takes no place of a call.
                 self._weight.release()
                 call.end()

@@ -229,9 +229,10 @@ class UpstreamCall(Runner, ABC):
         live.upstream.health.count(exc)
         if is_newest:
             self._context.end_call_span(ending_of(exc))
-            if not exchange.legs and isinstance(exc, UpstreamError):
-                self._context.unheard(exc)
+            is_unheard = not exchange.legs and isinstance(exc, UpstreamError)
             self._listener.hear(on.Broke(exc, self._context.may_run_again(exc), self._may_run_on(), not_begun))
+            if is_unheard and not exchange.is_lost:  # it is to run again; the driver tells of one that is lost
+                self._context.unheard(exc)
 
     def _may_run_on(self) -> bool:
         """Whether the upstream may still work on the call, and no other replica can have picked it up."""

@@ -391,6 +391,39 @@ async def test_a_server_that_is_silent_is_told(upstream: FakeUpstream, begin: St
     (error,) = (await told(stand)).errors
     assert (error.kind, error.count) == ("call_lost", 1)
     assert "was silent for 0.2 s" in error.text
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 1
+
+
+async def test_a_server_that_is_silent_without_its_client_is_told_at_once(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines
+) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.2}, legs={"limit_seconds": 0.05})
+    upstream.tool(Turn.for_ever)
+    client = stand.client()
+    shed = await client.call()
+    await eventually(lambda: log_lines("upstream.failed"))
+    (line,) = log_lines("upstream.failed")
+    assert (line["level"], line["route"], line["calls"]) == ("warning", "/mcp", 1)
+    assert "was silent for 0.2 s" in line["cause"]
+    assert "raise timeouts.idle_seconds" in line["fix"]
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 1
+    assert (await client.call(state=shed.state)).error["data"]["reason"] == "call_lost"
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 1
+
+
+async def test_answers_that_are_not_taken_without_their_client_are_told_at_once(
+    upstream: FakeUpstream, begin: Start, log_lines: Lines
+) -> None:
+    stand = await begin(timeouts={"answer_seconds": 0.2}, hold={"grace_seconds": 30})
+    upstream.tool(ask)
+    client = stand.client()
+    asked = await client.call()
+    _ = upstream.holding("answer")
+    answering = later(client.answer(asked))
+    _ = await upstream.saw("answer")
+    await leave(answering)
+    await eventually(lambda: [line for line in log_lines("upstream.failed") if line["level"] == "warning"])
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 1
 
 
 async def test_a_server_that_cannot_be_answered_is_told_as_no_failing_one(
