@@ -400,11 +400,10 @@ class Context(ClientCall, eq=False, kw_only=True):
 
     def finished(self) -> None:
         """Nothing more will happen in the exchange. A plain call is counted by its request, and not told here."""
-        rounds = self.exchange.round + 1
         if self._outcome is Outcome.CANCELLED:
             self.cancelled("the client did not come back")
-        if self._told_by == "exchange" and (rounds > 1 or self._outcome is not COMPLETE.outcome):
-            self.spoken.finished(rounds, self._outcome, self._began, self._error, self._cause)
+        if self._told_by == "exchange" and (self.exchange.round or self._outcome is not COMPLETE.outcome):
+            self.spoken.finished(self.exchange.requests, self._outcome, self._began, self._error, self._cause)
             self._told_by = "nobody"
 
     @property

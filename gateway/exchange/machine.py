@@ -198,6 +198,11 @@ class Exchange:
         return self._final is not None and bool(self.timers)
 
     @property
+    def requests(self) -> int:
+        """How many rounds the client has begun. A call that waits for its first answers had one request."""
+        return max(1, self.round + (self.round in self._digests))
+
+    @property
     def untold(self) -> GatewayError | jsonrpc.Error | None:
         """The error with which the call ended while its client was away, and which the next request will be told."""
         return self._final.error if self.state is FINISHED and isinstance(self._final, do.Fail) else None

@@ -387,6 +387,14 @@ def test_a_lost_call_keeps_none_of_its_answers() -> None:
     assert play.exchange.kept_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("play", "requests"),
+    [(waiting(FIRST), 1), (parked(FIRST), 1), (resumed(FIRST, SECOND), 2), (detached(FIRST, SECOND), 2)],
+)
+def test_a_call_has_as_many_requests_as_its_client_sent(play: Playbook, requests: int) -> None:
+    assert play.exchange.requests == requests
+
+
 def test_what_waits_for_its_client_is_weighed_an_error_of_the_server_too() -> None:
     error = jsonrpc.Error(1, "no", Raw(b'"' + b"x" * 998 + b'"'))
     assert (parked(FIRST) >> on.Failed(error) << ANY).exchange.kept_bytes == 1002
