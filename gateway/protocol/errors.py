@@ -575,7 +575,10 @@ class Stopping(GatewayError):
     reason = "stopping"
     brief = "The gateway is shutting down; the request may have had effects"
     retry_after_seconds = 0  # a repeated call may run twice
-    fix = "raise hold.drain_seconds to give calls more time to end, or add a replica that takes them over"
+    fix = (
+        "raise hold.drain_seconds to give calls more time to end; other replicas take over only those that can be "
+        "resumed or run again: docs/continuity.md"
+    )
     status = 503
 
 

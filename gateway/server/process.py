@@ -262,7 +262,7 @@ class Gateway(ProcessParts):
         """Close everything; replies that were just written still go out."""
         self.reload.close()
         calls = (*self.downstream.legs.seen, *self.lot.waiting())
-        lost = 0 if self.draining.has_parted else self.lost_at_end(calls)  # `server.parted` has told of those
+        lost = None if self.draining.has_parted else self.lost_at_end(calls)  # `server.parted` has told of those
         is_resumable = self.draining.is_resumable
         self.draining.part([task.id for task in self.task_table] if is_resumable else ())
         self.task_table.leave(is_resumable=is_resumable)
@@ -280,4 +280,4 @@ class Gateway(ProcessParts):
         if self._traces is not None:
             # In a thread: probes and scrapes are answered meanwhile, even if the collector hangs.
             await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)
-        log.info(Event.SERVER_STOPPED, lost=lost)
+        log.info(Event.SERVER_STOPPED, **({} if lost is None else {"lost": lost}))
