@@ -20,7 +20,7 @@ from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
 from gateway.http.incoming import Incoming, client_address
 from gateway.plugins.status_page.merge_statuses import cut, failing_first, key_phase
-from gateway.plugins.status_page.status_view import waits_for
+from gateway.plugins.status_page.status_view import sessions_near_limit, waits_for
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import key_id
 from gateway.telemetry import Metrics, SessionState
@@ -71,7 +71,7 @@ def take_snapshot(source: ProcessParts) -> Status:
         time=datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="seconds"),
         uptime_seconds=own.uptime_seconds,
         configuration=own.configuration,
-        notices=tuple(_notices(source)),
+        notices=(*_notices(source), *sessions_near_limit(routes)),  # those of one process: a sum would hide it
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),

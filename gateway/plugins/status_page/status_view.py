@@ -1,6 +1,6 @@
 """What the status page says, worked out from a status: rows, figures, warnings; without HTML."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -121,28 +121,33 @@ def _upstreams(status: Status) -> Iterator[StatusNotice]:
 
 
 def _limits(status: Status) -> Iterator[StatusNotice]:
-    """Yield what is nearly used up."""
-    limits: list[tuple[str, int, int, str]] = []
+    """Yield what is nearly used up of the limits of each process."""
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
         for label, name, key in _PROCESS_LIMITS:
-            limits.append((f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key))
+            yield from _near(f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key)
         for name, budget in each.budgets.items():
             if budget.used >= NEAR * budget.limit:
                 yield StatusNotice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
                     "At the limit, the oldest gives way, or new ones are refused",
                 )
-    for route in status.routes:
+
+
+def sessions_near_limit(routes: Iterable[RouteStatus]) -> Iterator[StatusNotice]:
+    """Yield the routes of one process that have nearly as many sessions in use as they may."""
+    for route in routes:
         # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
         busy = sum(route.sessions.values()) - route.sessions.get("idle", 0)
-        key = "sessions.max" if route.children is None else "upstream.max_children"
-        limits.append((f"Sessions in use on {route.path}", busy, route.sessions_limit, key))
-    for label, number, limit, key in limits:
-        if limit and number >= NEAR * limit:
-            when = "When the limit is reached, new" if number < limit else "New"
-            whose = "; see Callers" if key.startswith(COUNTED_BY_CALLER) else ""
-            yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused{whose}")
+        key = "upstream.max_children" if route.sessions_limit == route.children_limit else "sessions.max"
+        yield from _near(f"Sessions in use on {route.path}", busy, route.sessions_limit, key)
+
+
+def _near(label: str, number: int, limit: int, key: str) -> Iterator[StatusNotice]:
+    if limit and number >= NEAR * limit:
+        when = "When the limit is reached, new" if number < limit else "New"
+        whose = "; see Callers" if key.startswith(COUNTED_BY_CALLER) else ""
+        yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused{whose}")
 
 
 def mode(route: RouteStatus) -> str:

@@ -88,6 +88,25 @@ async def test_the_json_has_the_problems_of_the_page_once(upstream: FakeUpstream
             assert (await fetch(stand, f"/status{query}"))[1].count("The upstream of /mcp is failing") == 1
 
 
+async def test_a_replica_whose_sessions_are_all_in_use_is_a_problem_of_the_cluster(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    full, other = await cluster.begin("gw-1", "gw-2", sessions={"max": 2})
+    upstream.tool(ask)
+    for _ in range(2):
+        _ = await full.client().call()
+    alone = "Sessions in use on /mcp: 2 of 2 (sessions.max)"
+    for stand, query, text in (
+        (full, "?replica=gw-1", alone),
+        (full, "", f"gw-1: {alone}"),
+        (other, "", f"gw-1: {alone}"),
+    ):
+        html = (await in_time(fetch(stand, f"/status{query}")))[1]
+        assert [text in html, "1 problem" in html, "New ones are refused; see Callers" in html] == [True] * 3
+    assert "Sessions in use" not in (await in_time(fetch(full, "/status?replica=gw-2")))[1]
+    await drop(full)
+
+
 async def test_a_server_is_failing_since_it_last_answered_any_replica(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

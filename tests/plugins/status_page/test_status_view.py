@@ -6,7 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.plugins.status_page.status_view import ago, duration, mode, only, sessions_note, streams, view, waits_for
+from gateway.plugins.status_page.status_view import (
+    ago,
+    duration,
+    mode,
+    only,
+    sessions_near_limit,
+    sessions_note,
+    streams,
+    view,
+    waits_for,
+)
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import ErrorStatus, Failure, ProcessStatus, Status, StatusNotice
 from tests.support.status import held, process, route, status_of
@@ -125,12 +135,14 @@ def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:
     assert limits(status_of(busy, process(0))) == ["Held calls in gw-1: 8 of 10 (hold.max_calls)"]
 
 
-@pytest.mark.parametrize(("children", "key"), [(None, "sessions.max"), (3, "upstream.max_children")])
-def test_idle_sessions_do_not_count_towards_their_limit(children: int | None, key: str) -> None:
+@pytest.mark.parametrize(
+    ("most_children", "key"), [(None, "sessions.max"), (10, "upstream.max_children"), (11, "sessions.max")]
+)
+def test_idle_sessions_do_not_count_towards_their_limit(most_children: int | None, key: str) -> None:
     def near(idle: int) -> list[str]:
         sessions = {"idle": idle, "busy": 8 - idle}
-        one = route(sessions=sessions, sessions_limit=10, children=children, children_limit=10)
-        return limits(status_of(process(0), routes=(one,)))
+        one = route(sessions=sessions, sessions_limit=10, children=most_children and 8, children_limit=most_children)
+        return [notice.text for notice in sessions_near_limit([one])]
 
     assert near(0) == [f"Sessions in use on /mcp: 8 of 10 ({key})"]
     assert near(1) == []
