@@ -14,7 +14,7 @@ NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
 _HANGS_SECONDS: Final = 30.0
 """The page names a server that has answered nothing for so long, while a call waits for it. Clients wait for 60 s."""
-HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
+HEALTH: Final = {"ok": ("good", "answered"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
 _ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "modern, passed through"}
 _PROCESS_LIMITS: Final = (
     ("Held calls", "held", "hold.max_calls"),
@@ -73,6 +73,7 @@ def view(status: Status) -> PageView:
         return sum(getattr(process, name) for process in status.processes)
 
     failing = sum(route.health == "failing" for route in status.routes)
+    known = "" if all(process.state in ("ready", "draining") for process in status.processes) else ", as far as known"
     errors = sum(error.count for error in status.errors)
     notices = all_notices(status)
     bad = sum(notice.is_bad for notice in notices)
@@ -86,7 +87,7 @@ def view(status: Status) -> PageView:
             Figure("In flight", total("in_flight"), unit="requests"),
             Figure("Connections", total("connections"), total("connections_limit")),
             Figure("Open files", total("open_files"), total("open_files_limit")),
-            Figure("Upstreams failing", failing, unit=f"of {status.routes_total:,}", is_bad=failing > 0),
+            Figure("Upstreams failing", failing, unit=f"of {status.routes_total:,}{known}", is_bad=failing > 0),
             Figure("Errors", errors, unit="listed below" if errors else "since the start"),
         ],
     )
