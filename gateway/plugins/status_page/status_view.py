@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.protocol.errors import COUNTED_BY_CALLER
-from gateway.telemetry.process_status import CallStatus, RouteStatus, Status, StatusNotice
+from gateway.telemetry.process_status import CallStatus, Failure, RouteStatus, Status, StatusNotice
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
@@ -107,11 +107,10 @@ def _upstreams(status: Status) -> Iterator[StatusNotice]:
             last = f"it last failed {ago(failure.seconds_ago)}" + (
                 f" and answered {ago(ok)}" if ok is not None else ""
             )
-            began = max(failure.since_seconds_ago, failure.seconds_ago)
-            if younger := sum(0 < each.uptime_seconds < began for each in status.processes):
+            if younger := _younger(failure, status):
                 last += f"; an answer since may be forgotten: {counted(younger, 'process', 'processes')} started later"
             yield StatusNotice(
-                f"The upstream of {route.path} is failing{since(route)}; {last}", failure.fix, failure.cause
+                f"The upstream of {route.path} is failing{since(route, status)}; {last}", failure.fix, failure.cause
             )
         elif (route.oldest_call_seconds or 0.0) >= _HANGS_SECONDS and (ok is None or ok >= _HANGS_SECONDS):
             yield StatusNotice(
@@ -205,13 +204,20 @@ def ago(seconds: float | None) -> str:
     return f"{duration(seconds)} ago" if seconds >= 1 else "just now"
 
 
-def since(route: RouteStatus) -> str:
+def _younger(failure: Failure, status: Status) -> int:
+    """Return how many processes began after a failure, and may have forgotten an answer between."""
+    began = max(failure.since_seconds_ago, failure.seconds_ago)
+    return sum(0 < each.uptime_seconds < began for each in status.processes)
+
+
+def since(route: RouteStatus, status: Status) -> str:
     """Return since when an upstream is failing, by the clock and in words; empty if it is not, or nobody knows."""
     failure = route.last_failure
     if route.health != "failing" or failure is None or not (seconds := failure.since_seconds_ago):
         return ""
     began = datetime.fromtimestamp((world.wall() - seconds) % 86_400, UTC)
-    return f" since {began:%H:%M:%S} UTC ({duration(seconds)})"
+    later = " or later" if _younger(failure, status) else ""
+    return f" since {began:%H:%M:%S} UTC ({duration(seconds)}){later}"
 
 
 def duration(seconds: float) -> str:

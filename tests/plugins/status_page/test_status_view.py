@@ -72,6 +72,7 @@ def test_a_process_that_started_after_a_failure_may_have_forgotten_an_answer(
     processes = [replace(process(number), uptime_seconds=seconds) for number, seconds in enumerate(uptimes)]
     (notice,) = view(status_of(*processes, routes=(route(health="failing", last_failure=failure),))).notices
     assert notice.text.endswith(f"it last failed {ago(failure.seconds_ago)}{forgotten}")
+    assert ("UTC (50 s) or later;" in notice.text) == bool(forgotten and since)
 
 
 @pytest.mark.parametrize(
