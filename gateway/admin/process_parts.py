@@ -43,6 +43,12 @@ class ProcessParts:
         """The configuration in force."""
         return self.in_force.value
 
+    @property
+    def held_of_one_caller(self) -> int:
+        """The most calls that count against `hold.max_calls_per_principal`, which mirrored ones do apart."""
+        lots = (self.lot, self.downstream.legacy.mirrored.lot)
+        return max((count for lot in lots for count in lot.per_principal.values()), default=0)
+
     def lost_at_end(self, calls: Iterable[Seen]) -> int:
         """Count what ends without a result if the process ends first, as `drain` would have it."""
         process = self.routes.process

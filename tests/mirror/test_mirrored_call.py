@@ -10,6 +10,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.legacy_client import LegacyClient
+from tests.support.status import fetch
 from tests.support.workbench import eventually
 
 ACCEPT: Json = {"action": "accept", "content": {"name": "Ada"}}
@@ -60,6 +61,19 @@ async def test_a_bug_ends_a_call_with_one_error_and_nothing_is_left_of_it(
     async with client.request("tools/call", {"name": "ask", "arguments": {}}, id_=7) as stream:
         while (message := await stream.message()).get("method") != mcp.ELICIT:
             pass
+        _ = await client.answer(message, ACCEPT)
+        while "result" not in await stream.message():
+            pass
+
+
+async def test_a_call_that_asks_counts_as_held_for_its_caller(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = await LegacyClient(stand).initialize()
+    server.tools["ask"] = ask
+    async with client.request("tools/call", {"name": "ask", "arguments": {}}, id_=7) as stream:
+        while (message := await stream.message()).get("method") != mcp.ELICIT:
+            pass
+        assert "\nmcp_gateway_held_calls_of_one_caller 1.0\n" in (await fetch(stand, "/metrics"))[1]
         _ = await client.answer(message, ACCEPT)
         while "result" not in await stream.message():
             pass

@@ -198,7 +198,7 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         in_flight=source.downstream.in_flight,
         held=len(lot),
         held_limit=config.hold.max_calls,
-        held_of_one_caller=max(lot.per_principal.values(), default=0),
+        held_of_one_caller=source.held_of_one_caller,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
         lost_at_end=source.lost_at_end(calls),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),

@@ -28,6 +28,7 @@ from tests.support.workbench import KEY, Stand, configuration, eventually, jwt, 
 
 GAUGES = {
     *("ready", "connections", "connections_limit", "requests_in_flight", "sessions_limit", "children_limit"),
+    *("held_calls_of_one_caller", "held_calls_of_one_caller_limit"),
     *("config_last_reload_successful", "upstream_up", "upstream_reaction_timestamp_seconds"),
 }
 
@@ -283,6 +284,8 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
         _ = await stand.client().call()
     status = await told(stand)
     (process,) = status.processes
+    metrics = (await fetch(stand, "/metrics"))[1].splitlines()
+    assert {"mcp_gateway_held_calls_of_one_caller 4.0", "mcp_gateway_held_calls_of_one_caller_limit 4.0"} < {*metrics}
     assert (process.held, process.held_limit) == (4, 5)
     assert (process.held_of_one_caller, process.held_of_one_caller_limit) == (4, 4)
     assert 1 <= process.connections <= process.connections_limit == 50
@@ -323,6 +326,8 @@ async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: St
         "connections": 0,
         "connections_limit": 99,
         "requests_in_flight": 0,
+        "held_calls_of_one_caller": 0,
+        "held_calls_of_one_caller_limit": 1000,
         'sessions_limit{route="/mcp"}': 7,
         'sessions_limit{route="/child"}': 4,
         'children_limit{route="/child"}': 4,
