@@ -143,7 +143,12 @@ class Driver(Engine):
 
     def glance(self, now: float) -> CallStatus:
         """The exchange on the status page; `now` is the monotonic time."""
-        return self._context.status(now, self._upstream_call.heard, self.at_end)
+        return self._context.status(now, self.heard, self.at_end)
+
+    @property
+    def heard(self) -> float | None:
+        """See `UpstreamCall`."""
+        return self._upstream_call.heard
 
     def running_seconds(self, now: float) -> float | None:
         """See `Context`."""

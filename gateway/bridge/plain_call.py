@@ -95,7 +95,12 @@ class PlainCall(msgspec.Struct, Runner, eq=False):
 
     def glance(self, now: float) -> CallStatus:
         """The call on the status page; `now` is the monotonic time."""
-        return self.asked.running_status(self.running_seconds(now), now - self._call.heard, self.at_end)
+        return self.asked.running_status(self.running_seconds(now), now - self.heard, self.at_end)
+
+    @property
+    def heard(self) -> float:
+        """See `UpstreamCall`."""
+        return self._call.heard
 
     @property
     def at_end(self) -> Fate:

@@ -38,6 +38,7 @@ class Round(ClientCall, eq=False, kw_only=True):
     is_counted: bool = False
     item: str = ""
     """What its result tells the client to bring along, if the client is pinned to the session (SEP-1655)."""
+    heard: ClassVar[None] = None
     at_end: ClassVar[None] = None
     """See `Driver`: a drain refuses what has not begun upstream, and its client may send it again."""
 

@@ -86,9 +86,11 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     tasks: int = 0
     """Tasks of clients, each of which has a session."""
     oldest_call_seconds: float | None = None
-    """How long the longest call has run; None if none has for `LONG_SECONDS`."""
+    """How long the longest call that was sent has run; None if none has for `LONG_SECONDS`."""
     running: int = 0
-    """How many have; 0 from an older replica."""
+    """How many calls have, sent or not; 0 from an older replica."""
+    unsent: int = 0
+    """How many of them their server has not got, because they wait for a session or for its list of tools."""
     streams: int
     """Streams that are passed through: GET streams of legacy clients, subscriptions at a modern upstream."""
 

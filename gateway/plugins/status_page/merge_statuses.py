@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 _NAMED: Final = 10
 _ADDED_UP: Final = (
     *("held", "sessions_limit", "waiting"),
-    *("subscriptions", "mirrored", "client_sessions", "tasks", "running", "streams"),
+    *("subscriptions", "mirrored", "client_sessions", "tasks", "running", "unsent", "streams"),
 )
 """The numbers of a route that several processes have together."""
 

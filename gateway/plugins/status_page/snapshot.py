@@ -54,9 +54,9 @@ def take_snapshot(source: ProcessParts) -> Status:
     lost = (driver for driver in source.lot if driver.is_lost)
     held = Counter(driver.live.route.path for driver in source.lot.waiting())
     tasks = Counter(task.live.route.path for task in source.task_table)
-    ages = defaultdict[str, list[float]](list)
+    ages = defaultdict[str, list[float | None]](list)
     for call, seconds in running.items():
-        ages[call.live.route.path].append(seconds)
+        ages[call.live.route.path].append(None if call.heard is None else seconds)
     for incoming, began in passing:
         ages[incoming.path].append(now - began)
     routes = [
@@ -153,7 +153,7 @@ def _shown(calls: Iterable[Seen]) -> tuple[CallStatus, ...]:
     return tuple(replace(seen := call.glance(now), waits_for=waits_for(seen)) for call in calls)
 
 
-def _route(live: LiveRoute, held: int, tasks: int, ages: Sequence[float], metrics: Metrics) -> RouteStatus:
+def _route(live: LiveRoute, held: int, tasks: int, ages: Sequence[float | None], metrics: Metrics) -> RouteStatus:
     route, pool = live.route, live.upstream.pool
     last_ok, failure = live.upstream.last_ok_seconds_ago, live.upstream.health.failure
     by_command = route.upstream.command is not None
@@ -178,8 +178,9 @@ def _route(live: LiveRoute, held: int, tasks: int, ages: Sequence[float], metric
         mirrored=int(metrics.mirrored_calls[route.path,].value),
         client_sessions=int(metrics.client_sessions[route.path,].value),
         tasks=tasks,
-        oldest_call_seconds=max(ages, default=None),
+        oldest_call_seconds=max((age for age in ages if age is not None), default=None),
         running=len(ages),
+        unsent=ages.count(None),
         streams=len(live.upstream.streams),
     )
 

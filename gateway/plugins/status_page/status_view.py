@@ -171,8 +171,8 @@ def sessions_note(route: RouteStatus) -> str:
 
 
 def running_calls(route: RouteStatus) -> str:
-    """Return how many calls of a route have run for long, and for how long."""
-    count = max(route.running, 1)  # an older replica tells only of the oldest
+    """Return how many calls of a route have run at its server for long, and for how long."""
+    count = max(route.running - route.unsent, 1)  # an older replica tells only of the oldest
     return f"{counted(count, 'running call')}, the oldest for {duration(route.oldest_call_seconds or 0.0)}"
 
 

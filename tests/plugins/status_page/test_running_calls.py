@@ -193,6 +193,34 @@ async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
 
 
 @pytest.mark.usefixtures("_soon")
+async def test_a_server_does_not_hang_because_calls_wait_for_a_session(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
+    stand = await begin(sessions={"max": 2}, legs={"limit_seconds": 100})
+    client, gate = stand.client(), Gate(upstream)
+    asked = [await client.call() for _ in range(2)]
+    running = [later(client.call()) for _ in range(2)]
+    (live,) = stand.gateway.routes.live.values()
+    await eventually(lambda: live.upstream.pool.waiting == 2)
+    passed[0] = 31.0
+    status = await told(stand)
+    (row,), html = status.routes, (await fetch(stand, "/status"))[1]
+    assert (status.running_total, row.running, row.unsent, row.oldest_call_seconds) == (2, 2, 2, None)
+    assert ["2 calls waiting for one" in html, "may hang" in html, "the oldest for" in html] == [True, False, False]
+    running.append(later(client.answer(asked[0])))
+    await gate.answered.wait()
+    passed[0] = 62.0
+    html = (await fetch(stand, "/status"))[1]
+    assert re.search("The upstream of /mcp may hang: last answer .* ago; 1 running call, the oldest for ", html)
+    assert (await told(stand)).running_total == 3
+    for each in running:
+        await leave(each)
+    await drop(stand)
+
+
+@pytest.mark.usefixtures("_soon")
 async def test_of_the_requests_that_pass_through_only_those_are_read_that_are_shown(
     upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,13 +350,14 @@ def test_the_longest_of_many_running_calls_are_shown() -> None:
 
 def test_running_calls_and_the_oldest_one_of_a_route_are_those_of_all_processes() -> None:
     def part(number: int, path: str, seconds: float | None) -> Status:
-        rows = (route(path=path, oldest_call_seconds=seconds, running=1),)
+        rows = (route(path=path, oldest_call_seconds=seconds, running=1, unsent=number),)
         calls = (replace(held(1), route=path, running_seconds=seconds),)
         return status_of(process(number), routes=rows, running=calls, running_total=1)
 
     whole = of_workers(part(0, "/mcp", 7.0), part(1, "/other", 50.0), part(2, "/mcp", 9.0))
     assert [call.running_seconds for call in whole.running] == [50.0, 9.0, 7.0]
     assert (whole.running_total, [row.oldest_call_seconds for row in whole.routes]) == (3, [9.0, 50.0])
+    assert [row.unsent for row in whole.routes] == [2, 1]
     alone = only(whole, "/mcp")
     assert ([call.route for call in alone.running], alone.running_total) == (["/mcp", "/mcp"], 2)
     older = replace(whole, routes=tuple(replace(row, running=0) for row in whole.routes))

@@ -81,6 +81,7 @@ def test_a_process_that_started_after_a_failure_may_have_forgotten_an_answer(
         ({"last_ok_seconds_ago": 40.0}, "last answer 40 s ago; 3 running calls, the oldest for 31 s"),
         ({"last_ok_seconds_ago": None, "running": 1}, "last answer never; 1 running call, the oldest for 31 s"),
         ({"last_ok_seconds_ago": 40.0, "running": 0}, "last answer 40 s ago; 1 running call, the oldest for 31 s"),
+        ({"last_ok_seconds_ago": 40.0, "unsent": 1}, "last answer 40 s ago; 2 running calls, the oldest for 31 s"),
         ({"last_ok_seconds_ago": 29.0}, None),  # a slow tool, or a call before the last answer
         ({"last_ok_seconds_ago": 40.0, "oldest_call_seconds": 29.0}, None),
         ({"last_ok_seconds_ago": 40.0, "oldest_call_seconds": None, "running": 0}, None),
