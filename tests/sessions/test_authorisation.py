@@ -18,6 +18,7 @@ from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, ask_action, event, lacks_session, text
 from tests.support.replicas import Gate
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, jwt, later
 from tests.upstream.test_faults import challenge
 
@@ -221,7 +222,12 @@ async def test_a_ping_that_is_not_answered_leaves_the_call_unharmed(upstream: Fa
     upstream.once(mcp.PING, lambda turn: turn.for_ever())
     reply = await stand.client(REFRESHED).answer(asked)
     assert reply.outcome == (200, -32603, "upstream_unreachable")
-    assert "call again" in reply.error["message"]
+    assert "accepts connections but does not answer a ping" in reply.error["message"]
+    assert reply.error["message"].endswith(
+        "(hung or overloaded?), so it is not known whether it accepts this credential; call again"
+    )
+    (error,) = (await told(stand)).errors
+    assert "restart it if it hangs; if it is only slow, raise timeouts.answer_seconds" in error.fix
     assert (await stand.client(REAL).answer(asked)).text == "accept"
 
 

@@ -6,7 +6,7 @@ credential of the client's, no claim of an unverified token makes a principal (`
 """
 
 from gateway.http.upstream_headers import credentials_in
-from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable
+from gateway.protocol.errors import CallLost, Refused, SessionLost, Unheeded, Unreachable, hung
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool.pool import Pool
@@ -51,7 +51,8 @@ async def authorise(  # noqa: PLR0913  (what is known of a call)
                 pool.release(session, clean=True)
     except CallLost as exc:
         raise Unreachable(
-            f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again"
+            f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again",
+            fix=hung("timeouts.answer_seconds") if isinstance(exc, Unheeded) else "",
         ) from exc
     group.credentials.note(headers)
 

@@ -324,7 +324,10 @@ class StreamableChannel(Channel):
             with CoarseTimeout(self._upstream.client.answering):
                 reply = await self._beside(message, headers, Answer(message), _PING_ANSWER_BYTES)
         except TimeoutError as exc:
-            raise Unheeded(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
+            hangs = (
+                "accepts connections but does not answer a ping within timeouts.answer_seconds (hung or overloaded?)"
+            )
+            raise Unheeded(f"{endpoint.where} {hangs}") from exc
         if reply.status >= 300:
             check_ping_answer(read_refusal(reply, endpoint, message), endpoint)
         elif isinstance(reply.failure, RequestFailed):
