@@ -349,10 +349,20 @@ class Context(ClientCall, eq=False, kw_only=True):
             self.live.upstream.note(error)
             self.live.upstream.health.count(error)
             if isinstance(error, UpstreamError) and self.exchange.state in HELD:  # its end may tell of another error
-                about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name, **self.about}
-                log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message, fix=error.fix, **about)
+                self._round_failed(error)
         else:
             self._cause = f"the upstream answered with error {error.code}"
+
+    def _round_failed(self, error: UpstreamError | OwnerStalled) -> None:
+        event = Event.UPSTREAM_FAILED if isinstance(error, UpstreamError) else Event.PEER_FAILED
+        about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name, **self.about}
+        log.warning(event, reason=error.reason, cause=error.message, fix=error.fix, **about)
+
+    def stays_elsewhere(self, error: UpstreamError | OwnerStalled) -> None:
+        """This round is refused, and the call does not end with it: its owner may hold it."""
+        self._told_by = "nobody"
+        self.live.upstream.note(error)
+        self._round_failed(error)
 
     def cancelled(self, cause: str) -> None:
         """The exchange was given up, unless it was refused; the first cause that is known is told."""

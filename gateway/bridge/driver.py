@@ -418,7 +418,9 @@ class Driver(Engine):
             replayable = context.may_run_again(exc) and self._exchange.record is not None
             if not is_dead and not replayable and self._exchange.round == left.round:
                 why = "cannot be reached, and its call cannot be picked up here while it may live"
-                self._give_back(exc if isinstance(exc, Refused) else OwnerStalled(left.owner, why))
+                refusal = exc if isinstance(exc, Refused) else OwnerStalled(left.owner, why)
+                context.stays_elsewhere(refusal)
+                self._give_back(refusal)
             elif isinstance(exc, Busy):
                 self._give_back(exc)  # no session was free, so nothing has changed upstream
             else:

@@ -200,7 +200,7 @@ class Exchange:
     @property
     def requests(self) -> int:
         """How many rounds the client has begun. A call that waits for its first answers had one request."""
-        return max(1, self.round + (self.round in self._digests))
+        return self.round + (self.round in self._digests) or 1
 
     @property
     def untold(self) -> GatewayError | jsonrpc.Error | None:

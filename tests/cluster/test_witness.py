@@ -146,7 +146,7 @@ async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner
         told = [line for line in log_lines() if line.get("reason") == "owner_stalled"]
         assert len(told) == count, "one line for each"
         (line,) = {(line["event"], line["level"], line["cause"], line["exchange_id"]) for line in told}
-        assert line == ("exchange.finished", "warning", reply.error["message"], only(one).id)
+        assert line == ("peer.failed", "warning", reply.error["message"], only(one).id)
         assert "gw-1" in reply.error["message"]
         assert reply.headers["Retry-After"] == "1"
     assert is_unharmed(upstream)
@@ -160,7 +160,7 @@ async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner
 
 @pytest.mark.parametrize("status", [400, 401, 404])
 async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharmed(
-    upstream: FakeUpstream, cluster: Cluster, hole: Address, status: int
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, log_lines: Lines, status: int
 ) -> None:
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
 
@@ -170,6 +170,8 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
     for _ in range(2):
         reply = await two.client().answer(asked)
         assert reply.outcome == ((401, -32603, "upstream_refused") if status == 401 else STALLED)
+    events = [line["event"] for line in log_lines() if "reason" in line]
+    assert events == ["upstream.failed" if status == 401 else "peer.failed"] * 2, "no exchange is over"
     assert is_unharmed(upstream)
     assert "answer" not in upstream.words, "an answer without an open stream would lose the result"
     assert (await one.client().answer(asked)).json == [ACCEPT]
