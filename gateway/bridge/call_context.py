@@ -200,8 +200,6 @@ class Context(ClientCall, eq=False, kw_only=True):
     """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
 
     exchange: Exchange
-    first_request_id: str
-    """The id of its first leg's HTTP request; empty if that came to another process."""
     former: tuple[str, str] | None = None
     """The replica and the epoch of the process that left the call to this one, if one did."""
     server_info: bytes = b""
@@ -212,6 +210,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """Whether another process can resume the call from that state, if this one has sealed any."""
     is_state_recorded: bool = True
     """Whether another process can run the call again from that state, if it may."""
+    _first_request_id: str = ""
+    """The id of its first leg's HTTP request, unless that came to another process."""
     _began: float = 0.0
     _parked_at: float = 0.0
     _held_seconds: float = 0.0
@@ -227,7 +227,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     """The span of the upstream call, until the call is answered, or broken, or its session is given back."""
 
     def __post_init__(self) -> None:
-        self._began = world.monotonic()
+        self._began, self._first_request_id = world.monotonic(), self.request_id or ""
 
     @property
     def is_task(self) -> bool:
@@ -244,7 +244,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     def left_by_another(self, left: Envelope | TaskHandle, *, is_repeatable: bool = False) -> None:
         """Another process began the call, and left it as this says."""
         self.exchange_id, self.was_repeatable = left.exchange, is_repeatable
-        self.former, self.first_request_id = (left.owner, left.epoch), ""
+        self.former, self._first_request_id = (left.owner, left.epoch), ""
         if left.upstream is not None:
             self.server_info = left.upstream.server_info
 
@@ -287,7 +287,7 @@ class Context(ClientCall, eq=False, kw_only=True):
         patience = wait_seconds(self.live.config)
         return replace(
             self.running_status(self.running_seconds(now), None if heard is None else now - heard, at_end),
-            first_request_id=self.first_request_id if self.first_request_id != self.request_id else "",
+            first_request_id=self._first_request_id if self._first_request_id != self.request_id else "",
             state=exchange.state,
             round=exchange.round,
             asked=tuple(sorted({question.method.partition("/")[0] for question in exchange.questions.values()})),

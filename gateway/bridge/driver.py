@@ -92,13 +92,9 @@ class Driver(Engine):
         policy = live.policies.get(request.method, _NEVER_ASKING)
         exchange = Exchange(request.said.declared, policy, request.input_responses)
         super().__init__(live, exchange)
-        taken = live, request, asked.key, asked.headers, asked.body_bytes, asked.remote
+        taken = live, request, asked.key, asked.headers, asked.body_bytes, asked.remote, asked.request_id
         self._context = self.asked = context = Context(
-            *taken,
-            exchange_id=asked.exchange_id,
-            has_no_way_back=asked.has_no_way_back,
-            exchange=exchange,
-            first_request_id=asked.request_id or "",
+            *taken, exchange_id=asked.exchange_id, has_no_way_back=asked.has_no_way_back, exchange=exchange
         )
         self._lot = lot
         self._upstream_call = (new_call or RequestCall)(context, self)

@@ -3,7 +3,6 @@
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from gateway.admin.process_parts import ProcessParts
 from gateway.cluster.peer_client import PeerClient
@@ -12,7 +11,7 @@ from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.plugins.status_page.cluster_view import ClusterView
 from gateway.plugins.status_page.documents import TITLES, document
 from gateway.plugins.status_page.status_page import every_seconds, page
-from gateway.plugins.status_page.status_view import all_notices
+from gateway.plugins.status_page.status_view import judged
 from gateway.plugins.status_page.templates import HEADERS
 
 _STATUS: Final = ("/status", "/status.json")
@@ -36,7 +35,7 @@ class StatusPages:
         status = await self.cluster.status(replica)
         if wants_json(http):
             # Only here: another replica that got them too would add its own to them.
-            return status_response(http, msgspec.json.encode(replace(status, notices=all_notices(status))))
+            return status_response(http, msgspec.json.encode(judged(status)))
         only_replica = replica if replica == status.replica and status.covers == "replica" else None
         seconds = every_seconds(query.get("refresh"))
         return status_response(http, page(status, seconds, query.get("route"), only_replica).encode())

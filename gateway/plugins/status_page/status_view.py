@@ -46,7 +46,6 @@ class PageView(NamedTuple):
     level: str
     """The colour of the whole: good, warn or bad."""
     verdict: str
-    notices: Sequence[StatusNotice]
     figures: Sequence[Figure]
 
 
@@ -68,6 +67,7 @@ def only(status: Status, path: str) -> Status:
 
 def view(status: Status) -> PageView:
     """Prepare a status for the template."""
+    status = judged(status)
 
     def total(name: str) -> int:
         return sum(getattr(process, name) for process in status.processes)
@@ -75,13 +75,11 @@ def view(status: Status) -> PageView:
     failing = sum(route.health == "failing" for route in status.routes)
     known = "" if all(process.state in ("ready", "draining") for process in status.processes) else ", as far as known"
     errors = sum(error.count for error in status.errors)
-    notices = all_notices(status)
-    bad = sum(notice.is_bad for notice in notices)
+    bad = sum(notice.is_bad for notice in status.notices)
     return PageView(
         status=status,
         level="bad" if bad else "good" if status.state == "ready" else "warn",
         verdict=f"{status.state}, {counted(bad, 'problem')}" if bad else status.state,
-        notices=notices,
         figures=[
             Figure("Held calls", status.held_total, total("held_limit")),
             Figure("In flight", total("in_flight"), unit="requests"),
@@ -93,10 +91,10 @@ def view(status: Status) -> PageView:
     )
 
 
-def all_notices(status: Status) -> tuple[StatusNotice, ...]:
-    """Return the notices of a status and those that its numbers give reason for, the bad ones first."""
-    found = (*_upstreams(status), *_limits(status), *status.notices)
-    return tuple(sorted(found, key=lambda notice: not notice.is_bad))
+def judged(status: Status) -> Status:
+    """Return a status with the notices that its numbers give reason for, the bad ones first."""
+    notices = (*_upstreams(status), *_limits(status), *status.notices)
+    return replace(status, notices=tuple(sorted(notices, key=lambda notice: not notice.is_bad)))
 
 
 def _upstreams(status: Status) -> Iterator[StatusNotice]:
@@ -104,9 +102,9 @@ def _upstreams(status: Status) -> Iterator[StatusNotice]:
     for route in status.routes:
         failure, ok = route.last_failure, route.last_ok_seconds_ago
         if route.health == "failing" and failure is not None:
-            last = f"it last failed {ago(failure.seconds_ago)}" + (
-                f" and answered {ago(ok)}" if ok is not None else ""
-            )
+            last = f"it last failed {ago(failure.seconds_ago)}"
+            if ok is not None:
+                last += f" and answered {ago(ok)}"
             if younger := _younger(failure, status):
                 last += f"; an answer since may be forgotten: {counted(younger, 'process', 'processes')} started later"
             yield StatusNotice(

@@ -24,7 +24,7 @@ from tests.support.status import held, process, route, status_of
 
 def test_a_status_without_problems_is_good() -> None:
     shown = view(status_of(process(0)))
-    assert (shown.level, shown.verdict, shown.notices) == ("good", "ready", ())
+    assert (shown.level, shown.verdict, shown.status.notices) == ("good", "ready", ())
 
 
 def test_a_draining_process_is_a_warning() -> None:
@@ -35,7 +35,7 @@ def test_a_draining_process_is_a_warning() -> None:
 def test_problems_are_counted_and_come_first() -> None:
     caution, problem = StatusNotice("caution", is_bad=False), StatusNotice("problem")
     shown = view(status_of(process(0), notices=(caution, problem)))
-    assert (shown.level, shown.verdict, shown.notices) == ("bad", "ready, 1 problem", (problem, caution))
+    assert (shown.level, shown.verdict, shown.status.notices) == ("bad", "ready, 1 problem", (problem, caution))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_failing_upstream_is_a_problem_with_its_fix(
     monkeypatch.setattr(world, "wall", lambda: 86_430.0)
     failure = Failure(kind="call_lost", cause="the cause", fix="the fix", seconds_ago=1, since_seconds_ago=since)
     failing = route(health="failing", last_failure=failure, last_ok_seconds_ago=answered)
-    (notice,) = view(status_of(process(0), routes=(failing,), routes_total=1)).notices
+    (notice,) = view(status_of(process(0), routes=(failing,), routes_total=1)).status.notices
     assert notice.text == f"The upstream of /mcp is failing{text}"
     assert (notice.fix, notice.detail) == ("the fix", "the cause")
 
@@ -70,7 +70,7 @@ def test_a_process_that_started_after_a_failure_may_have_forgotten_an_answer(
 ) -> None:
     failure = Failure(kind="k", cause="c", fix="f", seconds_ago=40 if since else 50, since_seconds_ago=since)
     processes = [replace(process(number), uptime_seconds=seconds) for number, seconds in enumerate(uptimes)]
-    (notice,) = view(status_of(*processes, routes=(route(health="failing", last_failure=failure),))).notices
+    (notice,) = view(status_of(*processes, routes=(route(health="failing", last_failure=failure),))).status.notices
     assert notice.text.endswith(f"it last failed {ago(failure.seconds_ago)}{forgotten}")
     assert ("UTC (50 s) or later;" in notice.text) == bool(forgotten and since)
 
@@ -90,7 +90,7 @@ def test_a_process_that_started_after_a_failure_may_have_forgotten_an_answer(
 def test_a_server_that_answers_nothing_while_calls_wait_may_hang(fields: dict[str, Any], text: str | None) -> None:
     waits = route(**{"oldest_call_seconds": 31.0, "running": 3, **fields})
     shown = view(status_of(process(0), routes=(waits,)))
-    assert [each.text for each in shown.notices] == ([f"The upstream of /mcp may hang: {text}"] if text else [])
+    assert [each.text for each in shown.status.notices] == ([f"The upstream of /mcp may hang: {text}"] if text else [])
     assert (shown.level, shown.verdict) == ("good", "ready")
 
 
@@ -109,7 +109,7 @@ def test_one_route_alone_has_its_own_calls_and_errors() -> None:
 
 
 def limits(status: Status) -> list[str]:
-    return [notice.text for notice in view(status).notices]
+    return [notice.text for notice in view(status).status.notices]
 
 
 def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
@@ -117,7 +117,7 @@ def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
         budget = BudgetStatus(used_bytes, 10_000, 0)
         return [
             notice.text
-            for notice in view(status_of(replace(process(0), budgets={"limits.sending_bytes": budget}))).notices
+            for notice in view(status_of(replace(process(0), budgets={"limits.sending_bytes": budget}))).status.notices
         ]
 
     assert notices(8_000) == ["limits.sending_bytes: 8,000 of 10,000 bytes"]
@@ -127,12 +127,12 @@ def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
 def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:
     busy = ProcessStatus(id="gw-1", state="ready", held=8, held_limit=10, connections=79, connections_limit=100)
     assert limits(status_of(busy)) == ["Held calls: 8 of 10 (hold.max_calls)"]
-    fixes = [notice.fix for number in (9, 10) for notice in view(status_of(replace(busy, held=number))).notices]
+    fixes = [notice.fix for number in (9, 10) for notice in view(status_of(replace(busy, held=number))).status.notices]
     assert fixes == [
         "When the limit is reached, new ones are refused; see Callers",
         "New ones are refused; see Callers",
     ]
-    (others,) = view(status_of(replace(busy, held=0, connections=80))).notices
+    (others,) = view(status_of(replace(busy, held=0, connections=80))).status.notices
     assert others.fix == "When the limit is reached, new ones are refused", "which the page does not count by caller"
     assert limits(status_of(busy, process(0))) == ["Held calls in gw-1: 8 of 10 (hold.max_calls)"]
 
