@@ -90,11 +90,8 @@ class Admin(Probes):
         metrics.in_flight[()].set(parts.downstream.in_flight)
         metrics.held_of_one_caller[()].set(parts.held_of_one_caller)
         metrics.held_of_one_caller_limit[()].set(parts.config.hold.max_calls_per_principal)
-        for of_routes in (
-            *(metrics.sessions_limit, metrics.children_limit),
-            *(metrics.upstream_reactions, metrics.upstream_up),
-        ):
-            of_routes.clear()  # a reload may have removed a route
+        for gauge in (metrics.sessions_limit, metrics.children_limit, metrics.upstream_reactions, metrics.upstream_up):
+            gauge.clear()  # a reload may have removed a route
         for path, live in parts.routes.live.items():
             pool, upstream = live.upstream.pool, live.route.upstream
             metrics.sessions_limit[path,].set(pool.most)

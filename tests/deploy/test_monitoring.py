@@ -22,6 +22,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import telemetry
+from gateway.runtime.call_bytes import CallBytes
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics import labels
 from tests.e2e.wire import ACCEPT, NAMED, wire
@@ -51,6 +52,8 @@ WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
     ("mcp_gateway_children_ended_total", "why"): ("asked", "unasked"),
     ("mcp_gateway_config_reloads_total", "outcome"): ("applied", "rejected"),
     ("mcp_gateway_sessions", "state"): telemetry.SessionState,
+    ("mcp_gateway_budget_bytes", "budget"): (CallBytes.name,),
+    ("mcp_gateway_budget_limit_bytes", "budget"): (CallBytes.name,),
 }
 """The possible values of the labels that queries name."""
 

@@ -23,6 +23,16 @@ _PROCESS_LIMITS: Final = (
     ("Open files", "open_files", "ulimit -n"),
 )
 """The label of each limit of a process, the field that has what is used of it, its key."""
+_FULL: Final = {
+    "limits.calls_bytes": "new calls that do not fit are refused",
+    "limits.receiving_bytes": "the oldest unfinished request is refused",
+    "limits.sending_bytes": "the client that is behind longest is closed",
+    "limits.arriving_bytes": "only the oldest message of an upstream is read on",
+    "limits.results_bytes": "the oldest result of the caller that has most is dropped",
+    "limits.replay_bytes": "the oldest stream of the caller that has most forgets what it sent, or its session ends",
+    "limits.cold_bytes": "calls stay held instead of going cold",
+}
+"""What happens when a budget is full."""
 _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 _NO_SESSION: Final = "a session with the server, or its list of tools"
 _RUNNING: Final = {"parked": "; between rounds of its client", "detached": "; its client has left"}
@@ -128,7 +138,7 @@ def _limits(status: Status) -> Iterator[StatusNotice]:
             if budget.used >= NEAR * budget.limit:
                 yield StatusNotice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
-                    "At the limit, the oldest gives way, or new ones are refused",
+                    f"At the limit, {_FULL[name]}" if name in _FULL else "",
                 )
 
 

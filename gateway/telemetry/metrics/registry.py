@@ -112,12 +112,8 @@ class Metrics:
         )
         self.held_calls = series.gauge("held_calls", "Calls parked between two rounds.", zero=True, route=ANY)
         self.held_calls_limit = series.gauge("held_calls_limit", "Maximum number of parked calls.")[()]
-        self.held_of_one_caller = series.gauge(
-            "held_calls_of_one_caller", "The most parked calls that one caller has, cold and mirrored ones included."
-        )
-        self.held_of_one_caller_limit = series.gauge(
-            "held_calls_of_one_caller_limit", "Maximum of `mcp_gateway_held_calls_of_one_caller`."
-        )
+        self.held_of_one_caller = series.gauge("held_calls_of_one_caller", "The most parked calls that a caller has.")
+        self.held_of_one_caller_limit = series.gauge("held_calls_of_one_caller_limit", "The most that it may have.")
         self.cold_calls = series.gauge(
             "cold_calls", "Parked calls that were let go of, to be resumed.", zero=True, route=ANY
         )

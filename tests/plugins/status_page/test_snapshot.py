@@ -17,6 +17,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, InForce, Problem, parse
 from gateway.plugins.status_page.snapshot import known_peers
+from gateway.plugins.status_page.status_view import judged
 from gateway.server.drain import drain
 from tests.support.authority import Authority
 from tests.support.fake_sse import FakeSse
@@ -298,6 +299,9 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
         "limits.replay_bytes": 32 << 20,
         "limits.cold_bytes": 1 << 30,
     }
+    full = {name: replace(budget, used=budget.limit) for name, budget in process.budgets.items()}
+    notices = judged(replace(status, notices=(), processes=(replace(process, budgets=full),))).notices
+    assert all(notice.fix for notice in notices), "each budget says what happens when it is full"
     assert process.cold == 0
     assert 10 < process.open_files < process.open_files_limit
     assert process.memory_bytes > 10_000_000

@@ -113,15 +113,17 @@ def limits(status: Status) -> list[str]:
 
 
 def test_a_budget_that_is_nearly_full_is_a_problem() -> None:
-    def notices(used_bytes: int) -> list[str]:
+    def notices(used_bytes: int, name: str = "limits.sending_bytes") -> list[tuple[str, str]]:
         budget = BudgetStatus(used_bytes, 10_000, 0)
-        return [
-            notice.text
-            for notice in view(status_of(replace(process(0), budgets={"limits.sending_bytes": budget}))).status.notices
-        ]
+        shown = view(status_of(replace(process(0), budgets={name: budget})))
+        return [(notice.text, notice.fix) for notice in shown.status.notices]
 
-    assert notices(8_000) == ["limits.sending_bytes: 8,000 of 10,000 bytes"]
+    behind = "At the limit, the client that is behind longest is closed"
+    assert notices(8_000) == [("limits.sending_bytes: 8,000 of 10,000 bytes", behind)]
     assert notices(7_999) == []
+    refused = "At the limit, new calls that do not fit are refused"
+    assert notices(9_000, "limits.calls_bytes") == [("limits.calls_bytes: 9,000 of 10,000 bytes", refused)]
+    assert notices(9_000, "limits.of_a_newer_replica") == [("limits.of_a_newer_replica: 9,000 of 10,000 bytes", "")]
 
 
 def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:
