@@ -129,7 +129,7 @@ class PeerClient:
                 seconds = self._connections.timeouts.peer_accept_seconds
                 _ = asyncio.get_running_loop().call_later(seconds, exchange.reply.close)
         except BaseException as exc:
-            outcome, state = _outcome(exc)
+            outcome, state = verdict(exc)
             is_local = isinstance(exc, OwnerSilent) and exc.is_local
             raise
         finally:
@@ -183,7 +183,7 @@ class PeerClient:
         return "reached" if answer == messages.Identity(host) else "unknown"
 
 
-def _outcome(exc: BaseException) -> tuple[PeerOutcome, PeerState]:
+def verdict(exc: BaseException) -> tuple[PeerOutcome, PeerState]:
     """What became of a request that a peer did not serve, and what that says of the peer."""
     match exc:
         case PeerDead():

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway import world
-from gateway.cluster.peer_errors import PeerDead, PeerRefused, PeerStuck, ReplyBroken
+from gateway.cluster.peer_errors import NoReplica, PeerDead, PeerRefused, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
@@ -172,12 +172,15 @@ class PeerConnections:
         where = f"a connection from {self._own} within timeouts.peer_connect_seconds"
         return OwnerSilent(member, f"does not accept {where}")
 
-    def _refused(self, member: str, reply: AwaitedReply) -> PeerRefused:
-        """The error for a member that refuses a request."""
+    def _refused(self, member: str, reply: AwaitedReply) -> PeerRefused | NoReplica:
+        """The error for a member that refuses a request, or for another program, which gets it instead."""
+        if reply.status != HTTPStatus.FORBIDDEN or reply.headers.get("Content-Length") != "0":
+            why = f"answers HTTP {reply.status} (is its address in replica.peers that of another program?)"
+            return NoReplica(member, why)
         refuses = f"refuses requests from {self._own} (HTTP {reply.status})"
         ahead = clock_ahead(reply.headers)
         # `Date` has whole seconds, so it may differ by one less than the member found.
-        if reply.status != HTTPStatus.FORBIDDEN or ahead is None:
+        if ahead is None:
             return PeerRefused(member, f"{refuses}: compare the clocks and state.keys of both")
         if abs(ahead) >= SKEW_SECONDS - 1:
             return PeerRefused(member, f"{refuses}: its clock is {ahead_or_behind(ahead)} that of {self._own}", ahead)

@@ -22,7 +22,7 @@ class ReplyBroken(PeerFailed):
 class PeerRefused(OwnerStalled):
     """The peer answers, and refuses the message: it is alive, and a restart of it would lose calls."""
 
-    fix = "compare state.keys and versions of both replicas; do not restart it, since it serves its clients"
+    fix = "compare state.keys and versions of both; restart it only for a key of its environment, since it loses calls"
 
     def __init__(self, member: str, why: str, ahead_seconds: float | None = None) -> None:
         """`ahead_seconds` if, by its reply, the peer's clock is so far off that it refuses messages for that."""
@@ -30,6 +30,12 @@ class PeerRefused(OwnerStalled):
         self.ahead_seconds = ahead_seconds
         if ahead_seconds is not None:
             self.fix = clock_fix(member, ahead_seconds)
+
+
+class NoReplica(OwnerStalled):
+    """What answers at the peer's address is another program, or a replica that fails."""
+
+    fix = "correct its address in replica.peers; if the replica is there, read its log"
 
 
 class PeerStuck(OwnerStalled):

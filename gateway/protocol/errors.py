@@ -392,6 +392,7 @@ class Unheeded(CallLost):
 WRONG_ADDRESS: Final = (
     "If it never ended, its address in replica.peers is wrong, here or at another replica, which loses its calls"
 )
+IF_HUNG: Final = "If it hangs, restart it: its calls then continue elsewhere where they can"
 
 
 class OwnerLost(CallLost):

@@ -42,9 +42,9 @@ class Asked:
         self._wire.writer.write(data)
         await self._wire.writer.drain()
 
-    async def refuse(self, status: int, date: str = "") -> None:
+    async def refuse(self, status: int, date: str = "", body: bytes = b"") -> None:
         told = f"Date: {date}\r\n".encode() if date else b""
-        await self.raw(b"HTTP/1.1 %d No\r\n%bContent-Length: 0\r\n\r\n" % (status, told))
+        await self.raw(b"HTTP/1.1 %d No\r\n%bContent-Length: %d\r\n\r\n%b" % (status, told, len(body), body))
 
     async def begin(self) -> None:
         await self.raw(_STREAM)

@@ -12,13 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.admin.process_parts import ProcessParts
-from gateway.cluster.peer_client import PeerClient
-from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerRefused
+from gateway.cluster.peer_client import PeerClient, verdict
+from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.cluster.worker import host_of
 from gateway.plugins.status_page.merge_statuses import Heard, cut, of_cluster, of_host
 from gateway.plugins.status_page.snapshot import known_peers, take_snapshot
-from gateway.protocol.errors import WRONG_ADDRESS, OwnerSilent, OwnerStalled
-from gateway.telemetry.process_status import PeerState, Status
+from gateway.protocol.errors import IF_HUNG, WRONG_ADDRESS, OwnerStalled
+from gateway.telemetry.process_status import Status
 
 STATUS_BYTES: Final = 1_048_576
 """The longest status that one replica takes from another, sealed. Its lists are bounded, so it fits."""
@@ -86,12 +86,13 @@ class ClusterView:
                 fix += f". {WRONG_ADDRESS}"
             return Heard(state="dead", why=f"No process listens at {address or 'its address'}", fix=fix)
         except TimeoutError:
-            return Heard(state="silent", why=f"It did not answer within {seconds:g} s", fix=fix)
-        except PeerRefused as exc:
-            return Heard(state="refused", why=f"It {exc.why}", fix=exc.fix)
+            # By then, a connection was made, or would have failed.
+            is_connected = self._source.config.timeouts.peer_connect_seconds <= seconds
+            why = f"It did not answer within {seconds:g} s"
+            return Heard(state="stalled" if is_connected else "silent", why=why, fix=f"{fix}. {IF_HUNG}")
         except OwnerStalled as exc:
-            state: PeerState = "silent" if isinstance(exc, OwnerSilent) else "stalled"
-            return Heard(state=state, why=f"It {exc.why}", fix=fix)
+            is_known = exc.fix != OwnerStalled.fix
+            return Heard(state=verdict(exc)[1], why=f"It {exc.why}", fix=exc.fix if is_known else f"{fix}. {IF_HUNG}")
         except PeerFailed:
             return Heard(state="stalled", why="It broke off its answer", fix=fix)
         status = read(text, member)

@@ -195,8 +195,9 @@ def _notices(parts: Mapping[str, Status]) -> Iterator[StatusNotice]:
             fix = (
                 "Expected during an update; for the next step of a rotation, see State keys. If it stays, run "
                 "`mrtr-gateway check --config FILE` on each host: where it prints another digest than here, a "
-                "reload was forgotten or rejected (`config.rejected` in the log); otherwise the files differ. The "
-                "digest has no keys: `mrtr-gateway doctor --config FILE` tells those of a file, in order"
+                "reload was forgotten or rejected (`config.rejected` in the log), or the service's GATEWAY_ "
+                "variables override the file; otherwise the files differ. The digest has no keys: `mrtr-gateway "
+                "doctor --config FILE` tells those of a file, in order"
             )
             yield StatusNotice(f"The {what} differ: {shown}", fix, is_bad=False)
     reported = _grouped((notice, name) for name, part in parts.items() for notice in part.notices)
@@ -213,8 +214,9 @@ def key_phase(parts: Mapping[str, Status], processes: Sequence[ProcessStatus]) -
     sealing = dict.fromkeys(ring[0] for ring in rings.values())
     keys = [*dict.fromkeys((*sealing, *chain.from_iterable(rings.values())))]
     silent = _names([each.id for each in processes if each.state in ("silent", "refused", "stalled")])
-    lack = f"may lack {keys[0]}, or {own.replica} one of theirs"
-    unknown = f"; {silent} did not tell any keys, and {lack}" if silent else ""
+    unknown = f"; {silent} did not tell any keys" if silent else ""
+    if refusing := _names([each.id for each in processes if each.state == "refused"]):
+        unknown += f", and {refusing} may lack {keys[0]}, or {own.replica} one of theirs"
     if len(keys) == 1:
         return f"One key at {_names([*rings])}: no rotation is under way there{unknown}."
     lacking = {key: _names([name for name in rings if key not in rings[name]]) for key in keys}

@@ -162,7 +162,7 @@ async def test_the_phase_of_a_rotation_is_that_of_all_replicas(cluster: Cluster)
     assert await phase("?replica=gw-2") == "One key at gw-2: no rotation is under way there."
     assert f"{old} seals at gw-1. As {new} is the new key, phase 1 is done" in await phase("?replica=gw-1")
     have(one, added, KEY)
-    unknown = "gw-1 did not tell any keys, and may lack {}, or gw-2 one of theirs."
+    unknown = "gw-1 did not tell any keys, and gw-1 may lack {}, or gw-2 one of theirs."
     told = f"One key at gw-2: no rotation is under way there; {unknown.format(old)}"
     assert await phase() == told, "it seals its status, too"
     have(two, KEY, added)
@@ -217,7 +217,9 @@ async def test_a_replica_that_is_dead_or_refuses_is_shown_as_such(cluster: Clust
         ("gw-3", "It refuses requests from gw-1 (HTTP 403): compare the clocks and state.keys of both"),
     ]
     assert {each.id: each.state for each in status.peers} == {"gw-2": "dead", "gw-3": "refused", "gw-4": "answered"}
-    assert "do not restart it" in next(each.fix for each in status.notices if "gw-3" in each.text)
+    assert "restart it only for a key of its environment" in next(
+        each.fix for each in status.notices if "gw-3" in each.text
+    )
     one.gateway.recent_errors.config_file = "/etc/gateway.yaml"
     fixes = [each.fix for each in (await seen(one)).notices if "gw-2" in each.text]
     assert "`mrtr-gateway doctor --config /etc/gateway.yaml` on gw-1 asks it. If it never ended" in fixes[0]
@@ -301,11 +303,32 @@ async def test_a_silent_replica_holds_the_page_up_for_a_bounded_time(
     (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts=patient)
     status = await seen(one)
     assert missing(status) == [(name, "It did not answer within 0.1 s") for name in ("gw-2", "gw-3", "gw-4")]
-    assert {each.state for each in status.peers} == {"silent"}
+    assert {each.state for each in status.peers} == {"silent"}, "no connection may have been made yet"
     one.gateway.members.note("gw-2", "silent")
     _ = await seen(one)
     assert one.gateway.members.was_silent("gw-2"), "a view neither makes requests go elsewhere nor ends that"
     assert not one.gateway.members.was_silent("gw-4")
+
+
+async def test_a_replica_that_accepts_and_does_not_answer_is_stalled(
+    cluster: Cluster, hole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = await cluster.fake(Silent())
+    fakes = {"gw-2": quiet.address, "gw-3": hole, "gw-4": "127.0.0.1:1"}
+    soon = {"peer_connect_seconds": 0.05, "peer_accept_seconds": 60}
+    (one,) = await cluster.begin("gw-1", fakes=fakes, timeouts=soon)
+    monkeypatch.setattr(cluster_view, "_ANSWER_SECONDS", 0.5)
+    status = await seen(one)
+    assert {each.id: each.state for each in status.peers} == {"gw-2": "stalled", "gw-3": "silent", "gw-4": "dead"}
+    fix = next(each.fix for each in status.notices if "gw-2" in each.text)
+    assert "If it hangs, restart it" in fix
+    assert status.key_phase.endswith("no rotation is under way there; gw-2, gw-3 did not tell any keys.")
+
+
+async def test_the_cause_of_silence_on_this_replica_has_its_own_fix(cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": "gw-2.invalid:1"})
+    (notice,) = (await seen(one)).notices
+    assert (peer(await seen(one), "gw-2").state, notice.fix[:31]) == ("silent", "check this replica, not the own")
 
 
 @pytest.mark.parametrize("ends", ["killed", "stopped"])
@@ -314,7 +337,8 @@ async def test_the_last_answer_of_a_replica_is_remembered_when_it_is_out_of_reac
 ) -> None:
     go = asyncio.Event()
     go.set()
-    one, other = await facing(cluster, tells_later(go, Told(json.dumps(told()))))
+    soon = {"peer_connect_seconds": 0.1}
+    one, other = await facing(cluster, tells_later(go, Told(json.dumps(told()))), timeouts=soon)
     assert peer(await seen(one), "gw-2").last_answer_seconds_ago is not None
     later_on = world.monotonic() + 60
     monkeypatch.setattr(world, "monotonic", lambda: later_on)
@@ -324,7 +348,7 @@ async def test_the_last_answer_of_a_replica_is_remembered_when_it_is_out_of_reac
     monkeypatch.setattr(cluster_view, "_ANSWER_SECONDS", 0.1)
     for query in ("", "", "?replica=gw-1"):
         found = peer(await seen(one, query), "gw-2")
-        assert found.state == {"killed": "dead", "stopped": "silent"}[ends]
+        assert found.state == {"killed": "dead", "stopped": "stalled"}[ends]
         assert found.last_answer_seconds_ago is not None
         assert found.last_answer_seconds_ago >= 60
     assert ">never<" not in (await fetch(one, "/status"))[1]

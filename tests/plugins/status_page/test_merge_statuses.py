@@ -306,7 +306,7 @@ def test_the_phase_of_a_rotation_is_that_of_all_replicas(rings: str, newest: str
 def test_the_phase_names_the_replicas_whose_keys_are_unknown() -> None:
     own = of("gw-1", keys=(KeyStatus("old", "seals and opens"),), keys_kept_seconds=600)
     heard = {"gw-2": Heard(state="silent"), "gw-3": Heard(state="refused"), "gw-4": Heard(state="stalled")}
-    told = "gw-2, gw-3, gw-4 did not tell any keys, and may lack old, or gw-1 one of theirs."
+    told = "gw-2, gw-3, gw-4 did not tell any keys, and gw-3 may lack old, or gw-1 one of theirs."
     assert of_cluster(own, heard).key_phase == f"One key at gw-1: no rotation is under way there; {told}"
     both = replace(own, keys=(*own.keys, KeyStatus("new", "only opens")))
     assert of_cluster(both, heard).key_phase == (

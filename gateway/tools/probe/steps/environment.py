@@ -18,7 +18,7 @@ from gateway.config.parsing.state_keys import KEY_BYTES
 from gateway.config.rules import WILDCARDS
 from gateway.http.server.listen_errors import explained
 from gateway.http.upstream_client import Bounds, Client
-from gateway.protocol.errors import OwnerStalled, clean, clock_fix
+from gateway.protocol.errors import IF_HUNG, OwnerStalled, clean, clock_fix
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keys, key_id
 from gateway.seal.peer_messages import PeerSealer
@@ -113,18 +113,19 @@ async def _look_at_peers(notes: Notes, config: Config, tasks: Tasks) -> None:
 
 async def _ask_peer(notes: Notes, connections: PeerConnections, name: str, address: str) -> None:
     """Ask a peer for its id, as a replica does."""
-    fix = (
-        "Check that it runs, its replica.listen and the network in between, and give both replicas the same "
-        "state.keys."
-    )
+    fix = "Check that it runs, its replica.listen and the network in between."
     try:
         told = await connections.ask_name(address, "")
     except OwnerStalled as exc:
         found = exc.why
         if isinstance(exc, PeerRefused) and exc.ahead_seconds is not None:
             fix = f"{clock_fix(name, exc.ahead_seconds)}."
-    except PeerFailed:
+        elif exc.fix != OwnerStalled.fix:
+            fix = f"{exc.fix[:1].upper()}{exc.fix[1:]}."
+    except PeerFailed as exc:
         found = "does not answer as a replica"
+        if isinstance(exc.__cause__, TimeoutError):
+            found, fix = "does not answer in time", f"{fix} {IF_HUNG}."
     else:
         if told == name:
             notes.ok("peers", f"{name} at {address} answers")
