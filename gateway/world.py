@@ -7,8 +7,10 @@ Use it as `world.monotonic()`: a name that is imported from here stays what it w
 """
 
 import asyncio
+import errno
 import os
 import random as _random
+import resource
 import select
 import socket
 import subprocess
@@ -29,6 +31,8 @@ Started = subprocess.Popen[bytes]
 STREAM: Final = socket.SOCK_STREAM
 ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 """Look up no IPv6 addresses on a host that has none, and the like."""
+_SPARE_DESCRIPTORS: Final = 16
+"""So many are left by connections, for an operator who asks why there are no others, files and name lookups."""
 
 
 monotonic = time.monotonic
@@ -60,10 +64,24 @@ def poll(of: Socket) -> Callable[[], object]:
     return partial(polled.poll, 0)
 
 
+def most_descriptors() -> int:
+    """How many file descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def is_spare(new: Socket) -> bool:
+    """Whether only spare descriptors were left for a new socket: the kernel gives the lowest number that is free."""
+    return new.fileno() >= most_descriptors() - _SPARE_DESCRIPTORS
+
+
 def new_socket(to: AddressInfo) -> Socket:
     """A socket that can connect to an address. Raises OSError."""
     family, kind, protocol, _, _ = to
-    return socket.socket(family, kind, protocol)
+    new = socket.socket(family, kind, protocol)
+    if is_spare(new):
+        new.close()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return new
 
 
 def pipe() -> tuple[FileIO, FileIO]:
@@ -74,7 +92,7 @@ def pipe() -> tuple[FileIO, FileIO]:
 
 _NAMES: Final = (
     *("monotonic", "stopwatch", "cpu", "wall", "wall_ns", "random_bytes", "random"),
-    *("socket_pair", "start_process", "poll", "new_socket", "pipe"),
+    *("socket_pair", "start_process", "poll", "is_spare", "new_socket", "pipe"),
 )
 REAL: Final[Mapping[str, Any]] = {name: globals()[name] for name in _NAMES}
 """What a program knows of the world, unless told otherwise."""

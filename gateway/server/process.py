@@ -5,7 +5,6 @@ every part that was given the holder follows.
 """
 
 import asyncio
-import resource
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -160,7 +159,7 @@ class Gateway(ProcessParts):
         admin = Admin(self, pages)
         address = config.admin if worker is None else worker.socket("admin")  # where the supervisor asks
         if address is not None:
-            self.admin = await self._open(Listener(admin.handle, address, self._traffic), address)
+            self.admin = await self._open(Listener(admin.handle, address, self._traffic, leaves_spares=False), address)
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
         self.routes.begin_children()
         self.reload.begin()
@@ -173,7 +172,7 @@ class Gateway(ProcessParts):
             routes={route.path: route.upstream.name for route in config.routes},
             key_ids=self.key_ids,
             configuration=digest(config),
-            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            open_files=world.most_descriptors(),
         )
         self._log_cautions()
 

@@ -86,6 +86,7 @@ class Simulation:
                 "random": lambda: self._random().random(),
                 "new_socket": self.network.new_socket,
                 "poll": poll,
+                "is_spare": lambda _: False,
                 "socket_pair": self.children.socket_pair,
                 "pipe": self.children.pipe,
                 "start_process": self.children.start_process,

@@ -16,6 +16,7 @@ from typing import Final, Protocol, cast
 
 from yarl import URL
 
+from gateway import world
 from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.request import ALL_READ, NO_HEADERS, BodyBroken, HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.request_parser import ChunkedBody, HeadParser, Malformed, SizedBody
@@ -73,6 +74,8 @@ class Service:
     """Whether each connection ends with its next reply."""
     is_closed: bool = False
     """Whether connections are closed as soon as they are made."""
+    leaves_spares: bool = False
+    """Whether it takes no spare descriptor (`world.is_spare`)."""
 
     def send_away(self) -> None:
         """Close each connection after its next reply, so that its client opens the next one elsewhere."""
@@ -112,7 +115,8 @@ class Connection(asyncio.Protocol):
         out = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio.Transport
         service = self._service
         traffic = service.traffic
-        if service.is_closed or len(service.connections) >= traffic.limits.value.connections:
+        is_spare = service.leaves_spares and world.is_spare(out.get_extra_info("socket"))
+        if service.is_closed or is_spare or len(service.connections) >= traffic.limits.value.connections:
             out.abort()
             return
         service.connections[self] = None

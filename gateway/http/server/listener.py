@@ -37,9 +37,10 @@ class Listener(Service):
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
         begin: Begin | None = None,
+        leaves_spares: bool = True,
     ) -> None:
         """`begin` begins what it can of the requests whose heads and bodies have come, before `handler` is asked."""
-        super().__init__(handler, traffic, begin)
+        super().__init__(handler, traffic, begin, leaves_spares=leaves_spares)
         self._address = address
         self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
         self._made: Path | None = None

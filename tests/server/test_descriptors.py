@@ -1,0 +1,51 @@
+"""A process that has used up its file descriptors."""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import pytest
+
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.workbench import Client
+
+MOST = 64
+"""More than a gateway without calls has open, and the spare ones."""
+
+
+@asynccontextmanager
+async def exhausted(gw: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open connections until the gateway closes one at once; yield a client without connections."""
+    assert gw.process is not None
+    resource.prlimit(gw.process.pid, resource.RLIMIT_NOFILE, (MOST, MOST))
+    async with gw.http.get(f"{gw.base}/nowhere"), AsyncExitStack() as stack:  # `gw.http` keeps its connection
+        for _ in range(MOST):
+            reader, writer = await asyncio.open_connection(*gw.config["listen"].split(":"))
+            _ = stack.callback(writer.close)
+            try:
+                writer.write(b"GET /nowhere HTTP/1.1\r\nHost: gateway\r\n\r\n")
+                _ = await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                break
+        else:
+            pytest.fail("no connection was refused")
+        yield await stack.enter_async_context(aiohttp.ClientSession())
+
+
+@pytest.mark.processes
+async def test_a_process_without_free_descriptors_still_serves_its_operator(upstream: FakeUpstream) -> None:
+    async with gateway(upstream.url) as gw, exhausted(gw) as operator:
+        assert (await Client(gw.http, gw.url).call()).error["data"]["reason"] == "upstream_unreachable"
+        async with operator.get(f"{gw.admin}/metrics") as response:
+            metrics = await response.text()
+        assert f"process_max_fds {MOST}" in metrics
+        (line,) = [line for line in metrics.splitlines() if line.startswith("process_open_fds ")]
+        async with operator.get(f"{gw.admin}/status.json") as response:
+            (process,) = (await response.json())["processes"]
+        assert float(line.split()[1]) == process["open_files"]
+        assert (process["open_files_limit"], response.status) == (MOST, 200)
+        async with operator.get(f"{gw.admin}/status") as response:
+            assert response.status == 200
