@@ -257,6 +257,8 @@ class LiveTask(Driver):
         elif isinstance(final.error, GatewayError):
             cause = final.error
             outcome = TaskOutcome.EXPIRED if isinstance(cause, TaskGone) else TaskOutcome.LOST
+            if outcome is TaskOutcome.LOST:
+                self._context.failed(cause)  # as a call that is lost
             told = texts.told(cause, self._context.request_id or "", self.live.sender(self.principal))
             self._outcome = "failed", jsonrpc.Error(cause.code, told)
         else:

@@ -115,6 +115,8 @@ async def test_a_malformed_result_is_a_failed_task(server: TaskServer, begin: St
     assert failed["status"] == "failed"
     assert "malformed result" in failed["error"]["message"]
     assert stand.metric("mcp_gateway_tasks_ended_total", outcome="lost") == 1
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 1
+    assert [error.kind for error in (await told(stand)).errors] == ["call_lost"]
     forget(stand)
     assert stand.metric("mcp_gateway_tasks") == 0
 
