@@ -118,12 +118,9 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
 
 def _running(calls: Iterable[Seen], now: float) -> dict[Seen, float]:
     """Return the calls that have run for long with their seconds, the longest first; some may wait without a leg."""
-    found = dict[Seen, float]()
-    for call in calls:
-        seconds = call.running_seconds(now)
-        if seconds is not None and seconds >= LONG_SECONDS:
-            found[call] = seconds
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
+    running = ((call, call.running_seconds(now)) for call in calls)
+    found = ((call, seconds) for call, seconds in running if seconds is not None and seconds >= LONG_SECONDS)
+    return dict(sorted(found, key=lambda each: -each[1]))
 
 
 def _passing(source: ProcessParts, now: float, shown: Iterable[tuple[Incoming, float]]) -> Iterator[CallStatus]:
