@@ -131,6 +131,7 @@ def test_workers_with_different_configurations_are_a_notice() -> None:
     parts = [replace(status_of(process(number)), configuration=each) for number, each in enumerate(("aaa", "bbb"))]
     whole = of_workers(*parts)
     assert whole.notices[0].text == "The configurations differ: aaa (gw-1#0); bbb (gw-1#1)"
+    assert "or the service's GATEWAY_ variables override the file" in whole.notices[0].fix
     assert of_workers(replace(parts[0], state="draining"), parts[1]).state == "draining"
 
 
