@@ -14,7 +14,7 @@ from gateway.protocol.errors import Busy, GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.seal.claims import Claims
-from gateway.telemetry import Metrics
+from gateway.telemetry import Metrics, SessionLimit
 
 _UNPROVEN_PART: Final = 10
 """One in so many sessions may be uninitialized."""
@@ -54,9 +54,10 @@ class SessionTable:
 
     def open(self, live: LiveRoute, front: Front, id_: str, caller: Caller, connect: Connect) -> FrontSession:
         """Begin a session; raises Busy if a cap is reached."""
-        route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
-        path, count = route.path, self._counts[route.path,]
+        pool, sessions = live.upstream.pool, live.config.sessions
+        path, count = live.route.path, self._counts[live.route.path,]
         if self._counts[path, caller.principal] >= sessions.max_per_principal:
+            self._metrics.sessions_refused[path, SessionLimit.OF_CALLER].inc()
             raise Busy(
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
@@ -65,9 +66,10 @@ class SessionTable:
                 reached={"sessions.max_per_principal": sessions.max_per_principal},
             )
         if count >= pool.most:
-            name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
-            said = f"Legacy clients have as many sessions on route {path} as there may be ({name})"
-            raise Busy(said, reached=pool.limits)
+            limit = pool.limit[0]
+            self._metrics.sessions_refused[path, limit].inc()
+            said = f"Legacy clients have as many sessions on route {path} as there may be ({limit})"
+            raise Busy(said, reached={limit: pool.most})
         # Opening an uninitialized session costs nothing, so there may be few of them.
         most = max(pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
         if count >= most:

@@ -1,7 +1,6 @@
 """The errors of a route that cannot provide a session, or an answer in it."""
 
 import math
-from collections.abc import Mapping
 
 from gateway.config import Config, Route
 from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable, hung
@@ -18,20 +17,30 @@ def too_many_at_once(route: Route, limit: SessionLimit, per_second: float, secon
     )
 
 
-def busy(route: Route, config: Config, limits: Mapping[str, int], *, is_pinned: bool = False) -> Busy:
-    """No session came free in time; `is_pinned`: the client has one session, to which its state leads."""
-    if is_pinned or route.sessions.affinity == "principal":
-        whose, why = ("client", "dialects: [sep-1655]") if is_pinned else ("principal", "sessions.affinity: principal")
+def in_use(route: Route, config: Config, *, is_pinned: bool) -> Busy:
+    """The one session did not come free in time; `is_pinned`: the state of its client leads to it."""
+    whose, why = ("client", "dialects: [sep-1655]") if is_pinned else ("principal", "sessions.affinity: principal")
+    return Busy(
+        f"Another call of the same {whose} has the one session of route {route.path} ({why}), and it did not come "
+        "free in timeouts.session_wait_seconds; answer or end that call, or call later",
+        reached={"timeouts.session_wait_seconds": config.timeouts.session_wait_seconds},
+    )
+
+
+def none_free(route: Route, limit: SessionLimit, most: int, *, is_shared: bool) -> Busy:
+    """No session came free in time, and there may be no more; `is_shared` as in `Busy`."""
+    if limit is SessionLimit.OF_CALLER:
         return Busy(
-            f"Another call of the same {whose} has the one session of route {route.path} ({why}), and it did not come "
-            "free in timeouts.session_wait_seconds; answer or end that call, or call later",
-            reached={"timeouts.session_wait_seconds": config.timeouts.session_wait_seconds},
+            f"You have as many sessions on route {route.path} as one caller may have ({limit}), and none came free in "
+            "timeouts.session_wait_seconds; answer or end a call, or call later",
+            status=429,
+            is_shared=is_shared,
+            reached={limit: most},
         )
     return Busy(
         f"No session to the upstream of route {route.path} came free in timeouts.session_wait_seconds; "
-        f"raise {'sessions.max' if route.upstream.command is None else 'upstream.max_children'} or "
-        "sessions.max_per_principal, or call later",
-        reached={**limits, "sessions.max_per_principal": config.sessions.max_per_principal},
+        f"raise {limit}, or call later",
+        reached={limit: most},
     )
 
 

@@ -475,6 +475,19 @@ async def test_a_refused_credential_is_a_status_so_that_the_client_signs_in(
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
+@pytest.mark.parametrize(("cap", "status"), [("max", 503), ("max_per_principal", 429)])
+async def test_a_client_learns_which_limit_of_sessions_is_reached(
+    begin: Start, sse_server: FakeSse, cap: str, status: int
+) -> None:
+    stand = await begin(**before(sse_server, sessions={cap: 1}))
+    _ = await LegacyClient(stand).initialize()
+    second = LegacyClient(stand)
+    code, _, (refused,) = await second.post(second.begin_message())
+    assert (code, refused["error"]["data"]["reason"]) == (status, "busy")
+    assert f"(sessions.{cap})" in refused["error"]["message"]
+    assert stand.metric("mcp_gateway_sessions_refused_total", limit=f"sessions.{cap}") == 1
+
+
 async def test_streams_without_a_session_leave_places_for_others(begin: Start, upstream: FakeUpstream) -> None:
     over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
     stand = await begin(**over_http, sessions={"max": 20})

@@ -8,6 +8,7 @@ import pytest
 from gateway.config import Config, Route, parse
 from gateway.protocol.errors import CallLost, ChildUnreachable, NoHandshake, Unreachable
 from gateway.sessions import pool_errors
+from gateway.telemetry import SessionLimit
 from tests.support.workbench import configuration
 
 
@@ -24,27 +25,36 @@ AFFINE = {"sessions": {"affinity": "principal"}}
 
 
 @pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({}, ["sessions.max or", "sessions.max_per_principal"]),
-        (COMMAND, ["upstream.max_children or", "sessions.max_per_principal"]),
-        (AFFINE, ["sessions.affinity: principal", "end that call"]),
-    ],
-    ids=["http", "command", "affinity"],
+    ("limit", "status"),
+    [(SessionLimit.ALL, 503), (SessionLimit.CHILDREN, 503), (SessionLimit.OF_CALLER, 429)],
 )
-def test_a_caller_without_a_session_learns_which_limit_is_reached(sections: dict[str, Any], words: list[str]) -> None:
-    error = pool_errors.busy(route(route=sections), config(), {"sessions.max": 3})
-    assert error.status == 503
-    assert all(word in error.message for word in [*words, "timeouts.session_wait_seconds"])
+def test_a_caller_without_a_session_learns_which_limit_is_reached(limit: SessionLimit, status: int) -> None:
+    error = pool_errors.none_free(route(), limit, 3, is_shared=False)
+    assert error.status == status
+    assert [f"{key}," in error.message or f"({key})" in error.message for key in SessionLimit] == [
+        key is limit for key in SessionLimit
+    ]
+    assert "timeouts.session_wait_seconds" in error.message
     look = "see Callers on the status page: stop one that should not have so many, or "
-    raised = "sessions.max (3 when it happened) or sessions.max_per_principal (1100 when it happened)"
-    if "affinity" in words[0]:
-        look, raised = "", "timeouts.session_wait_seconds (10 when it happened)"
-    assert error.fix == f"{look}raise {raised}, or add a replica"
+    assert error.fix == f"{look}raise {limit} (3 when it happened), or add a replica"
+
+
+def test_callers_without_a_credential_learn_that_they_are_one() -> None:
+    error = pool_errors.none_free(route(), SessionLimit.OF_CALLER, 3, is_shared=True)
+    assert "You sent no credential" in error.brief
+    assert error.fix.endswith("or give each client a credential of its own")
+
+
+def test_a_caller_with_one_session_learns_that_its_calls_take_turns() -> None:
+    error = pool_errors.in_use(route(route=AFFINE), config(), is_pinned=False)
+    assert error.status == 503
+    assert "the same principal" in error.message
+    assert "sessions.affinity: principal" in error.message
+    assert error.fix == "raise timeouts.session_wait_seconds (10 when it happened), or add a replica"
 
 
 def test_a_client_with_a_session_of_its_own_learns_that_its_calls_take_turns() -> None:
-    error = pool_errors.busy(route(route=AFFINE), config(), {}, is_pinned=True)
+    error = pool_errors.in_use(route(route=AFFINE), config(), is_pinned=True)
     assert "the same client" in error.message
     assert "dialects: [sep-1655]" in error.message
 

@@ -17,6 +17,7 @@ from typing import Final
 from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.handshake import Handshake
+from gateway.identity.principal import ANONYMOUS
 from gateway.protocol.errors import Busy
 from gateway.protocol.tool_list import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
@@ -83,13 +84,15 @@ class Pool:
     @property
     def most(self) -> int:
         """Sessions that there may be; each is a process where the upstream is a command."""
-        return min(self.limits.values())
+        return self.limit[1]
 
     @property
-    def limits(self) -> dict[str, int]:
-        """What bounds that number, by key."""
-        limits, upstream = {"sessions.max": self.config.sessions.max}, self.route.upstream
-        return limits if upstream.command is None else {**limits, "upstream.max_children": upstream.max_children}
+    def limit(self) -> tuple[SessionLimit, int]:
+        """What bounds that number: the narrower of two limits where the upstream is a command."""
+        most, upstream = self.config.sessions.max, self.route.upstream
+        if upstream.command is not None and upstream.max_children <= most:
+            return SessionLimit.CHILDREN, upstream.max_children
+        return SessionLimit.ALL, most
 
     def _change_limits(self, _: RouteSettings) -> None:
         self._capacity.change_limits(self.most, self.config.sessions.max_per_principal)
@@ -251,6 +254,8 @@ class Pool:
             if not future.done():
                 # `wait` does not cancel the future, so a session that is assigned in the same moment is never lost.
                 _ = await asyncio.wait((future,), timeout=self.config.timeouts.session_wait_seconds)
+            if not future.done():
+                raise self._refusal(request)
         except asyncio.CancelledError:
             if future.done() and future.exception() is None:
                 if (unused := future.result()).opened:
@@ -264,11 +269,21 @@ class Pool:
                 self._capacity.remove(request)
                 self._forget_if_unused(group)
                 self._assign(group)  # of an affine group, the request behind it may open the session now
-        if not future.done():
-            raise pool_errors.busy(self.route, self.config, self.limits, is_pinned=bool(group.key.pin))
         if future.exception() is not None:
             self._forget_if_unused(group)
         return future.result()
+
+    def _refusal(self, request: SessionRequest[Session]) -> Busy:
+        """Return why no session came free, and count it if a limit keeps the request from a new one."""
+        key = request.group.key
+        quota = self._capacity.quotas.get(key.principal)
+        if quota is None or request not in quota.openers:
+            return pool_errors.in_use(self.route, self.config, is_pinned=bool(key.pin))
+        limit, most = self.limit
+        if key.principal not in self._capacity.eligible:
+            limit, most = SessionLimit.OF_CALLER, self.config.sessions.max_per_principal
+        self._metrics.sessions_refused[self.route.path, limit].inc()
+        return pool_errors.none_free(self.route, limit, most, is_shared=key.principal == ANONYMOUS)
 
     def _forget_if_unused(self, group: Group[Session]) -> None:
         """Forget the group of a caller that got no session: its key holds up to 32 KiB of the caller's own data."""

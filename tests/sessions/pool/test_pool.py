@@ -19,11 +19,13 @@ from gateway.sessions.group import MAX_FOLLOWED, Group
 from gateway.sessions.pool import pool as pools
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
-from gateway.telemetry import Metrics
+from gateway.telemetry import Metrics, SessionLimit
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Hearer
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.memory import alive
+from tests.support.replicas import drop
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import Client, Stand, configuration, eventually, later
 
 
@@ -123,15 +125,21 @@ async def test_a_session_that_comes_free_is_handed_over(upstream: FakeUpstream, 
     assert len(upstream.of("initialize")) == 1
 
 
-@pytest.mark.parametrize("cap", ["max", "max_per_principal"])
-async def test_waiting_for_a_session_ends_with_503(upstream: FakeUpstream, begin: Start, cap: str) -> None:
+@pytest.mark.parametrize(("cap", "status"), [("max", 503), ("max_per_principal", 429)])
+async def test_waiting_for_a_session_ends_with_the_limit_that_was_reached(
+    upstream: FakeUpstream, begin: Start, cap: str, status: int
+) -> None:
     stand = await begin(sessions={cap: 1}, timeouts={"session_wait_seconds": 0.1})
     go = upstream.waiting_tool()
     first = later(stand.client().call())
     await upstream.saw("tools/call")
     reply = await stand.client().call()
-    assert reply.outcome == (503, -32603, "busy")
+    assert reply.outcome == (status, -32603, "busy")
     assert int(reply.headers["Retry-After"]) > 0
+    refused = [stand.metric("mcp_gateway_sessions_refused_total", limit=limit) for limit in SessionLimit]
+    assert refused == [int(limit == f"sessions.{cap}") for limit in SessionLimit]
+    (error,) = (await told(stand)).errors
+    assert f"raise sessions.{cap} (1 when it happened), " in error.fix
     if cap == "max_per_principal":
         other = later(stand.client("Bearer other").call())
         await upstream.saw("tools/call", 2)
@@ -139,6 +147,20 @@ async def test_waiting_for_a_session_ends_with_503(upstream: FakeUpstream, begin
         assert (await other).text == "done"
     go.set()
     assert (await first).text == "done"
+
+
+async def test_a_caller_without_its_one_session_learns_that_another_one_has_the_last(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    """With affinity, each other reason is a call of the same caller."""
+    affine = {"sessions": {"affinity": "principal"}}
+    stand = await begin(route=affine, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.1})
+    upstream.tool(ask)
+    _ = await stand.client("Bearer one").call()
+    reply = await stand.client("Bearer two").call()
+    assert reply.status == 503
+    assert "raise sessions.max, or" in reply.final["error"]["message"]
+    await drop(stand)
 
 
 async def test_an_idle_session_makes_room_for_another_principal(upstream: FakeUpstream, begin: Start) -> None:
