@@ -69,6 +69,12 @@ def most_descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def no_descriptor(cause: BaseException | None) -> str:
+    """In words that this process has no file descriptor left; empty if the cause is another one."""
+    is_it = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
+    return f"the gateway has no file descriptor left (ulimit -n {most_descriptors()})" if is_it else ""
+
+
 def is_spare(new: Socket) -> bool:
     """Whether only spare descriptors were left for a new socket: the kernel gives the lowest number that is free."""
     return new.fileno() >= most_descriptors() - _SPARE_DESCRIPTORS

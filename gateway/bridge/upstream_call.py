@@ -224,7 +224,7 @@ class UpstreamCall(Runner, ABC):
         not_begun = is_newest and not self._is_sent and isinstance(exc, Busy | Unreachable) and bool(exchange.round)
         if not_begun and not isinstance(exc, Busy):  # whose status and Retry-After say so
             again = "Nothing was run: call again with the same requestState and inputResponses"
-            exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
+            exc = type(exc)(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
         live.upstream.note(exc)
         live.upstream.health.count(exc)
         if is_newest:
@@ -406,7 +406,7 @@ class UpstreamCall(Runner, ABC):
         retryable = isinstance(exc, Refused | Unreachable)
         if isinstance(exc, Unreachable) and self._context.exchange.round:
             again = "The answers were not sent: call again with the same requestState and inputResponses"
-            exc = Unreachable(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
+            exc = type(exc)(f"{exc.message}. {again}", fix=exc.fix, brief=f"{exc.brief}. {again}")
         elif not isinstance(exc, Refused | CallLost):  # no result will come either
             exc = CallLost(f"{exc.message}; the call was under way and may have had effects")
         self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))

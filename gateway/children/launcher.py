@@ -15,7 +15,7 @@ from gateway import world
 from gateway.children.child import Child
 from gateway.config import Route
 from gateway.http.upstream_client import Client
-from gateway.protocol.errors import ChildUnreachable, Unreachable
+from gateway.protocol.errors import ChildUnreachable, DescriptorsShort, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry.upstream_health import UpstreamHealth
 
@@ -160,6 +160,11 @@ class ChildLauncher:
             try:
                 await child.start()
             except OSError as exc:
+                if none_left := world.no_descriptor(exc):  # this says nothing of the command
+                    self._unproved.discard(child)
+                    self._settle(child)
+                    await asyncio.sleep(_FIRST_PAUSE_SECONDS)  # `_prestart` would try again at once
+                    raise DescriptorsShort(f"{self.route.where} cannot be started: {none_left}") from exc
                 child.over.set_result(f"cannot be started: {exc.strerror}")  # its callback `_over` counts the failure
                 raise ChildUnreachable(f"{self.route.where} {child.over.result()}") from exc
             except BaseException:  # its start was cancelled, which says nothing of the command

@@ -3,7 +3,8 @@
 No message quotes bytes of the upstream: they may contain secrets, and control characters.
 """
 
-from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
+from gateway import world
+from gateway.protocol.errors import CallLost, DescriptorsShort, Unreachable, UpstreamError
 
 
 class RequestFailed(Exception):
@@ -29,6 +30,11 @@ class NotConnected(RequestFailed):
 
     sent = False
     _said = "{where} cannot be reached ({cause}); check that the server runs and that upstream.url is right"
+
+    def mapped(self, where: str) -> UpstreamError:
+        """See `RequestFailed`."""
+        none_left = world.no_descriptor(self.__cause__)
+        return DescriptorsShort(f"{where} cannot be reached: {none_left}") if none_left else super().mapped(where)
 
 
 class ConnectTimedOut(NotConnected):

@@ -337,6 +337,14 @@ class ChildUnreachable(Unreachable):
     fix = "check that the command is right; `mrtr-gateway probe --stdio -- COMMAND` shows details"
 
 
+class DescriptorsShort(Unreachable):
+    """This process has no file descriptor left for it, which says nothing of the upstream."""
+
+    brief = "The gateway is busy; try again later"
+    fix = "raise the hard limit (LimitNOFILE, `ulimit -Hn`) to more than twice hold.max_calls, or lower that"
+    is_counted = True
+
+
 class NoHandshake(Unreachable):
     """The upstream refuses `initialize`: it is not a legacy MCP server, or not any more."""
 

@@ -4,7 +4,7 @@ from shlex import quote
 from typing import Final
 
 from gateway import world
-from gateway.protocol.errors import GatewayError, UpstreamError
+from gateway.protocol.errors import DescriptorsShort, GatewayError, UpstreamError
 from gateway.telemetry.log import Event, get_logger
 from gateway.telemetry.metrics.labels import UpstreamEra
 from gateway.telemetry.metrics.registry import Metrics
@@ -48,7 +48,8 @@ class UpstreamHealth:
         """Record an error of a request; `served`: when a session was served last (monotonic), if that was asked."""
         self.advise(error)
         noted = self._errors.note(error, self._route)
-        if noted is not None and isinstance(error, UpstreamError) and noted.kind in _FAILURES:
+        is_its = isinstance(error, UpstreamError) and not isinstance(error, DescriptorsShort)
+        if noted is not None and is_its and noted.kind in _FAILURES:
             before, self._failure = self._failure, noted
             if served is not None:
                 self.judged = noted.last

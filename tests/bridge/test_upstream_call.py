@@ -1,6 +1,8 @@
 """The upstream call of one exchange, and the messages beside it."""
 
 import asyncio
+import errno
+import os
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.support.fake_upstream import FORM, READ_ONLY, URL, FakeUpstream, Turn
 from tests.support.logs import Lines
 from tests.support.replicas import Gate
 from tests.support.stand import Start
+from tests.support.status import told
 from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, later, leave
 
 
@@ -63,6 +66,26 @@ async def test_a_brief_error_says_too_that_answers_may_be_given_again(
         said = (await client.answer(asked)).error["message"]
     again = "The answers were not sent: call again with the same requestState and inputResponses"
     assert said.startswith(f"{Unreachable.brief}. {again} (requestId ")
+    assert (await client.answer(asked)).text == "accept"
+
+
+@pytest.mark.usefixtures("without_keep_alive")
+async def test_an_answer_for_which_the_gateway_has_no_descriptor_is_its_own_fault(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream.tool(ask_action)
+    asked = await client.call()
+
+    def open_socket(_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.world.new_socket", open_socket)
+        said = (await client.answer(asked)).error["message"]
+    assert "no file descriptor left (ulimit -n " in said
+    assert "The answers were not sent: call again" in said
+    status = await told(stand)
+    assert (status.routes[0].health, status.errors[0].fix.partition(" (")[0]) == ("ok", "Raise the hard limit")
     assert (await client.answer(asked)).text == "accept"
 
 

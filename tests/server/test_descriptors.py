@@ -38,13 +38,22 @@ async def exhausted(gw: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.mark.processes
 async def test_a_process_without_free_descriptors_still_serves_its_operator(upstream: FakeUpstream) -> None:
     async with gateway(upstream.url) as gw, exhausted(gw) as operator:
-        assert (await Client(gw.http, gw.url).call()).error["data"]["reason"] == "upstream_unreachable"
+        told = f"cannot be reached: the gateway has no file descriptor left (ulimit -n {MOST})"
+        error = (await Client(gw.http, gw.url).call()).error
+        assert (error["data"]["reason"], error["message"].endswith(told)) == ("upstream_unreachable", True)
+        (logged,) = gw.log("upstream.failed")
+        assert logged["cause"].endswith(told)
+        assert logged["fix"].startswith("raise the hard limit (LimitNOFILE, ")
         async with operator.get(f"{gw.admin}/metrics") as response:
             metrics = await response.text()
         assert f"process_max_fds {MOST}" in metrics
         (line,) = [line for line in metrics.splitlines() if line.startswith("process_open_fds ")]
         async with operator.get(f"{gw.admin}/status.json") as response:
-            (process,) = (await response.json())["processes"]
+            status = await response.json()
+        (process,), (route,), (recent,) = status["processes"], status["routes"], status["errors"]
+        assert route["health"] == "unknown", "the upstream was not even asked"
+        assert recent["fix"].startswith("Raise the hard limit")
+        assert 'mcp_gateway_upstream_errors_total{kind="upstream_unreachable",route="/mcp"} 0.0' in metrics
         assert float(line.split()[1]) == process["open_files"]
         assert (process["open_files_limit"], response.status) == (MOST, 200)
         async with operator.get(f"{gw.admin}/status") as response:

@@ -1,6 +1,8 @@
 """The health of an upstream follows the traffic of its route."""
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -111,6 +113,25 @@ async def test_an_upstream_is_failing_since_its_first_failure_after_its_last_ans
     _ = await after(0.1, fails=False)
     _ = await after(0.1)  # too soon for another look at the answers
     assert await after(100) == 100
+
+
+async def test_a_child_for_which_the_gateway_has_no_descriptor_is_its_own_fault(
+    begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No child is started again at once, ahead of its sessions: this process would do nothing else."""
+
+    def pipe() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("gateway.world.pipe", pipe)
+    stand = await begin(route={"upstream": {"command": fake("fake_stdio.py"), "warm": 1}})
+    for _ in range(4):
+        error = (await stand.client().call()).error
+        assert "cannot be started: the gateway has no file descriptor left (ulimit -n " in error["message"]
+    status = await told(stand)
+    assert (status.routes[0].health, status.errors[0].fix.partition(" (")[0]) == ("unknown", "Raise the hard limit")
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 0
+    stand.gateway.routes.live["/mcp"].upstream.retire()
 
 
 Ask = Callable[[str], Awaitable[Json]]

@@ -667,7 +667,7 @@ async def test_only_a_call_that_another_process_may_still_hold_is_lost_by_faults
         session = await here.adopt(is_shared=is_shared)
         monkeypatch.setattr("gateway.world.new_socket", open_socket)
         if is_shared:
-            with pytest.raises(CallLost, match=r"cannot be reached .* may have had effects") as caught:
+            with pytest.raises(CallLost, match=r"cannot be reached: .* may have had effects") as caught:
                 await here.resume(session)
             assert type(caught.value) is CallLost
             assert lacks_descriptors == 40 - 1 - len(resumption.RETRY_SECONDS)
