@@ -1,6 +1,7 @@
 """Warnings about risky settings: cautions for the log of every start or reload, notes for `check`."""
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from gateway.config.parsing.state_keys import decode_key
 from gateway.config.route_overrides import on_route
 from gateway.config.rules import LOOPBACK, WILDCARDS
 from gateway.config.tls import Validity
+from gateway.protocol.errors import DescriptorsShort
 
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
@@ -42,6 +44,12 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
     command = reload_command(config) if is_served else "kill -HUP PID"
     yield from _of_certificates(certificates, f"renew it, then run `{command}`")
     yield from _of_trust(config)
+    files, calls = resource.getrlimit(resource.RLIMIT_NOFILE)[1], config.hold.max_calls
+    if is_served and files < 2 * calls and any(route.upstream.url for route in config.routes):
+        yield (
+            f"ulimit -n is {files}, and each held call takes two descriptors: calls fail before {files // 2} are held "
+            f"although hold.max_calls is {calls}; {DescriptorsShort.fix}"
+        )
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:
         path = f"routes[{route.path}]"

@@ -146,6 +146,21 @@ def test_authorities_are_no_warning_as_long_as_one_of_them_is_valid(tmp_path: Pa
     assert said.endswith(f"run `kill -HUP {os.getppid()}`"), "the supervisor"
 
 
+def test_more_held_calls_than_descriptors_are_a_warning_of_the_process_that_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def said(most: int, config: Config, *, is_served: bool = True) -> list[str]:
+        monkeypatch.setattr("resource.getrlimit", lambda _: (most, most))
+        return list(cautions(config, validity(config), is_served=is_served))
+
+    (found,) = said(300, good())
+    assert found.startswith("ulimit -n is 300, and each held call takes two descriptors: calls fail before 150 are")
+    assert found.count("; ") == 1
+    assert not said(20_000, good()), "the default of both"
+    assert not said(300, good(), is_served=False), "`check` and `doctor` have another limit"
+    assert not said(300, with_route(upstream={"command": ["true"]})), "a child has its pipes already"
+
+
 def test_messages_in_the_log_and_an_unverified_upstream_are_warnings() -> None:
     (logged,) = given(with_route({"debug": {"bodies": True}}))
     assert logged.startswith("debug.bodies is true: the log contains what users typed")
