@@ -47,6 +47,21 @@ async def test_a_burst_of_all_permitted_sessions_is_followed_by_a_clear_refusal(
     assert int(error.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.parametrize(
+    ("sections", "limit"),
+    [
+        ({"sessions": {"max": 1}}, ("sessions.max", 1)),
+        ({"sessions": {"max": 1}, "route": COMMAND}, ("sessions.max", 1)),
+        ({"sessions": {"max": 2}, "route": COMMAND}, ("upstream.max_children", 2)),
+    ],
+)
+def test_the_narrower_limit_bounds_the_sessions_of_a_command(sections: dict[str, Any], limit: tuple[str, int]) -> None:
+    config = parse(configuration("http://127.0.0.1:9/mcp", **sections), "test", {})
+    metrics = Metrics("test")
+    pool = Pool(InForce(RouteSettings(config, config.routes[0])), NO_CHANNEL, metrics, Tasks(metrics))
+    assert (pool.limit, pool.most) == (limit, limit[1])
+
+
 # -- with a gateway ---------------------------------------------------------------------------------------------------
 
 
