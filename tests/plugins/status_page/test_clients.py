@@ -84,7 +84,8 @@ async def test_a_caller_is_shown_with_the_clients_that_have_the_most_of_its_call
     assert (many.held, one.clients) == (10, {"127.0.0.1 bench": 1})
     html = (await fetch(stand, "/status"))[1]
     assert "4 of 198.51.100.2 bench" in html
-    assert "By address (of a proxy, unless principal.trusted_proxies names it):\n4 from 198.51.100.2, 3 from 198.51.100.4, 2 from 198.51.100.1." in html
+    sums = "4 from 198.51.100.2, 3 from 198.51.100.4, 2 from 198.51.100.1."
+    assert f"By address (of a proxy, unless principal.trusted_proxies names it):\n{sums}" in html
     await drop(stand)
 
 
