@@ -8,7 +8,6 @@ cost one dict operation, and the timer looks only at the oldest entries, when th
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from itertools import takewhile
 from math import inf
 from typing import Final
 from weakref import ref
@@ -112,10 +111,15 @@ class CoarseTimer:
         self._waiting.pop(key, None)
 
     def _ring(self, now: float) -> float | None:
-        for key in list(takewhile(lambda key: self._waiting[key][0] <= now, self._waiting)):
+        due = []
+        for key, (deadline, *_) in self._waiting.items():
+            if deadline > now:
+                break
+            due.append(key)
+        for key in due:
             # An earlier callback may have disarmed or restarted it.
-            due = self.deadline(key)
-            if due is not None and due <= now:
+            entry = self._waiting.get(key)
+            if entry is not None and entry[0] <= now:
                 _, callback, args = self._waiting.pop(key)
                 self._tasks.guard(partial(callback, *args), f"alarm {self._name}")()
         return next((deadline for deadline, *_ in self._waiting.values()), None)
