@@ -77,7 +77,7 @@ def no_descriptor(cause: BaseException | None) -> str:
 
 def is_spare(new: Socket) -> bool:
     """Whether only spare descriptors were left for a new socket: the kernel gives the lowest number that is free."""
-    return new.fileno() >= most_descriptors() - _SPARE_DESCRIPTORS
+    return 0 < most_descriptors() - _SPARE_DESCRIPTORS <= new.fileno()  # -1 stands for no limit
 
 
 def new_socket(to: AddressInfo) -> Socket:

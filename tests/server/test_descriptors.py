@@ -2,12 +2,14 @@
 
 import asyncio
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
 
+from gateway import world
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.workbench import Client
@@ -58,3 +60,11 @@ async def test_a_process_without_free_descriptors_still_serves_its_operator(upst
         assert (process["open_files_limit"], response.status) == (MOST, 200)
         async with operator.get(f"{gw.admin}/status") as response:
             assert response.status == 200
+
+
+def test_a_new_socket_is_spare_if_few_numbers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as new:
+        number = new.fileno()
+        for limit, is_spare in ((number + 16, True), (number + 17, False), (resource.RLIM_INFINITY, False)):
+            monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+            assert world.is_spare(new) is is_spare, limit
