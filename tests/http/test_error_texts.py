@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.cluster.peer_errors import PeerRefused, PeerStuck
+from gateway.cluster.peer_errors import NoReplica, PeerRefused, PeerStuck
 from gateway.http.error_texts import texts
 from gateway.http.outbox import error_response
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
@@ -28,6 +28,7 @@ SHORTENED = [
     errors.Unreachable(INSIDE),
     errors.NoHandshake(INSIDE),
     errors.ChildUnreachable(INSIDE),
+    errors.DescriptorsShort(INSIDE),
     errors.Redirected(INSIDE),
     WrongTransport(INSIDE),
     errors.SessionLost(INSIDE),
@@ -46,6 +47,7 @@ SHORTENED = [
     errors.StateFromFuture(""),
     errors.OwnerSilent(INSIDE, INSIDE),
     errors.SessionStalled("gw-inside", errors.OwnerStalled(INSIDE)),
+    NoReplica(INSIDE, INSIDE),
     PeerRefused(INSIDE, INSIDE),
     PeerRefused(INSIDE, INSIDE, 90),
     PeerStuck(INSIDE),
