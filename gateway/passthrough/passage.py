@@ -20,11 +20,23 @@ from gateway.passthrough import header_rules, sse_endpoint
 from gateway.passthrough.sse_endpoint import FirstEventRewriter
 from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallSilent, DownstreamError, Redirected, Stopping, Unheeded, UpstreamError
+from gateway.protocol.errors import (
+    Busy,
+    CallLost,
+    CallSilent,
+    DownstreamError,
+    Redirected,
+    Stopping,
+    Unheeded,
+    UpstreamError,
+)
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
+from gateway.telemetry.log import Event, get_logger
+
+log = get_logger()
 
 _WHOLE_BYTES: Final = 65_536
 """The largest body that goes to the client in one write, if it is here when the reply begins."""
@@ -114,9 +126,19 @@ class HttpPassage(Passage):
             self._said.close()
         if isinstance(exc, UpstreamCut):
             self.outcome = Passed.ENDED if self.is_ended else Passed.CUT
+            if self.outcome is Passed.CUT and self.incoming.method == "POST" and not self.is_long_lived:
+                self._lost(CallLost.by(self.probe.endpoint.where, "did not complete its reply"))
         super().__exit__(kind, exc, traceback)
         if isinstance(exc, UpstreamError) and exc.status < 500:
             exc.status = 502  # for a client without a session; `status_in_session` for one that has one
+
+    def _lost(self, error: CallLost) -> None:
+        """Tell the operator: the client cannot be told, since its reply has begun."""
+        upstream = self.live.upstream
+        upstream.note(error)
+        upstream.health.count(error)
+        about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name, **self.incoming.about}
+        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message, fix=error.fix, **about)
 
     async def open(self) -> AwaitedReply:
         """Send the request to its address, else to the endpoint; follow one redirect within the endpoint's origin.

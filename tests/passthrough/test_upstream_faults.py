@@ -11,6 +11,7 @@ import pytest
 from gateway.protocol import mcp
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
+from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually
@@ -114,13 +115,22 @@ async def test_a_server_without_a_valid_head_fails_one_call_and_gets_it_once(
 
 
 @pytest.mark.parametrize("script", CUT.values(), ids=CUT)
-async def test_a_damaged_body_looks_damaged_to_the_client_too(begin: Start, script: Script) -> None:
+async def test_a_damaged_body_looks_damaged_to_the_client_too_and_the_log_says_so(
+    begin: Start, script: Script, log_lines: Lines
+) -> None:
     async with FakeHttp(script) as server:
         stand = await begin(url=server.url)
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
             _ = await read(stand)
         assert len(server.requests) == 1
         await eventually(lambda: stand.metric("mcp_gateway_passed_through_total", era="legacy", outcome="cut") == 1)
+        (line,) = log_lines("upstream.failed")
+        assert (line["reason"], line["route"], bool(line["request_id"])) == ("call_lost", "/mcp", True)
+        assert "did not complete its reply" in line["cause"]
+        assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 1
+        failure = stand.gateway.routes.live["/mcp"].upstream.health.failure
+        assert failure is not None
+        assert failure.cause in line["cause"]
 
 
 async def test_a_silent_body_is_cut_at_the_deadline(begin: Start) -> None:
