@@ -31,7 +31,7 @@ Started = subprocess.Popen[bytes]
 STREAM: Final = socket.SOCK_STREAM
 ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 """Look up no IPv6 addresses on a host that has none, and the like."""
-_SPARE_DESCRIPTORS: Final = 16
+SPARE_DESCRIPTORS: Final = 16
 """So many are left by connections, for an operator who asks why there are no others, files and name lookups."""
 
 
@@ -77,7 +77,7 @@ def no_descriptor(cause: BaseException | None) -> str:
 
 def is_spare(new: Socket) -> bool:
     """Whether only spare descriptors were left for a new socket: the kernel gives the lowest number that is free."""
-    return 0 < most_descriptors() - _SPARE_DESCRIPTORS <= new.fileno()  # -1 stands for no limit
+    return 0 < most_descriptors() - SPARE_DESCRIPTORS <= new.fileno()  # -1 stands for no limit
 
 
 def new_socket(to: AddressInfo) -> Socket:

@@ -247,6 +247,8 @@ def _next_step(
     end = _end_of_wait(own, [each.sealing_seconds_ago for each in having])
     old = f"{other} is the old key, phase {3 if half else 2} is {half}done"
     as_old = f"{old}: move it from state.keys to session_keys {end}"
+    if half and end.startswith("from"):
+        as_old += f"; {lacking[other]} did too early: if calls fail there, put it back as the last key"
     if new is None:
         return f"If {as_new}. If {as_old}"
     return f"As {as_new if new == other else as_old}"

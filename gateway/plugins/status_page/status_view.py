@@ -20,7 +20,7 @@ _PROCESS_LIMITS: Final = (
     ("Held calls", "held", "hold.max_calls"),
     ("Held calls of one caller", "held_of_one_caller", "hold.max_calls_per_principal"),
     ("Connections", "connections", "limits.connections"),
-    ("Open files", "open_files", "ulimit -n"),
+    ("Open files", "open_files", "ulimit -n, less a reserve"),
 )
 """The label of each limit of a process, the field that has what is used of it, its key."""
 _FULL: Final = {

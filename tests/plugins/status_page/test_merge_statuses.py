@@ -316,13 +316,22 @@ def test_the_phase_names_the_replicas_whose_keys_are_unknown() -> None:
     )
 
 
+EARLY = " did too early: if calls fail there, put it back as the last key"
 WAITS = (
     ("new old/new old/new old", (60, 600, 9000), "from 2026-01-01 01:00 UTC on"),  # the last one decides
     ("new old/new old/new old", (60.9, 600, 9000), "from 2026-01-01 00:59 UTC on"),
     ("new old/new old/new old", (90_000, 86_400, 90_000), "now"),
-    ("new/new old/new old", (60, 600, 9000), "from 2026-01-01 00:51 UTC on"),  # gw-1 has dropped it, after that time
+    (
+        "new/new old/new old",
+        (60, 600, 9000),
+        f"from 2026-01-01 00:51 UTC on; gw-1{EARLY}",
+    ),  # gw-1 has dropped it, after that time
     ("new/new/new old", (60, 600, None), "when no replica has sealed with it for 3,600 s"),  # an older version
-    ("new/new/new old", (None, None, 600), "from 2026-01-01 00:51 UTC on"),
+    (
+        "new/new/new old",
+        (None, None, 600),
+        f"from 2026-01-01 00:51 UTC on; gw-1, gw-2{EARLY}",
+    ),
     ("new old/new old/new old", (60, -1e15, 1e15), "from 2026-01-01 01:01 UTC on"),  # a peer cannot break the page
     ("new/new/new old", (60, 60, 1e15), "now"),
 )
@@ -355,7 +364,8 @@ def test_the_slowest_worker_of_a_replica_counts() -> None:
     one = of("gw-1", keys=keys[:1], keys_kept_seconds=3600, processes=(dropped,))
     two = of("gw-2", keys=keys, keys_kept_seconds=3600, processes=workers)
     assert whole(one, two).key_phase.endswith(
-        "phase 3 is half done: move it from state.keys to session_keys from 2026-01-01 00:51 UTC on."
+        "phase 3 is half done: move it from state.keys to session_keys from 2026-01-01 00:51 UTC on; gw-1 "
+        "did too early: if calls fail there, put it back as the last key."
     )
 
 
