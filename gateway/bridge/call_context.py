@@ -31,6 +31,7 @@ from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import CallStatus, Fate
 from gateway.telemetry.recent_errors import presentable
+from gateway.telemetry.upstream_health import log_failure
 from gateway.upstream.channel import Headers
 
 log = get_logger()
@@ -355,8 +356,7 @@ class Context(ClientCall, eq=False, kw_only=True):
 
     def _round_failed(self, error: UpstreamError | OwnerStalled) -> None:
         event = Event.UPSTREAM_FAILED if isinstance(error, UpstreamError) else Event.PEER_FAILED
-        about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name, **self.about}
-        log.warning(event, reason=error.reason, cause=error.message, fix=error.fix, **about)
+        log_failure(event, error, self.live.route.path, self.live.route.upstream.name, self.about)
 
     def stays_elsewhere(self, error: UpstreamError | OwnerStalled) -> None:
         """This round is refused, and the call does not end with it: its owner may hold it."""

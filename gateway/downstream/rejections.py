@@ -22,6 +22,7 @@ from gateway.protocol.errors import (
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Event, Metrics, get_logger
+from gateway.telemetry.upstream_health import log_failure
 
 log = get_logger()
 
@@ -79,13 +80,7 @@ async def reject(exc: Exception, incoming: Incoming, reply: ReplyWriter, routes:
 
 
 def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, metrics: Metrics) -> None:
-    about = {
-        "route": incoming.path[:80],
-        "upstream": live.route.upstream.name if live is not None else None,
-        "reason": error.reason,
-        "cause": error.message,
-        "fix": error.fix,
-    }
+    about = incoming.path[:80], live.route.upstream.name if live is not None else None, incoming.about
     if isinstance(error, InvalidState):
         metrics.state_rejections[error.reason,].inc()
         note = _STATE_NOTES.get(error.reason, _STATE_FOREIGN)
@@ -95,8 +90,8 @@ def _record(error: GatewayError, incoming: Incoming, live: LiveRoute | None, met
         if isinstance(error.__cause__, InvalidState):  # of another token than a requestState
             metrics.state_rejections[error.__cause__.reason,].inc()
     elif isinstance(error, UpstreamError):
-        log.warning(Event.UPSTREAM_FAILED, **about, **incoming.about)
+        log_failure(Event.UPSTREAM_FAILED, error, *about)
     elif isinstance(error, OwnerStalled):
         if isinstance(error, StateFromFuture):
             metrics.state_rejections["future",].inc()
-        log.warning(Event.PEER_FAILED, **about, **incoming.about)
+        log_failure(Event.PEER_FAILED, error, *about)

@@ -24,10 +24,9 @@ from gateway.protocol.jsonrpc import RequestId
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import Weight
-from gateway.telemetry import Event, Passed, TrafficEra, get_logger
+from gateway.telemetry import Event, Passed, TrafficEra
+from gateway.telemetry.upstream_health import log_failure
 from gateway.upstream.channel import NO_HEADERS
-
-log = get_logger()
 
 STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
@@ -221,9 +220,8 @@ class FrontSession:
         elif found is not None:
             if isinstance(error, UpstreamError):
                 self.live.upstream.health.advise(error)
-                about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name}
-                about |= {"reason": error.reason, "cause": error.message, "fix": error.fix}
-                log.warning(Event.UPSTREAM_FAILED, **about, request_id=found.http_id)
+                route, about = self.live.route, {"request_id": found.http_id}
+                log_failure(Event.UPSTREAM_FAILED, error, route.path, route.upstream.name, about)
             self._respond(request, FinalMessage(self._failure(request, error, found.http_id), cause=error))
 
     def _failure(self, request: RequestId, error: GatewayError, http_id: str) -> bytes:

@@ -34,9 +34,8 @@ from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
-from gateway.telemetry.log import Event, get_logger
-
-log = get_logger()
+from gateway.telemetry.log import Event
+from gateway.telemetry.upstream_health import log_failure
 
 _WHOLE_BYTES: Final = 65_536
 """The largest body that goes to the client in one write, if it is here when the reply begins."""
@@ -134,11 +133,10 @@ class HttpPassage(Passage):
 
     def _lost(self, error: CallLost) -> None:
         """Tell the operator: the client cannot be told, since its reply has begun."""
-        upstream = self.live.upstream
+        upstream, route = self.live.upstream, self.live.route
         upstream.note(error)
         upstream.health.count(error)
-        about = {"route": self.live.route.path, "upstream": self.live.route.upstream.name, **self.incoming.about}
-        log.warning(Event.UPSTREAM_FAILED, reason=error.reason, cause=error.message, fix=error.fix, **about)
+        log_failure(Event.UPSTREAM_FAILED, error, route.path, route.upstream.name, self.incoming.about)
 
     async def open(self) -> AwaitedReply:
         """Send the request to its address, else to the endpoint; follow one redirect within the endpoint's origin.

@@ -1,5 +1,6 @@
 """Judges the health of an upstream by the traffic of its route, and counts its child processes."""
 
+from collections.abc import Mapping
 from shlex import quote
 from typing import Final
 
@@ -18,6 +19,15 @@ _FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost
 
 _PROBE_COMMAND: Final = "probe --stdio -- COMMAND"
 _CHILD_FIX: Final = "look in the gateway's log for the last lines of its stderr (`child.ended`)"
+
+
+def log_failure(
+    event: Event, error: GatewayError, route: str, upstream: str | None, about: Mapping[str, str | None]
+) -> None:
+    """Log why the upstream, or another replica, failed a request; `about` has the ids of the request."""
+    log.warning(
+        event, route=route, upstream=upstream, reason=error.reason, cause=error.message, fix=error.fix, **about
+    )
 
 
 class UpstreamHealth:

@@ -27,7 +27,8 @@ def script(name: str) -> ModuleType:
 def written() -> dict[str, set[str]]:
     """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts, `about` for one."""
     found: dict[str, set[str]] = {event.name: set() for event in Event}
-    through: set[str] = set()
+    writers: dict[str, set[str]] = {}
+    through: list[tuple[str, str]] = []
     trees = [ast.parse(source.read_text()) for source in SOURCES]
     ids = {key for tree in trees for node in ast.walk(tree) if _is_about(node) for key in _keys(node)}
     for tree in trees:
@@ -40,14 +41,17 @@ def written() -> dict[str, set[str]]:
                 fields |= ids if name.endswith(".about") else about if name.endswith("about") else _keys(unpacked)
             if isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and first.value.id == "Event":
                 found[first.attr] |= fields
-                if isinstance(call.func, ast.Attribute) and call.func.attr == "_log":
-                    through.add(first.attr)
+                through.append((ast.unparse(call.func).rpartition(".")[2], first.attr))
             elif ast.unparse(call).startswith("log.warning(event"):
-                found[""] = fields
-    for name in through:
-        found[name] |= found[""]
-    _ = found.pop("", None)
+                writers[_function_of(tree, call)] = fields
+    for writer, name in through:
+        found[name] |= writers.get(writer, set())
     return found
+
+
+def _function_of(tree: ast.Module, call: ast.Call) -> str:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return next(each.name for each in functions if call in ast.walk(each))
 
 
 def _is_about(node: ast.AST) -> bool:

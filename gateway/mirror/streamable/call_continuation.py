@@ -20,9 +20,8 @@ from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import EVENT, NESTED, CallPlace, MirroredSession
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerLost, OwnerStalled, not_served
-from gateway.telemetry import Event, Step, get_logger
-
-log = get_logger()
+from gateway.telemetry import Event, Step
+from gateway.telemetry.upstream_health import log_failure
 
 
 async def cancel(shared: Shared, at: Arrival, session: MirroredSession, message: jsonrpc.Message) -> None:
@@ -128,8 +127,8 @@ async def resume(shared: Shared, at: Arrival, session: MirroredSession, token: s
             said = f"The replica {left.owner} ended while it ran this call; {whatever}"
             error = OwnerLost(left.owner, said)
             at.live.upstream.note(error)
-            about = {"route": at.live.route.path, "upstream": at.live.route.upstream.name, **at.incoming.about}
-            log.warning(Event.PEER_FAILED, reason=error.reason, cause=error.message, fix=error.fix, **about)
+            route = at.live.route
+            log_failure(Event.PEER_FAILED, error, route.path, route.upstream.name, at.incoming.about)
         await at.reply.start()  # the reply to a GET is an event stream
         body = error_response(left.rpc_id, error, at.incoming.request_id, at.live.sender(at.caller.principal))
         return await at.reply.whole(FinalMessage(body, cause=error))
