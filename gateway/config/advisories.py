@@ -45,7 +45,7 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
     yield from _of_certificates(certificates, f"renew it, then run `{command}`")
     yield from _of_trust(config)
     files, calls = resource.getrlimit(resource.RLIMIT_NOFILE)[1], config.hold.max_calls
-    if is_served and files < 2 * calls and any(route.upstream.url for route in config.routes):
+    if is_served and 0 < files < 2 * calls and any(route.upstream.url for route in config.routes):
         yield (
             f"ulimit -n is {files}, and each held call takes two descriptors: calls fail before {files // 2} are held "
             f"although hold.max_calls is {calls}; {DescriptorsShort.fix}"

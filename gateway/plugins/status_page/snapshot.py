@@ -204,7 +204,7 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         connections=len(source.client_listener.connections),
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
-        open_files_limit=world.most_descriptors() - world.SPARE_DESCRIPTORS,
+        open_files_limit=max(world.most_descriptors() - world.SPARE_DESCRIPTORS, 0),  # RLIM_INFINITY is -1
         budgets=source.metrics.budgets(),
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,  # resident (proc(5))
     )

@@ -108,10 +108,8 @@ async def test_a_replica_whose_sessions_are_all_in_use_is_a_problem_of_the_clust
 
 
 async def test_a_server_is_failing_since_it_last_answered_any_replica(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    upstream: FakeUpstream, cluster: Cluster, passed: list[float]
 ) -> None:
-    passed = [0.0]
-    monkeypatch.setattr(world, "monotonic", lambda: time.monotonic() + passed[0])
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
 
     async def after(seconds: float, stand: Stand, tool: Any) -> tuple[str, float]:

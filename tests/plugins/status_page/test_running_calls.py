@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -144,9 +143,7 @@ async def test_a_request_that_passes_through_and_hangs_is_listed(upstream: FakeU
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_a_ping_is_a_sign_of_life(upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = [0.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
+async def test_a_ping_is_a_sign_of_life(upstream: FakeUpstream, stand: Stand, passed: list[float]) -> None:
     ping, pinged = asyncio.Event(), asyncio.Event()
 
     async def pings(turn: Turn) -> None:
@@ -171,10 +168,8 @@ async def test_a_ping_is_a_sign_of_life(upstream: FakeUpstream, stand: Stand, mo
 
 
 async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
-    begin: Start, monkeypatch: pytest.MonkeyPatch
+    begin: Start, monkeypatch: pytest.MonkeyPatch, passed: list[float]
 ) -> None:
-    passed = [0.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
     async with FakeModern() as server:
         server.other["resources/read"] = lambda _: asyncio.Event().wait()  # type: ignore[assignment,return-value]
         stand = await begin(route={"upstream": {"url": server.url}})
@@ -194,10 +189,8 @@ async def test_a_modern_request_that_hangs_is_listed_once_it_has_run_for_long(
 
 @pytest.mark.usefixtures("_soon")
 async def test_a_server_does_not_hang_because_calls_wait_for_a_session(
-    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+    upstream: FakeUpstream, begin: Start, passed: list[float]
 ) -> None:
-    passed = [0.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + passed[0])
     stand = await begin(sessions={"max": 2}, legs={"limit_seconds": 100})
     client, gate = stand.client(), Gate(upstream)
     asked = [await client.call() for _ in range(2)]
@@ -283,17 +276,15 @@ async def test_a_call_whose_round_ended_early_still_waits_for_its_server(upstrea
 
 @pytest.mark.usefixtures("_soon")
 async def test_an_answered_call_has_run_without_the_time_of_its_user(
-    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+    upstream: FakeUpstream, begin: Start, passed: list[float]
 ) -> None:
-    thought = [0.0]
-    monkeypatch.setattr("gateway.world.monotonic", lambda: time.monotonic() + thought[0])
     stand = await begin(hold={"grace_seconds": 30})
     client, gate = stand.client(), Gate(upstream)
     asked = await client.call()
     status = await told(stand)
     assert (status.running, status.held[0].running_seconds) == ((), None)
     (driver,) = stand.gateway.lot.waiting()
-    thought[0] = 100.0
+    passed[0] = 100.0
     answering = later(client.answer(asked))
     await gate.answered.wait()
     call = await one_running(stand)
