@@ -3,7 +3,8 @@
 Rule 1: tasks/result is held open from the first moment, because servers queue their questions for it, and some give
 up on a question that nobody fetched within 60 s. Rule 2: a server that refuses to wait (fastmcp 3) is asked by
 tasks/get; its questions come on the standalone GET stream. Rule 3: the requests of a task follow one another, so its
-session has one call in flight; between two of them the task itself counts as the call (SEP-2260).
+session has one call in flight; between two of them the task itself counts as the call (SEP-2260). Rule 4: tasks/get
+is also asked beside a held tasks/result, because a server may forget that one.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from gateway import world
 from gateway.bridge.call_context import Context
 from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.routes.deadlines import TASK_AGAIN_SECONDS
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call, Listener, OwnListener
@@ -30,6 +31,8 @@ from gateway.tasks.legacy_tasks import FINAL, Ended
 _POLL_SECONDS: Final = 0.5
 _HELD_IDS: Final = 4
 """How many ids of held requests there are per task and process; a later one is used only after it was cancelled."""
+_LAST_POLL_SECONDS: Final = 60.0
+"""Beside a held tasks/result the pauses double up to this one."""
 _CUT_SECONDS: Final = 5.0
 """A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
 
@@ -77,6 +80,7 @@ class Follower:
         self._waits = True
         """Whether the server holds tasks/result until the task is over, as far as is known."""
         self._looked: Callable[[str | None], Awaitable[None]] | None = None
+        self._answered = asyncio.Event()
         session.follow_task(listener)
 
     async def run(self, past: Past | None = None) -> Ended | None:
@@ -127,8 +131,7 @@ class Follower:
                 await self._withdraw(self._holder, self._tries - 1)
             id_ = held_id(self._holder, self.task_id, self._tries)
             self._tries += 1
-            result = legacy_tasks.returned(await self.ask(mcp.TASKS_RESULT, id_))
-            if result is not None:
+            if (result := await self._hold(id_)) is not None:
                 return result
         got = await self.ask(mcp.TASKS_GET)
         found = legacy_tasks.status(got)
@@ -141,25 +144,74 @@ class Follower:
         # What tasks/result said before may have been said before the end.
         return legacy_tasks.ended(got, await self.ask(mcp.TASKS_RESULT))
 
+    async def _hold(self, id_: bytes) -> Ended | None:
+        """Hold tasks/result open; return what the tool returned, or None if only tasks/get tells how the task is."""
+        held = self._request(mcp.TASKS_RESULT, id_)
+        looking = self._context.live.process.tasks.start(self._look_beside(held), "look beside a task")
+        try:
+            return legacy_tasks.returned(await self._run(held))
+        except CallLost:
+            if not looking.done():
+                raise
+            await self._withdraw(self._holder, self._tries - 1)
+            return None
+        finally:
+            _ = looking.cancel()
+
+    async def _look_beside(self, held: Call) -> None:
+        """Stop reading a tasks/result whose task is over: `mcp` 1.30 forgets it if two changes of the task coincide.
+
+        The answers to two questions at once are such changes. While a question is open, no task is over.
+        """
+        pause = _POLL_SECONDS
+        while True:
+            self._answered.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    _ = await self._answered.wait()
+            if self._answered.is_set():
+                pause = _POLL_SECONDS
+            elif not self._context.exchange.questions and await self._is_over():
+                self.session.leave(held)
+                return
+            else:
+                pause = min(2 * pause, _LAST_POLL_SECONDS)
+
+    async def _is_over(self) -> bool:
+        """Whether tasks/get says so, beside the request in flight."""
+        message = self._request(mcp.TASKS_GET, new_id()).message
+        try:
+            async with asyncio.timeout(self._context.live.config.timeouts.handshake_seconds):
+                return legacy_tasks.status(await self.session.channel.beside(message, self._context.headers)) in FINAL
+        except (TimeoutError, GatewayError):
+            return False  # the held request hears of it, or the next look does
+
+    def answered(self) -> None:
+        """The server gets answers, after which the task may end."""
+        self._answered.set()
+
     async def _withdraw(self, holder: tuple[str, str], number: int) -> None:
         """Cancel a tasks/result that nobody reads any more; the task itself goes on."""
         with suppress(UpstreamError):  # at worst, a question is lost
             held = Call(held_id(holder, self.task_id, number), b"", self._listener)
             await self.session.cancel(held, "nobody reads its stream any more", self._context.headers)
 
-    async def ask(self, method: str, id_: bytes | None = None) -> Raw | jsonrpc.Error:
+    async def ask(self, method: str) -> Raw | jsonrpc.Error:
         """Send a request about the task; raises as `Session.run`."""
-        id_ = id_ or new_id()
+        return await self._run(self._request(method, new_id()))
+
+    def _request(self, method: str, id_: bytes) -> Call:
         message = jsonrpc.request(id_, method, {"taskId": self.task_id})
-        call = Call(id_, message, self._listener, self._progress_token)
+        return Call(id_, message, self._listener, self._progress_token)
+
+    async def _run(self, call: Call) -> Raw | jsonrpc.Error:
         return await answer_to(call, self.session.run(call, self._context.headers))
 
     async def cancel(self) -> None:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""
         if orphans.must_not_be_cancelled(self.task_id):  # `mcp` 1.30 would end a session, maybe another caller's
             return
-        message = jsonrpc.request(new_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
-        await self.session.channel.send(message, self._context.headers)
+        await self.session.channel.send(self._request(mcp.TASKS_CANCEL, new_id()).message, self._context.headers)
 
     def stop(self) -> None:
         """Follow the task no further than to the answer of the request in flight."""

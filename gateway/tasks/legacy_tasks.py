@@ -31,7 +31,7 @@ def created(result: Raw) -> on.Became | None:
     return on.Became(task_id, ttl_ms / 1000 if ttl_ms > 0 else None)
 
 
-def status(got: Raw | jsonrpc.Error) -> str | None:
+def status(got: Raw | jsonrpc.Error | None) -> str | None:
     """What the answer to tasks/get says of a task; None if the server does not know it."""
     return jsonrpc.text(jsonrpc.members(got).get("status")) or None
 

@@ -191,6 +191,12 @@ class TaskCall(UpstreamCall):
 
         self._enqueue(cancel)
 
+    def send_answers(self, answers: tuple[tuple[Question, Raw], ...]) -> None:
+        """As for other calls; the task may end with them."""
+        super().send_answers(answers)
+        if self._follower is not None:
+            self._follower.answered()
+
     # -- for the holder of the handle ---------------------------------------------------------------------------
 
     def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:

@@ -173,6 +173,10 @@ class Channel(ABC):
         """Send an answer or a notification and wait until the server accepts it. Raises the errors of `request`."""
 
     @abstractmethod
+    async def beside(self, message: bytes, headers: Headers) -> Error | Raw | None:
+        """Send a request that may run twice beside the one in flight; return its answer. Raises as `request`."""
+
+    @abstractmethod
     async def ping(self, headers: Headers) -> None:
         """Send a `ping` with these headers, beside a request that may be in flight; return when it is accepted.
 

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from gateway.upstream.channel import Channel, Hearer, SideListener
+from msgspec import Raw
+
+from gateway.protocol.jsonrpc import Error
+from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
 
 Answered = asyncio.Future[None]
 """Done when a request is answered, or with the reason why it will not be."""
@@ -15,6 +18,8 @@ class OneStreamChannel(Channel, Hearer):
 
     def __init__(self) -> None:
         self._call: tuple[Hearer, Answered] | None = None
+        self._beside: tuple[Answer, Answered] | None = None
+        """A request that was sent beside it."""
         self._side: SideListener | None = None
 
     @contextmanager
@@ -34,8 +39,24 @@ class OneStreamChannel(Channel, Hearer):
         if self._call is call:
             self._call = None
 
+    async def beside(self, message: bytes, headers: Headers) -> Error | Raw | None:
+        """See `Channel.beside`; waits for ever if the stream ends."""
+        answer, answered = self._beside = Answer(message), asyncio.get_running_loop().create_future()
+        try:
+            await self.send(message, headers)
+            await answered
+        finally:
+            self._beside = None
+        return answer.found
+
     def hear(self, data: bytes, /) -> bool:
         """Take a message of the server; the stream goes on."""
+        if self._beside is not None:
+            answer, has_answer = self._beside
+            with suppress(ValueError):  # which the request in flight hears of
+                if answer.hear(data):
+                    settle(has_answer, None)
+                    return False
         call = self._call
         if call is None:
             if self._side is not None:

@@ -640,6 +640,8 @@ def _with_tasks(plan: Plan) -> Plan:
     config = {**plan.config, "tasks": {"ttl_seconds": 100}}
     late, odd = Random(f"late tasks {plan.seed}"), Random(f"odd tasks {plan.seed}")
     tasks = tuple(_odd(odd, task) if odd.random() < 0.25 else _made(late, task) for task in tasks)
+    forgets = Random(f"forgotten tasks {plan.seed}")
+    tasks = tuple(replace(task, script={**task.script, "forgets": forgets.random() < 0.2}) for task in tasks)
     plan = replace(plan, server=replace(plan.server, has_lasting_tasks=True), config=config, tasks=tasks)
     return _with_cut_tasks(Random(f"cut tasks {plan.seed}"), plan)
 

@@ -143,6 +143,8 @@ class TaskServer:
             session.running.pop(task.id, None)
             if task.final is None:
                 task.final = {"error": _CANCELLED}
+            if script.get("forgets"):
+                task.readers.clear()  # as `mcp` 1.30 does if two changes of the task coincide
             if self._server.is_alive:
                 self._finish(session, task)
 

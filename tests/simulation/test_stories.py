@@ -340,6 +340,9 @@ OF_TASKS: Final = {
         (task(questions=2, before=1.0, between=1.0),),
         "working; input_required; working; input_required; working; completed",
     ),
+    "a result that the server forgets to send is asked for again": Told(
+        (task(questions=1, before=6.0, forgets=True),), "working; input_required; working; completed"
+    ),
     "a task that fails says why": Told((task(questions=1, fails=True),), ".*; failed"),
     **{
         f"an answer that the server refuses is asked for again: {how}": Told(

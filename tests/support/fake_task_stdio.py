@@ -5,7 +5,7 @@ With `first`, the question comes before that answer.
 python -I -S fake_task_stdio.py
 
 It answers tasks/result only after its question was answered, or at once with an error with `impatient`, as fastmcp 3.
-A cancelled task asks once more.
+With `forgets`, one that waited for the answer gets none, as of `mcp` 1.30. A cancelled task asks once more.
 """
 
 import json
@@ -24,7 +24,7 @@ def say(*messages: JSON) -> None:
 
 
 def serve() -> None:
-    name, waiting, impatient = "", None, False
+    name, waiting, impatient, forgets = "", None, False, False
     for line in sys.stdin:
         message: JSON = json.loads(line)
         id_, params = message.get("id"), message.get("params", {})
@@ -37,6 +37,7 @@ def serve() -> None:
                 say({"id": id_, "result": {"tools": [TOOL]}})
             case "tools/call":
                 impatient = params["arguments"].get("impatient", False)
+                forgets = params["arguments"].get("forgets", False)
                 asked = {
                     "id": 1,
                     "method": "elicitation/create",
@@ -55,6 +56,8 @@ def serve() -> None:
                 say({"id": id_, "result": {"taskId": "t", "status": "cancelled"}}, late)
             case None if id_ == 1:
                 name = message["result"]["content"]["name"]
+                if forgets:
+                    waiting = None
         if name and waiting is not None:
             say({"id": waiting, "result": {"content": [{"type": "text", "text": name}]}})
             waiting = None

@@ -16,6 +16,7 @@ from gateway.protocol.tool_list import Tool
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.pool.pool import Pool
+from gateway.tasks import follower
 from gateway.tasks.live_task import TaskTable
 from tests.e2e.wire import wire
 from tests.support import copies
@@ -156,6 +157,36 @@ async def test_requests_at_once_for_a_result_that_gave_way_all_get_it(
     for found in await asyncio.gather(*asking):
         assert found["result"]["content"] == text("again")["content"]
         assert mcp.META_RELATED_TASK not in found["result"]["_meta"]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_result_that_its_server_forgets_to_send_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, server: TaskServer, begin: Start, upstream: FakeUpstream, *, asks: bool
+) -> None:
+    async def forgets(turn: Turn) -> None:
+        if len(upstream.of(mcp.TASKS_RESULT)) > 1:
+            await turn.result(server.result)
+            return
+        if asks:
+            await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
+        await turn.raw(b"")
+        await turn.for_ever()
+
+    monkeypatch.setattr(follower, "_POLL_SECONDS", 60 if asks else 0.01)
+    upstream.on(mcp.TASKS_RESULT, forgets)
+    task = await make(await begin())
+    if asks:
+        asked = await task.until("input_required")
+        monkeypatch.setattr(follower, "_POLL_SECONDS", 0.01)
+        _ = await task.answer(asked)
+    _ = await upstream.saw(mcp.TASKS_GET, 2)
+    (held,) = upstream.of(mcp.TASKS_RESULT)
+    assert not held.cut.is_set(), "the task is not over yet"
+    server.done.set()
+    assert (await task.until("completed"))["result"]["content"] == text("done")["content"]
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == held.body["id"]
+    assert held.cut.is_set()
 
 
 class TwoAnswers:

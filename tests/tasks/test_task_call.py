@@ -29,7 +29,7 @@ FAKE: dict[str, Any] = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}, {"forgets": True}], ids=str)
 async def test_a_driven_task_may_ask_as_soon_as_it_is_made(given: dict[str, bool]) -> None:
     async with gateway(FAKE) as gw, wire(gw.url) as client:
         asked = await client.call("hasty", given)
@@ -38,7 +38,7 @@ async def test_a_driven_task_may_ask_as_soon_as_it_is_made(given: dict[str, bool
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}, {"forgets": True}], ids=str)
 async def test_a_task_of_a_client_may_ask_as_soon_as_it_is_made(given: dict[str, bool]) -> None:
     async with gateway(FAKE) as gw, wire(gw.url) as client:
         task = await TaskClient(client).task("hasty", given)

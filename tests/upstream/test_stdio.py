@@ -12,7 +12,7 @@ from gateway.protocol.errors import CallLost
 from gateway.upstream.channel import NO_HEADERS, Hearer, SideListener
 from gateway.upstream.stdio import StdioChannel
 from tests.support.fake_child import FakeChild, FakeLauncher
-from tests.support.workbench import later
+from tests.support.workbench import eventually, later
 
 DEADLINE = 2.0
 
@@ -78,3 +78,17 @@ async def test_a_request_that_follows_at_once_hears_its_own_answer(*, fails: boo
         assert await second[0] is None
     assert bench.answers == [1, 2]
     assert not bench.aside
+
+
+async def test_a_request_beside_the_one_in_flight_hears_its_own_answer_and_nothing_else() -> None:
+    bench = Bench()
+    async with asyncio.timeout(DEADLINE):
+        await bench.start()
+        held = bench.request(1)
+        beside = later(bench.channel.beside(jsonrpc.request(b"2", "tasks/get", {}), NO_HEADERS))
+        await eventually(lambda: len(bench.child.lines) == 3)
+        bench.after_first = lambda: bench.say(2)
+        bench.say(1)
+        assert await held is None
+        assert await beside == Raw(b'{"of": 2}')
+    assert bench.answers == [1]

@@ -130,6 +130,12 @@ class StreamableChannel(Channel):
             self._session.accepted(headers)
         return reply
 
+    async def beside(self, message: bytes, headers: Headers) -> jsonrpc.Error | Raw | None:
+        """See `Channel.beside`."""
+        answer = Answer(message)
+        reply = await self._beside(message, headers, answer, self._upstream.client.limits.event_bytes)
+        return answer.found if reply.is_done else read_refusal(reply, self._endpoint, message)
+
     def suspect(self, *, is_accepted: bool) -> str:
         """Explain a silence: a server in JSON response mode sends nothing until the result, so questions are lost."""
         if not is_accepted:
