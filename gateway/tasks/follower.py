@@ -118,11 +118,9 @@ class Follower:
     async def _look(self) -> Ended | None:
         """Ask about the task as its server allows; return how it ended, if it has."""
         if self._looked is not None:
-            found = legacy_tasks.status(await self.ask(mcp.TASKS_GET))
-            await self._looked(found)
+            await self._looked(legacy_tasks.status(await self.ask(mcp.TASKS_GET)))
             self._looked = None
-            # `mcp` 1.30 forgets a tasks/result that comes in the moment in which the answers just sent end the task.
-            if self._is_stopped or (found is not None and found not in FINAL):
+            if self._is_stopped:
                 return None
         if self._waits:
             # A server does not notice that a stream was cut, and would send the next question there: so the request

@@ -19,7 +19,6 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Cluster, drop, exchange_failing_over_to, facing, in_time, opened, resealed, steps
 from tests.support.task_client import EXTENSION
 from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, later, leave
-from tests.tasks.test_live_task import TaskServer
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 
@@ -69,34 +68,6 @@ async def test_a_task_that_was_made_after_its_owner_died_is_followed_to_its_resu
     assert reply.json == ["t1", ACCEPT]
     assert len(upstream.of("tools/call")) == len(upstream.of("answer")) == 1
     assert steps(two) == {"resumed": 1}
-
-
-async def test_the_task_of_a_dead_owner_is_asked_for_its_result_once_the_answers_are_sent(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    """`mcp` 1.30 forgets a tasks/result that comes in the moment in which an answer ends the task."""
-    server, before = TaskServer(upstream), []
-    server.ask(7)
-
-    async def end() -> None:
-        for _ in range(500):  # what is sent at the same time, or next, would come meanwhile
-            await asyncio.sleep(0)
-        before.extend(upstream.words)
-        server.done.set()
-
-    async def accept(turn: Turn) -> None:
-        turn.reply(202)
-        ending.append(asyncio.ensure_future(end()))
-
-    ending: list[asyncio.Future[None]] = []
-    upstream.on("answer", accept)
-    one, two = await cluster.begin("gw-1", "gw-2")
-    _ = await one.client().post("tools/list")
-    asked = await one.client().call()
-    await cluster.crash(one)
-    assert (await in_time(two.client().answer(asked))).text == "done"
-    assert before.count(mcp.TASKS_RESULT) == 1, "that of the dead owner"
-    assert upstream.words.count(mcp.TASKS_RESULT) == 2
 
 
 async def test_a_tool_that_made_no_task_in_the_end_gives_its_result(upstream: FakeUpstream, cluster: Cluster) -> None:
