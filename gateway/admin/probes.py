@@ -90,11 +90,17 @@ class Admin(Probes):
         metrics.in_flight[()].set(parts.downstream.in_flight)
         metrics.held_of_one_caller[()].set(parts.held_of_one_caller)
         metrics.held_of_one_caller_limit[()].set(parts.config.hold.max_calls_per_principal)
-        for gauge in (metrics.sessions_limit, metrics.children_limit, metrics.upstream_reactions, metrics.upstream_up):
+        for gauge in (
+            *(metrics.sessions_limit, metrics.sessions_of_one_caller, metrics.sessions_of_one_caller_limit),
+            *(metrics.children_limit, metrics.upstream_reactions, metrics.upstream_up),
+        ):
             gauge.clear()  # a reload may have removed a route
+        for path, (count, _) in parts.fullest_callers().items():
+            metrics.sessions_of_one_caller[path,].set(count)
         for path, live in parts.routes.live.items():
             pool, upstream = live.upstream.pool, live.route.upstream
             metrics.sessions_limit[path,].set(pool.most)
+            metrics.sessions_of_one_caller_limit[path,].set(pool.config.sessions.max_per_principal)
             if upstream.command is not None:
                 metrics.children_limit[path,].set(upstream.max_children)
             last_ok, failure = live.upstream.last_ok_seconds_ago, live.upstream.health.failure

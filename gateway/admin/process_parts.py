@@ -1,6 +1,6 @@
 """The parts of one process of which an operator can ask."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gateway.admin.reload import Reload
 from gateway.bridge.driver import Driver
@@ -10,6 +10,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legs import Seen
 from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
+from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keys
@@ -48,6 +49,22 @@ class ProcessParts:
         """The most calls that count against `hold.max_calls_per_principal`, which mirrored ones do apart."""
         lots = (self.lot, self.downstream.legacy.mirrored.lot)
         return max((count for lot in lots for count in lot.per_principal.values()), default=0)
+
+    def sessions_in_use(self) -> Iterator[tuple[LiveRoute, bytes, int]]:
+        """Yield the use of `sessions.max_per_principal` by route and principal; relayed sessions count apart."""
+        for live in self.routes.live.values():
+            for principal, count in live.upstream.pool.in_use:
+                yield live, principal, count
+        for path, principal, count in self.downstream.legacy.sessions.in_use:
+            if path in self.routes.live:
+                yield self.routes.live[path], principal, count
+
+    def fullest_callers(self) -> dict[str, tuple[int, bytes]]:
+        """Return the most sessions in use that one principal has on each route, and the principal."""
+        fullest = dict.fromkeys(self.routes.live, (0, b""))
+        for live, principal, count in self.sessions_in_use():
+            fullest[live.route.path] = max(fullest[live.route.path], (count, principal))
+        return fullest
 
     def lost_at_end(self, calls: Iterable[Seen]) -> int:
         """Count what ends without a result if the process ends first, as `drain` would have it."""

@@ -48,9 +48,9 @@ class SessionTable:
         return sum(session.open_requests for session in self._sessions.values())
 
     @property
-    def principals(self) -> Iterator[bytes]:
-        """The caller of each session."""
-        return (session.caller.principal for session in self._sessions.values())
+    def in_use(self) -> Iterator[tuple[str, bytes, int]]:
+        """The number of sessions by the path of a route and the principal."""
+        return ((key[0], key[1], count) for key, count in self._counts.items() if len(key) > 1)
 
     def open(self, live: LiveRoute, front: Front, id_: str, caller: Caller, connect: Connect) -> FrontSession:
         """Begin a session; raises Busy if a cap is reached."""

@@ -142,7 +142,7 @@ class CallerStatus(Struct, frozen=True, kw_only=True):
     held: int
     """Its calls that wait for their client, cold ones included, and those in the mirror that may ask it."""
     sessions: int
-    """Idle and relayed ones included."""
+    """Those in use, relayed ones included."""
     clients: dict[str, int] = {}
     """The three that have the most held and running calls under this tag, as in `CallStatus`, with their number."""
 
@@ -241,7 +241,7 @@ class Status(Struct, frozen=True, kw_only=True):
     """The oldest."""
     held_total: int = 0
     callers: tuple[CallerStatus, ...] = ()
-    """Those that have the most calls or sessions."""
+    """Those that have the most calls or sessions in use."""
     addresses: dict[str, int] = {}
     """The three from which the most held and running calls came, with their number."""
     running: tuple[CallStatus, ...] = ()

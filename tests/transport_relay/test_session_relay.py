@@ -18,7 +18,7 @@ from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.legacy_client import ANSWER, LegacyClient, SseClient
 from tests.support.stand import Start
-from tests.support.status import told
+from tests.support.status import fetch, told
 from tests.support.turns import gives_way
 from tests.support.workbench import Stand, eventually, jwt, later
 
@@ -61,6 +61,7 @@ async def test_a_caller_is_shown_with_its_relayed_sessions(begin: Start, sse_ser
     stand = await before_sse(begin, sse_server)
     clients = [await LegacyClient(stand).initialize() for _ in range(2)]
     assert [each.sessions for each in (await told(stand)).callers] == [2]
+    assert '\nmcp_gateway_sessions_of_one_caller{route="/mcp"} 2.0\n' in (await fetch(stand, "/metrics"))[1]
     assert [await client.end() for client in clients] == [200, 200]
     assert (await told(stand)).callers == ()
 

@@ -20,10 +20,10 @@ from gateway.config import cautions, digest, reload_command
 from gateway.downstream.legs import Seen
 from gateway.http.incoming import Incoming, client_address
 from gateway.plugins.status_page.merge_statuses import cut, failing_first, key_phase
-from gateway.plugins.status_page.status_view import sessions_near_limit, waits_for
+from gateway.plugins.status_page.status_view import near, sessions_near_limit, waits_for
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import key_id
-from gateway.telemetry import Metrics, SessionState
+from gateway.telemetry import Metrics, SessionLimit, SessionState
 from gateway.telemetry.process_status import (
     LONG_SECONDS,
     MOST_CALLERS,
@@ -71,7 +71,8 @@ def take_snapshot(source: ProcessParts) -> Status:
         time=datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="seconds"),
         uptime_seconds=own.uptime_seconds,
         configuration=own.configuration,
-        notices=(*_notices(source), *sessions_near_limit(routes)),  # those of one process: a sum would hide it
+        # The sessions of one process: a sum would hide it.
+        notices=(*_notices(source), *sessions_near_limit(routes), *_callers_near_limit(source)),
         processes=(own,),
         routes=tuple(failing_first(routes)),
         routes_total=len(routes),
@@ -96,13 +97,11 @@ def take_snapshot(source: ProcessParts) -> Status:
 
 
 def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[CallerStatus]:
-    """Yield the callers that have the most calls or sessions."""
-    legacy = source.downstream.legacy
-    held = Counter(source.lot.per_principal) + Counter(legacy.mirrored.lot.per_principal)
-    sessions = Counter(legacy.sessions.principals)
-    for live in source.routes.live.values():
-        for principal, count in live.upstream.pool.per_principal:
-            sessions[principal] += count
+    """Yield the callers that have the most calls or sessions in use."""
+    held = Counter(source.lot.per_principal) + Counter(source.downstream.legacy.mirrored.lot.per_principal)
+    sessions = Counter[bytes]()
+    for _, principal, count in source.sessions_in_use():
+        sessions[principal] += count
     most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held[it], sessions[it]))
     calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
     for call in held_or_running:
@@ -114,6 +113,13 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
         for client, count in calls[principal].most_common(MOST_CLIENTS):
             clients[client_shown(*client)] += count
         yield CallerStatus(caller=tag, held=held[principal], sessions=sessions[principal], clients=dict(clients))
+
+
+def _callers_near_limit(source: ProcessParts) -> Iterator[StatusNotice]:
+    for path, (count, principal) in source.fullest_callers().items():
+        label = f"Sessions in use of caller {source.routes.process.tags.of(principal)} on {path}"
+        most = source.routes.live[path].config.sessions.max_per_principal
+        yield from near(label, count, most, SessionLimit.OF_CALLER)
 
 
 def _running(calls: Iterable[Seen], now: float) -> dict[Seen, float]:

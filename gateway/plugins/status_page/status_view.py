@@ -133,7 +133,7 @@ def _limits(status: Status) -> Iterator[StatusNotice]:
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
         for label, name, key in _PROCESS_LIMITS:
-            yield from _near(f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key)
+            yield from near(f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key)
         for name, budget in each.budgets.items():
             if budget.used >= NEAR * budget.limit:
                 yield StatusNotice(
@@ -148,10 +148,11 @@ def sessions_near_limit(routes: Iterable[RouteStatus]) -> Iterator[StatusNotice]
         # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
         busy = sum(route.sessions.values()) - route.sessions.get("idle", 0)
         key = "upstream.max_children" if route.sessions_limit == route.children_limit else "sessions.max"
-        yield from _near(f"Sessions in use on {route.path}", busy, route.sessions_limit, key)
+        yield from near(f"Sessions in use on {route.path}", busy, route.sessions_limit, key)
 
 
-def _near(label: str, number: int, limit: int, key: str) -> Iterator[StatusNotice]:
+def near(label: str, number: int, limit: int, key: str) -> Iterator[StatusNotice]:
+    """Yield that a limit, whose key this is, is nearly used up, if it is."""
     if limit and number >= NEAR * limit:
         when = "When the limit is reached, new" if number < limit else "New"
         whose = "; see Callers" if key.startswith(COUNTED_BY_CALLER) else ""

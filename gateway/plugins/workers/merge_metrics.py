@@ -20,9 +20,11 @@ _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
     _REACTION: max,
     "mcp_gateway_build_info": max,  # 1 in each process: the sum would count processes
     "process_start_time_seconds": min,
-    # Each worker counts its own calls of a caller, and has the limit for itself.
+    # Each worker counts what a caller has in it, and has the limit for itself.
     "mcp_gateway_held_calls_of_one_caller": max,
     "mcp_gateway_held_calls_of_one_caller_limit": max,
+    "mcp_gateway_sessions_of_one_caller": max,
+    "mcp_gateway_sessions_of_one_caller_limit": max,
     # The worst of all workers counts.
     "mcp_gateway_ready": min,
     "mcp_gateway_config_last_reload_successful": min,

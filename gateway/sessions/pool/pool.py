@@ -112,9 +112,10 @@ class Pool:
         return sum(len(group.waiting) for group in self._groups.values())
 
     @property
-    def per_principal(self) -> Iterator[tuple[bytes, int]]:
-        """The number of sessions of each principal that has one, idle sessions included."""
-        return ((principal, quota.count) for principal, quota in self._capacity.quotas.items() if quota.count)
+    def in_use(self) -> Iterator[tuple[bytes, int]]:
+        """The number of sessions of each principal, without the idle ones that make room for others."""
+        quotas = self._capacity.quotas.items()
+        return ((caller, count) for caller, quota in quotas if (count := quota.count - len(quota.evictable)))
 
     def group(self, key: PoolKey) -> Group[Session]:
         """The group of a key; made when it is new."""

@@ -241,6 +241,12 @@ class Metrics:
         self.connections_limit = series.gauge("connections_limit", "Maximum of `mcp_gateway_connections`.")
         self.in_flight = series.gauge("requests_in_flight", "Requests whose final message has not been written.")
         self.sessions_limit = series.gauge("sessions_limit", "Maximum number of upstream sessions.", route=ANY)
+        self.sessions_of_one_caller = series.gauge(
+            "sessions_of_one_caller", "The most sessions in use that a caller has.", route=ANY
+        )
+        self.sessions_of_one_caller_limit = series.gauge(
+            "sessions_of_one_caller_limit", "The most that it may have.", route=ANY
+        )
         self.children_limit = series.gauge("children_limit", "Maximum of `mcp_gateway_children`.", route=ANY)
         self.upstream_reactions = series.gauge(
             "upstream_reaction_timestamp_seconds", "When the upstream last answered or failed.", route=ANY

@@ -30,6 +30,7 @@ from tests.support.workbench import KEY, Stand, configuration, eventually, jwt, 
 GAUGES = {
     *("ready", "connections", "connections_limit", "requests_in_flight", "sessions_limit", "children_limit"),
     *("held_calls_of_one_caller", "held_calls_of_one_caller_limit"),
+    *("sessions_of_one_caller", "sessions_of_one_caller_limit"),
     *("config_last_reload_successful", "upstream_up", "upstream_reaction_timestamp_seconds"),
 }
 
@@ -111,12 +112,39 @@ async def test_the_callers_that_have_the_most_are_shown(upstream: FakeUpstream, 
 
 
 async def test_a_caller_that_holds_nothing_is_shown_with_its_sessions(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin()
+    stand, go = await begin(), upstream.waiting_tool()
     assert (await told(stand)).callers == ()
     assert 'id="callers"' not in (await fetch(stand, "/status"))[1]
-    upstream.tool(lambda turn: turn.result(text("x")))
-    _ = await stand.client().call()
+    call = later(stand.client().call())
+    await upstream.saw("tools/call")
     assert [(each.held, each.sessions) for each in (await told(stand)).callers] == [(0, 1)]
+    go.set()
+    _ = await call
+    assert (await told(stand)).callers == (), "an idle session makes room for others"
+
+
+async def test_a_caller_that_uses_most_of_its_sessions_is_told_and_counted_without_idle_ones(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    limits = {"route": {"sessions": {"max_per_principal": 5}}, "hold": {"max_calls_per_principal": 4}}
+    stand, go = await begin(**limits), upstream.waiting_tool()
+    callers = [stand.client(jwt(iss="https://id.example", sub=name)) for name in ("ada", "bob")]
+    running = [later(callers[0].call()) for _ in range(4)]
+    await upstream.saw("tools/call", 4)
+    last = later(callers[1].call())
+    await upstream.saw("tools/call", 5)
+    metrics = (await fetch(stand, "/metrics"))[1].splitlines()
+    shown = ('sessions_of_one_caller{route="/mcp"} 4.0', 'sessions_of_one_caller_limit{route="/mcp"} 5.0')
+    assert {f"mcp_gateway_{each}" for each in shown} < {*metrics}
+    status = await told(stand)
+    (notice,) = status.notices
+    caller = status.callers[0].caller
+    assert notice.text == f"Sessions in use of caller {caller} on /mcp: 4 of 5 (sessions.max_per_principal)"
+    assert notice.fix == "When the limit is reached, new ones are refused; see Callers"
+    go.set()
+    _ = await asyncio.gather(*running, last)
+    assert (await told(stand)).notices == (), "its sessions are idle"
+    assert 'mcp_gateway_sessions_of_one_caller{route="/mcp"} 0.0' in (await fetch(stand, "/metrics"))[1]
 
 
 async def test_a_held_call_whose_server_is_gone_is_shown_as_lost(upstream: FakeUpstream, begin: Start) -> None:
@@ -334,6 +362,10 @@ async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: St
         "held_calls_of_one_caller_limit": 1000,
         'sessions_limit{route="/mcp"}': 7,
         'sessions_limit{route="/child"}': 4,
+        'sessions_of_one_caller{route="/mcp"}': 0,
+        'sessions_of_one_caller{route="/child"}': 0,
+        'sessions_of_one_caller_limit{route="/mcp"}': 1100,
+        'sessions_of_one_caller_limit{route="/child"}': 1100,
         'children_limit{route="/child"}': 4,
     }
     assert (await stand.client().on(stand.url.removesuffix("/mcp") + "/child").call()).error

@@ -93,6 +93,8 @@ def test_a_text_that_is_not_a_scrape_is_an_error(text: str) -> None:
         ("mcp_gateway_connections", ("4.0", "9.0"), 13),
         ("mcp_gateway_held_calls_of_one_caller", ("4.0", "9.0"), 9),
         ("mcp_gateway_held_calls_of_one_caller_limit", ("10.0", "10.0"), 10),
+        ("mcp_gateway_sessions_of_one_caller", ("4.0", "9.0"), 9),
+        ("mcp_gateway_sessions_of_one_caller_limit", ("10.0", "10.0"), 10),
     ],
 )
 def test_the_worst_worker_counts_where_a_sum_means_nothing(name: str, values: tuple[str, str], merged: float) -> None:

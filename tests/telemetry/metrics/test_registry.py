@@ -207,7 +207,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 56
+    assert len(families) == 58
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server|client)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")
