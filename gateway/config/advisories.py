@@ -44,6 +44,7 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
     command = reload_command(config) if is_served else "kill -HUP PID"
     yield from _of_certificates(certificates, f"renew it, then run `{command}`")
     yield from _of_trust(config)
+    yield from _of_sessions(config)
     files, calls = resource.getrlimit(resource.RLIMIT_NOFILE)[1], config.hold.max_calls
     if is_served and 0 < files < 2 * calls and any(route.upstream.url for route in config.routes):
         yield (
@@ -97,6 +98,25 @@ def _of_trust(config: Config) -> Iterator[str]:
             "principal.audience is empty, so a token that the issuer made for another service is valid here too; "
             "list the `aud` of the tokens"
         )
+
+
+def _of_sessions(config: Config) -> Iterator[str]:
+    """Yield the limits of sessions that held calls reach first, unless a route has more: one may spare its server."""
+    held = [route for route in config.routes if route.upstream.url and route.era != "mirror"]
+    held = [route for route in held if (route.continuation, route.sessions.affinity) == ("hold", "none")]
+    keys = (("max", "max_calls", 503), ("max_per_principal", "max_calls_per_principal", 429))
+    for key, of_hold, status in keys[: 1 if config.hold.cold_seconds else 2]:  # cold calls have none, but count here
+        limits, calls = {}, getattr(config.hold, of_hold)
+        for route in held:
+            where = "" if getattr(route.sessions, key) is None else f"routes[{route.path}]."
+            limits[f"{where}sessions.{key}"] = getattr(on_route(config, route).sessions, key)
+        if all(most <= calls for most in limits.values()):
+            for name, most in limits.items():
+                yield (
+                    f"{name} ({most}) is not more than hold.{of_hold} ({calls}), and each held call takes a session: "
+                    f"when held calls have all, further requests wait {config.timeouts.session_wait_seconds:g} s "
+                    f"and get {status}, even a tools/list; raise the first, or lower the second"
+                )
 
 
 def _of_certificates(certificates: Validity, renew: str) -> Iterator[str]:

@@ -84,6 +84,55 @@ def test_places_that_one_caller_can_take_are_noted() -> None:
     assert not list(notes(good("hold: {max_calls: 12, max_calls_per_principal: 11}\n")))
 
 
+def test_fewer_sessions_than_held_calls_are_a_warning() -> None:
+    (found,) = given(with_route({"sessions": {"max": 10_000}}))
+    assert found == (
+        "sessions.max (10000) is not more than hold.max_calls (10000), and each held call takes a session: when held "
+        "calls have all, further requests wait 10 s and get 503, even a tools/list; raise the first, or lower the "
+        "second"
+    )
+    (found,) = given(with_route({"hold": {"max_calls_per_principal": 2000}, "timeouts": {"session_wait_seconds": 3}}))
+    assert found.startswith("sessions.max_per_principal (1100) is not more than hold.max_calls_per_principal (2000), ")
+    assert "wait 3 s and get 429" in found
+    (found,) = given(with_route(sessions={"max": 20}))
+    assert found.startswith("routes[/a].sessions.max (20) is not more than hold.max_calls (10000), ")
+    assert not given(with_route({"sessions": {"max": 20}}, sessions={"max": 10_001})), "its own limit counts"
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        {"upstream": {"command": ["cat"]}},  # has max_children
+        {"era": "mirror"},
+        {"continuation": "replay"},
+        {"sessions": {"affinity": "principal"}},
+    ],
+)
+def test_sessions_that_no_held_call_takes_may_be_few(route: dict[str, Any]) -> None:
+    few = {"sessions": {"max": 5, "max_per_principal": 5}}
+    assert len(given(with_route(few))) == 2
+    assert not given(with_route(few, **route))
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"), [((20, 10_001), []), ((20, 30), ["routes[/0].sessions.max", "routes[/1].sessions.max"])]
+)
+def test_a_route_may_have_few_sessions_if_others_have_more_than_are_held(
+    limits: tuple[int, int], told: list[str]
+) -> None:
+    routes = [
+        {"path": f"/{place}", "upstream": {"url": f"http://a:1{place}/mcp"}, "sessions": {"max": most}}
+        for place, most in enumerate(limits)
+    ]
+    assert [each.split()[0] for each in given(with_route({"routes": routes}))] == told
+
+
+def test_cold_calls_count_for_their_caller_without_a_session() -> None:
+    few = {"sessions": {"max": 5, "max_per_principal": 5}}
+    (found,) = given(with_route({**few, "hold": {"cold_seconds": 1}}))
+    assert found.startswith("sessions.max (5)")
+
+
 def test_a_forwarded_header_that_differs_in_each_request_is_a_warning() -> None:
     (said,) = given(with_route(forward_headers=["x-team", "traceparent", "x-request-id"]))
     assert said.startswith("routes[/a].forward_headers has traceparent, x-request-id, and each new value opens a ses")
