@@ -134,6 +134,17 @@ class CallStatus(Struct, frozen=True, kw_only=True):
     """The address from which it came to this process, and the name that the client gives itself."""
 
 
+class Use(Struct, frozen=True):
+    """How much of a limit is used; a limit of 0 is not known."""
+
+    used: int = 0
+    limit: int = 0
+
+    def part(self) -> float:
+        """Return the fraction that is used."""
+        return self.used / (self.limit or 1)
+
+
 class CallerStatus(Struct, frozen=True, kw_only=True):
     """What one caller has, on all routes; of several processes, only where it is among those that have the most."""
 
@@ -143,6 +154,10 @@ class CallerStatus(Struct, frozen=True, kw_only=True):
     """Its calls that wait for their client, cold ones included, and those in the mirror that may ask it."""
     sessions: int
     """Those in use, relayed ones included."""
+    most_held: Use = Use()
+    """The calls in the process that has the most of them, and `hold.max_calls_per_principal`."""
+    most_sessions: Use = Use()
+    """The sessions on the route of a process that is nearest to its `sessions.max_per_principal`."""
     clients: dict[str, int] = {}
     """The three that have the most held and running calls under this tag, as in `CallStatus`, with their number."""
 

@@ -22,6 +22,7 @@ from gateway.telemetry.process_status import (
     RouteStatus,
     Status,
     StatusNotice,
+    Use,
     health,
 )
 
@@ -127,6 +128,9 @@ def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
                 caller=tag,
                 held=sum(each.held for each in same),
                 sessions=sum(each.sessions for each in same),
+                # Limits are those of each process, with which a sum has nothing to do.
+                most_held=max((each.most_held for each in same), key=Use.part),
+                most_sessions=max((each.most_sessions for each in same), key=Use.part),
                 clients=dict(sum((Counter(each.clients) for each in same), Counter()).most_common(MOST_CLIENTS)),
             )
             for tag, same in callers.items()

@@ -37,6 +37,7 @@ from gateway.telemetry.process_status import (
     RouteStatus,
     Status,
     StatusNotice,
+    Use,
     health,
 )
 from gateway.telemetry.recent_errors import presentable
@@ -98,12 +99,17 @@ def take_snapshot(source: ProcessParts) -> Status:
 
 def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[CallerStatus]:
     """Yield the callers that have the most calls or sessions in use."""
-    held = Counter(source.lot.per_principal) + Counter(source.downstream.legacy.mirrored.lot.per_principal)
-    sessions = Counter[bytes]()
+    lots = [source.lot.per_principal, source.downstream.legacy.mirrored.lot.per_principal]
+    held, sessions = Counter(lots[0]) + Counter(lots[1]), Counter[bytes]()
     for _, principal, count in source.sessions_in_use():
         sessions[principal] += count
     most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held[it], sessions[it]))
     calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
+    nearest = dict.fromkeys(most, Use())
+    for live, principal, count in source.sessions_in_use():
+        if principal in nearest:
+            use = Use(count, live.config.sessions.max_per_principal)
+            nearest[principal] = max(nearest[principal], use, key=Use.part)
     for call in held_or_running:
         asked = call.asked
         if asked.key.principal in calls:
@@ -112,7 +118,14 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
         tag, clients = source.routes.process.tags.of(principal), Counter[str]()
         for client, count in calls[principal].most_common(MOST_CLIENTS):
             clients[client_shown(*client)] += count
-        yield CallerStatus(caller=tag, held=held[principal], sessions=sessions[principal], clients=dict(clients))
+        yield CallerStatus(
+            caller=tag,
+            held=held[principal],
+            sessions=sessions[principal],
+            most_held=Use(max(lot.get(principal, 0) for lot in lots), source.config.hold.max_calls_per_principal),
+            most_sessions=nearest[principal],
+            clients=dict(clients),
+        )
 
 
 def _callers_near_limit(source: ProcessParts) -> Iterator[StatusNotice]:

@@ -360,7 +360,7 @@ async def test_a_caller_is_shown_with_its_mirrored_calls(begin: Begin) -> None:
             assert (await other.message())["error"]["data"]["reason"] == "busy"
         status = await told(stand)
         assert status.errors[0].fix.startswith("See Callers")
-        assert [each.held for each in status.callers] == [1]
+        assert [(each.held, each.most_held.used) for each in status.callers] == [(1, 1)]
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     assert (await told(stand)).callers == ()

@@ -1,5 +1,6 @@
 """Statuses are merged into one; the latest answer or failure decides the health of a route."""
 
+import re
 from itertools import zip_longest
 
 import pytest
@@ -19,6 +20,7 @@ from gateway.telemetry.process_status import (
     RouteStatus,
     Status,
     StatusNotice,
+    Use,
 )
 from tests.support.status import held, process, route, status_of
 
@@ -155,6 +157,30 @@ def test_what_a_caller_has_in_several_processes_is_added_up_and_the_most_come_fi
     shown = of_workers(own, *others).callers
     assert shown[:3] == (caller("idle", 0, 9), caller("a", 5, 6), caller("b", 4, 4))
     assert len(shown) == MOST_CALLERS
+
+
+def test_the_process_in_which_a_caller_is_nearest_to_a_limit_is_kept_beside_the_sum() -> None:
+    uses = (
+        (Use(600, 1000), Use(20, 1100)),
+        (Use(900, 1000), Use(15, 20)),  # a route with a limit of its own
+        (Use(), Use()),  # of an older replica
+    )
+    parts = [
+        status_of(
+            process(number),
+            callers=(CallerStatus(caller="a", held=500, sessions=30, most_held=held, most_sessions=sessions),),
+        )
+        for number, (held, sessions) in enumerate(uses)
+    ]
+    whole = of_workers(*parts)
+    assert whole.callers == (
+        CallerStatus(caller="a", held=1500, sessions=90, most_held=Use(900, 1000), most_sessions=Use(15, 20)),
+    )
+    html = page(whole)
+    assert re.search(r"<div>1,500\s*<p class=.soft.>at most 900 of 1,000 in one process<", html)
+    assert re.search(r"<div>90\s*<p class=.soft.>at most 15 of 20 on one route of a process<", html)
+    assert "on all routes and processes. The limits apply to each process." in html
+    assert " of 0 " not in page(parts[2]).partition('id="callers"')[2].partition("</section>")[0]
 
 
 def test_the_clients_of_a_caller_are_added_up_and_those_with_the_most_are_kept() -> None:

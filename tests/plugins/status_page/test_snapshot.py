@@ -19,6 +19,7 @@ from gateway.config import ConfigError, InForce, Problem, parse
 from gateway.plugins.status_page.snapshot import known_peers
 from gateway.plugins.status_page.status_view import judged
 from gateway.server.drain import drain
+from gateway.telemetry.process_status import Use
 from tests.support.authority import Authority
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, ask, gives_up, text
@@ -106,8 +107,11 @@ async def test_the_callers_that_have_the_most_are_shown(upstream: FakeUpstream, 
     (first, second, *_) = tags.most_common()
     assert [(each.caller, each.held, each.sessions) for each in status.callers[:2]] == [(*first, 3), (*second, 2)]
     assert len(status.callers) == 5
+    assert status.callers[0].most_held == Use(3, 1000)
     html = (await fetch(stand, "/status"))[1]
-    assert re.search(rf'<code>{first[0]}</code></th>\s*<td class="num" data-label="Held" role="cell"><div>3<', html)
+    assert re.search(
+        rf'<code>{first[0]}</code></th>\s*<td class="num" data-label="Held" role="cell"><div>3\s*<p', html
+    )
     await drop(stand)
 
 
@@ -139,6 +143,7 @@ async def test_a_caller_that_uses_most_of_its_sessions_is_told_and_counted_witho
     status = await told(stand)
     (notice,) = status.notices
     caller = status.callers[0].caller
+    assert [each.most_sessions for each in status.callers] == [Use(4, 5), Use(1, 5)]
     assert notice.text == f"Sessions in use of caller {caller} on /mcp: 4 of 5 (sessions.max_per_principal)"
     assert notice.fix == "When the limit is reached, new ones are refused; see Callers"
     go.set()
