@@ -19,6 +19,8 @@ from gateway.protocol.errors import DescriptorsShort
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
 _MOMENT = "%Y-%m-%d %H:%M UTC"
+_OWN_DESCRIPTORS = 16
+"""What a process without calls has open: listeners, pipes, the log."""
 _FEWEST_DIFFERENT_BYTES = 12
 """Random keys of 32 bytes have more."""
 SOON = timedelta(days=14)
@@ -46,10 +48,11 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
     yield from _of_trust(config)
     yield from _of_sessions(config)
     files, calls = resource.getrlimit(resource.RLIMIT_NOFILE)[1], config.hold.max_calls
-    if is_served and 0 < files < 2 * calls and any(route.upstream.url for route in config.routes):
+    fit = max(files - world.SPARE_DESCRIPTORS - _OWN_DESCRIPTORS, 0) // 2
+    if is_served and files > 0 and fit < calls and any(route.upstream.url for route in config.routes):
         yield (
-            f"ulimit -n is {files}, and each held call takes two descriptors: calls fail before {files // 2} are held "
-            f"although hold.max_calls is {calls}; {DescriptorsShort.fix}"
+            f"ulimit -n is {files}, and each held call takes two descriptors: calls fail when {fit} are held, or "
+            f"sooner with client connections, although hold.max_calls is {calls}; {DescriptorsShort.fix}"
         )
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:

@@ -341,7 +341,7 @@ class DescriptorsShort(Unreachable):
     """This process has no file descriptor left for it, which says nothing of the upstream."""
 
     brief = "The gateway is busy; try again later"
-    fix = "raise the hard limit (LimitNOFILE, `ulimit -Hn`) to more than twice hold.max_calls, or lower that"
+    fix = "raise the hard limit (LimitNOFILE, `ulimit -Hn`) to 2 x hold.max_calls + limits.connections, or lower these"
     is_counted = True
 
 

@@ -1,6 +1,7 @@
 """Warnings about settings that are allowed but risky."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_authorities_are_no_warning_as_long_as_one_of_them_is_valid(tmp_path: Pa
     old, new = authority.sign("old", days=-1), authority.sign("new")
     bundle.write_bytes(old.read_bytes() + new.read_bytes())
     assert not given(with_route(upstream={"url": "https://a/mcp", "tls": {"ca_file": str(bundle)}}))
-    shown = {"tls": {"cert_file": str(bundle)}, "workers": 2}
+    shown = {"tls": {"cert_file": str(bundle)}, "workers": 2, "hold": {"max_calls": 1001}}
     config = with_route(shown, upstream={"url": "https://a/mcp"})
     (said,) = cautions(config, validity(config), is_served=True)
     assert said.endswith(f"run `kill -HUP {os.getppid()}`"), "the supervisor"
@@ -203,9 +204,13 @@ def test_more_held_calls_than_descriptors_are_a_warning_of_the_process_that_serv
         return list(cautions(config, validity(config), is_served=is_served))
 
     (found,) = said(300, good())
-    assert found.startswith("ulimit -n is 300, and each held call takes two descriptors: calls fail before 150 are")
+    assert found.startswith("ulimit -n is 300, and each held call takes two descriptors: calls fail when 134 are held")
     assert found.count("; ") == 1
-    assert not said(20_000, good()), "the default of both"
+    assert "fail when 9999 are held, " in said(20_031, good())[0]
+    assert not said(20_032, good())
+    assert "fail when 0 are held, " in said(20, good())[0]
+    assert not said(1_048_576, good()), "the default of both"
+    assert not said(resource.RLIM_INFINITY, good())
     assert not said(300, good(), is_served=False), "`check` and `doctor` have another limit"
     assert not said(300, with_route(upstream={"command": ["true"]})), "a child has its pipes already"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway import __version__
-from gateway.config import Config, load, parse
-from tests.support.cluster import FILES, Balancer, Place, needs, replaced
+from gateway.config import Config, Hold, Limits, load, parse
+from tests.support.cluster import DEPLOY, FILES, Balancer, Place, needs, replaced
 from tests.support.compose import FOLDERS, Unset, podman_options, read
 from tests.support.configurations import drain_seconds
 from tests.support.programs import output
@@ -82,6 +82,13 @@ def test_a_missing_variable_is_an_error() -> None:
     for folder, name in (("gateway", "MRTR_UPSTREAM"), ("replicas", "MRTR_UPSTREAM"), ("replicas", "MRTR_STATE_KEY")):
         with pytest.raises(Unset):
             read(folder, {**ENVIRONMENT, name: ""})
+
+
+def test_containers_and_units_may_open_the_files_that_the_defaults_need() -> None:
+    names = ("compose/gateway/compose.yaml", "compose/replicas/compose.yaml", "swarm/stack.yaml", "ecs/service.yaml")
+    for name in (*names, "systemd/mrtr-gateway.service"):
+        (limit,) = re.findall(r"(?:nofile: |LimitNOFILE=|HardLimit: )(\d+)", (DEPLOY / name).read_text())
+        assert int(limit) > 2 * Hold().max_calls + Limits().connections + 32, name
 
 
 @pytest.mark.parametrize(("folder", "secret"), [("gateway", "state_keys"), ("replicas", ".env")])

@@ -4,6 +4,7 @@ The balancers run from an image with Debian's nginx and HAProxy, since there is 
 """
 
 import asyncio
+import resource
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -48,9 +49,10 @@ until = partial(eventually, seconds=150.0)
 
 
 def published(path: Path, theirs: str, ours: str) -> str:
-    """Publish a free port instead of 8080, which another program may use; return the address."""
+    """Publish a free port, not 8080, which may be in use, and let files be as many as here; return the address."""
     port = free_port()
-    path.write_text(replaced(path.read_text(), theirs, ours.format(port)))
+    text = replaced(path.read_text(), theirs, ours.format(port))
+    path.write_text(replaced(text, "nofile: 65536", f"nofile: {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}"))
     return f"127.0.0.1:{port}"
 
 

@@ -1,7 +1,9 @@
 """A process that has used up its file descriptors."""
 
 import asyncio
+import re
 import resource
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +12,7 @@ import aiohttp
 import pytest
 
 from gateway import world
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, ask
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.workbench import Client
 
@@ -60,6 +62,23 @@ async def test_a_process_without_free_descriptors_still_serves_its_operator(upst
         assert (process["open_files_limit"], response.status) == (MOST - 16, 200)
         async with operator.get(f"{gw.admin}/status") as response:
             assert response.status == 200
+
+
+@pytest.mark.processes
+async def test_a_process_holds_as_many_calls_as_its_caution_says(upstream: FakeUpstream) -> None:
+    upstream.tool(ask)
+    async with gateway(upstream.url) as gw:
+        assert gw.process is not None
+        resource.prlimit(gw.process.pid, resource.RLIMIT_NOFILE, (MOST, MOST))
+        client, held = Client(gw.http, gw.url), 0
+        while "error" not in (reply := await client.call()).final:
+            held += 1
+        assert "no file descriptor left" in reply.error["message"]
+        gw.process.send_signal(signal.SIGHUP)  # a caution is for the log of every reload, too
+        await gw.until(lambda: any(f"ulimit -n is {MOST}" in line["note"] for line in gw.log("config.caution")), "it")
+        said = re.search(r"fail when (\d+) are held", gw.log("config.caution")[-1]["note"])
+        assert said is not None
+        assert 0 <= int(said[1]) - held <= 2, "the connections of the client and the operator take two descriptors"
 
 
 def test_a_new_socket_is_spare_if_few_numbers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Reads the Compose files of deploy/ and converts one of their services into options of podman."""
 
 import re
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +62,8 @@ def podman_options(compose: Mapping[str, Any], service: str, folder: Path) -> li
             case "security_opt":
                 options += [f"--security-opt={each}" for each in value]
             case "ulimits":
-                options += [f"--ulimit={name}={number}:{number}" for name, number in value.items()]
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of this machine
+                options += [f"--ulimit={name}={min(number, most)}" for name, number in value.items()]
             case _:
                 assert key in IGNORED, f"{service}: {key}"
     return options

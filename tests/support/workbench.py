@@ -308,7 +308,8 @@ def configuration(upstream_url: str, **sections: Any) -> str:
         "routes": [route],
     }
     short: dict[str, Json] = {
-        "hold": {"quiet_seconds": 0.02, "grace_seconds": 0.05},
+        # As many calls as fit in 20,000 descriptors: fewer are a caution.
+        "hold": {"quiet_seconds": 0.02, "grace_seconds": 0.05, "max_calls": 9000},
         "timeouts": {"cancel_seconds": 1},
         "sessions": {"quarantine_seconds": 0.3},
     }
