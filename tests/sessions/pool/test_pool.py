@@ -214,6 +214,9 @@ class SilentChannel(Channel):
     async def send(self, message: bytes, headers: Headers) -> None:
         pass
 
+    async def beside(self, message: bytes, headers: Headers) -> None:
+        pass
+
     async def ping(self, headers: Headers) -> None:
         pass
 
