@@ -359,7 +359,8 @@ class UpstreamCall(Runner, ABC):
             """Send the answers one after the other; return why not all of them were sent."""
             if self.opened is not None and not await asyncio.shield(self.opened):  # others wait for it
                 return None  # without an open stream the call would have its effects, and its result would be lost
-            session = self._session  # the one that was adopted meanwhile, if the call is another replica's
+            # The one that was adopted meanwhile, if the call is another replica's.
+            session = self.session if self._is_let_go else self._session
             # What is sent anew may run in another session, in which their ids are those of other questions. It gets
             # them from the record.
             if session is None or starts != self._starts:
@@ -507,6 +508,7 @@ class UpstreamCall(Runner, ABC):
             if self._call is not None:
                 self._call.passes_to(_DEAF)
             session.detach()
+            self._released = session  # for answers that are still to be sent: its client has a newer state
         elif is_spoilt and not session.pending and self._may_be_resumed_elsewhere(session):
             # Another replica may have answered the open question, or taken the side stream, and reads the end.
             session.detach()

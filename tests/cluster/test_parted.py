@@ -1,10 +1,13 @@
 """A replica whose drain is over still answers for a moment: it has parted, and its calls are for others."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from gateway.bridge.driver import Driver
 from gateway.protocol import mcp
+from gateway.server import drain as drain_steps
 from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
 from tests.support.fake_upstream import FakeUpstream
@@ -45,6 +48,24 @@ async def test_a_retry_at_the_parted_owner_itself_is_served_by_another_replica(
     assert reply.json == [ACCEPT]
     assert steps(one) == {"forwarded": 1}
     assert (steps(two)["resumed"], store.resumed, len(upstream.of("answer"))) == (1, 1, 1)
+
+
+async def test_an_answer_that_a_parting_owner_has_taken_but_not_yet_sent_is_sent(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    """Its client gets a state without questions, so it does not give the answer again."""
+    asked, (one, two) = await cluster.asked("gw-1", "gw-2", **QUICK)
+    take = Driver.answer
+
+    def take_and_part(driver: Driver, *leg: Any) -> None:
+        take(driver, *leg)
+        drain_steps._end_remaining(one.gateway)
+
+    with patch.object(Driver, "answer", take_and_part):
+        reply = await one.client().answer(asked)
+    assert reply.questions == {}
+    assert (await two.client().call(state=reply.state)).json == [ACCEPT]
+    assert (steps(two), len(upstream.of("answer"))) == ({"resumed": 1}, 1)
 
 
 async def test_a_parted_owner_without_others_tells_its_client_to_come_again(
