@@ -6,6 +6,7 @@ the handle of the task.
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import ExitStack
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -36,6 +37,8 @@ class TaskCall(UpstreamCall):
 
     ends_its_session = True
     _follower: Follower | None = None
+    _making = ExitStack()
+    """Open while the task is made."""
 
     def _can_be_found_in(self, session: Session) -> bool:
         """As for other calls: the task can be followed in its session, or the stream read on which it will be made."""
@@ -89,7 +92,8 @@ class TaskCall(UpstreamCall):
 
     async def _run(self) -> None:
         context = self._context
-        with telling(lambda exc: self._failed(exc, self._call)):
+        begin = context.live.upstream.pool.begin_task
+        with telling(lambda exc: self._failed(exc, self._call)), await begin() as self._making:
             session = await self._ready_session()
             if not self._is_wanted():
                 self.release(clean=True)  # given up at the moment the session came
@@ -141,6 +145,7 @@ class TaskCall(UpstreamCall):
 
     def _made(self, session: Session, created: on.Became, call: Call) -> None:
         """Follow the task from now on, though its server may leave the stream of the call open for a while."""
+        self._making.close()
         _ = self._new_follower(session, created.task_id, call)
         if not self._is_wanted():
             self.cancel("the client closed its request")

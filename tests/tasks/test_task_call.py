@@ -1,5 +1,6 @@
 """A call that is a task, before a FAKE server that asks in the moment in which the task is made."""
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
@@ -11,11 +12,12 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, TaskCancelled
+from gateway.sessions.pool import pool
 from gateway.tasks.legacy_tasks import Ended
 from gateway.tasks.task_call import TaskCall
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY
-from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
 from tests.support.stand import Start
 from tests.support.task_client import TaskClient
@@ -87,6 +89,87 @@ async def test_a_session_that_is_lost_before_the_task_is_made_is_replaced_once(
     assert message.get("error", {}).get("data", {}).get("reason") == reason
     assert len(upstream.of(mcp.TOOLS_CALL)) == (reason is None)
     await eventually(lambda: sum(map(stand.sessions, ("idle", "busy", "quarantined"))) == 0, "no session is left")
+
+
+async def test_no_session_ends_while_a_task_is_made(upstream: FakeUpstream, begin: Start) -> None:
+    """`mcp` 1.30 makes no task between the end of any session and the next handshake."""
+    go, early = asyncio.Event(), []
+
+    async def slow(turn: Turn) -> None:
+        await turn.raw(b"")
+        await go.wait()
+        await server.make(turn)
+
+    async def end(turn: Turn) -> None:
+        early.append(not go.is_set())
+        turn.reply()
+
+    stand = await begin()
+    server = TaskServer(upstream)
+    upstream.on("DELETE", end)
+    client = stand.client()
+    calls = [later(client.call())]
+    await upstream.saw(mcp.TASKS_RESULT)
+    upstream.tool(slow)
+    calls.append(later(client.call()))
+    await upstream.saw(mcp.TOOLS_CALL, 2)
+    server.done.set()
+    assert (await calls[0]).text == "done"
+    for _ in range(3):
+        _ = await client.post(mcp.TOOLS_LIST)
+    go.set()
+    assert (await calls[1]).text == "done"
+    await upstream.saw("DELETE", 2)
+    assert early == [False, False]
+
+
+async def test_a_task_that_is_made_keeps_no_session_from_its_end(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_APART_SECONDS", 2 * DEADLINE)
+    stand = await begin()
+    server = TaskServer(upstream)
+    client = stand.client()
+    working = later(client.call())
+    await upstream.saw(mcp.TASKS_RESULT)
+    upstream.on(mcp.TASKS_RESULT, lambda turn: turn.result(text("done")))
+    assert (await client.call()).text == "done"
+    await upstream.saw("DELETE")
+    server.done.set()
+    assert (await working).text == "done"
+
+
+@pytest.mark.parametrize("seconds", [DEADLINE, 0.01])
+async def test_a_task_is_made_after_the_ends_of_sessions_that_are_not_slow(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    go, made = asyncio.Event(), []
+
+    async def make(turn: Turn) -> None:
+        made.append(go.is_set())
+        await server.make(turn)
+
+    async def end(turn: Turn) -> None:
+        await go.wait()
+        turn.reply()
+
+    monkeypatch.setattr(pool, "_APART_SECONDS", seconds)
+    stand = await begin()
+    server = TaskServer(upstream)
+    server.done.set()
+    upstream.tool(make)
+    upstream.on("DELETE", end)
+    client = stand.client()
+    assert (await client.call()).text == "done"
+    await upstream.saw("DELETE")
+    calling = later(client.call())
+    if seconds < DEADLINE:
+        _ = await calling
+    for _ in range(3):
+        _ = await client.post(mcp.TOOLS_LIST)
+    go.set()
+    assert (await calling).text == "done"
+    assert made == [False, seconds == DEADLINE]
 
 
 async def open_for_long(turn: Turn) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Final
 
 from gateway import world
@@ -45,6 +45,36 @@ _STARTS: Final = max(os.cpu_count() or 1, 2)
 """Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
 timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
 
+_APART_SECONDS: Final = 1.0
+"""So long, at most, the making of tasks and the ends of sessions wait for each other."""
+
+
+class _Count:
+    """How many of something are under way."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._none = asyncio.Event()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """There is one more meanwhile."""
+        self._number += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._number -= 1
+            if not self._number:
+                self._none.set()
+
+    async def none(self) -> None:
+        """Wait until there are none, for a limited time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_APART_SECONDS):
+                while self._number:
+                    _ = await self._none.wait()
+
 
 class Pool:
     """All sessions of one route."""
@@ -65,6 +95,7 @@ class Pool:
         self._capacity: Capacity[Session] = Capacity(self.most, self.config.sessions.max_per_principal, starts)
         self._rate = TokenBucket(settings.part(_opening_rate))
         self._counts = {state: metrics.sessions[self.route.path, state] for state in SessionState}
+        self._makings, self._ends = _Count(), _Count()
         self.closed = False
         settings.after_replace(self._change_limits)
         self.connect = connect
@@ -199,6 +230,16 @@ class Pool:
         """
         session = await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt)
         return await self._begin(session, session.open(headers))
+
+    async def begin_task(self) -> ExitStack:
+        """A task is made, in a new session, until the stack is closed; meanwhile no session ends.
+
+        `mcp` 1.30 makes no task between the end of any session and the next handshake. Ends that wait come first.
+        """
+        await self._ends.none()
+        stack = ExitStack()
+        stack.enter_context(self._makings.one())
+        return stack
 
     async def adopt(
         self, key: PoolKey, whereabouts: Whereabouts, headers: Headers, *, is_shared: bool = False
@@ -394,7 +435,15 @@ class Pool:
     def _remove(self, session: Session) -> None:
         self._counts[session.group.sessions[session]].inc(-1)
         self._capacity.closed(session, session.group)
-        self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")
+        self._tasks.spawn(self._close(session.channel, end_session=session.may_end), "close session")
+
+    async def _close(self, channel: Channel, *, end_session: bool) -> None:
+        if channel.is_process or not end_session:
+            await channel.close(end_session=end_session)
+            return
+        with self._ends.one():
+            await self._makings.none()
+            await channel.close(end_session=True)
 
     def forget_idle(self, key: PoolKey) -> None:
         """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted.
