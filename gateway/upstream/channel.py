@@ -10,13 +10,15 @@ from typing import Final, Protocol
 
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc, reply_messages
+from gateway import world
+from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.jsonrpc import Error
 
 Headers = Mapping[str, str]
 """The headers of a request that depend on its client: credentials, configured headers, trace context."""
 
 NO_HEADERS: Final[Headers] = {}
+_PING: Final = b"gw-ping-"
 
 
 class SideListener:
@@ -187,3 +189,16 @@ class Channel(ABC):
     @abstractmethod
     async def close(self, *, end_session: bool) -> None:
         """Close every stream. `end_session` also ends the session, which must have no pending call."""
+
+
+def new_ping() -> bytes:
+    """Return a ping with a new id. Some servers key streams by it across sessions, so ids are never reused."""
+    return jsonrpc.request(b'"%b%b"' % (_PING, world.token_hex(8).encode()), mcp.PING, {})
+
+
+def is_pong(data: bytes) -> bool:
+    """Whether a message answers a ping of the gateway's own."""
+    if _PING not in data:
+        return False
+    message = reply_messages.opened(data)
+    return message.method is None and isinstance(message.id, Raw) and bytes(message.id).startswith(b'"' + _PING)

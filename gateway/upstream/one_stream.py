@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Raw
 
 from gateway.protocol.jsonrpc import Error
-from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
+from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener, is_pong
 
 Answered = asyncio.Future[None]
 """Done when a request is answered, or with the reason why it will not be."""
@@ -50,7 +50,9 @@ class OneStreamChannel(Channel, Hearer):
         return answer.found
 
     def hear(self, data: bytes, /) -> bool:
-        """Take a message of the server; the stream goes on."""
+        """Take a message of the server, unless it answers a ping; the stream goes on."""
+        if is_pong(data):
+            return False
         if self._beside is not None:
             answer, has_answer = self._beside
             with suppress(ValueError):  # which the request in flight hears of

@@ -5,14 +5,19 @@ which call a nested request belongs to, so a child has one call in flight, as ev
 ids: a call is lost when its child ends. Credentials and forwarded headers select the child, and it does not see them.
 """
 
+from typing import Final
+
 from msgspec import Raw
 
 from gateway.children.child import Child  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, ChildUnreachable, SessionLost
-from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
+from gateway.upstream.channel import Answer, Headers, Hearer, SideListener, new_ping
 from gateway.upstream.one_stream import OneStreamChannel
+
+_ANSWERED_SECONDS: Final = 2.0
+"""How long a call may go on after an answer before its server gets a ping."""
 
 
 class StdioChannel(OneStreamChannel):
@@ -26,6 +31,8 @@ class StdioChannel(OneStreamChannel):
         self.child: Child
         """The process of this session, once it has begun its handshake."""
         self._started = False
+        self._is_answered = False
+        """Whether something was sent beside the request in flight, and no ping since."""
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
@@ -69,16 +76,23 @@ class StdioChannel(OneStreamChannel):
         if child.over.done():
             raise SessionLost(f"{child.route.where} {child.over.result()}")
         with self._awaited(hearer) as answered:
+            self._is_answered = False
             await child.send(message)
             hearer.accepted()  # it receives no credential, so it cannot refuse one
             message = b""  # it is not sent again, and a call that waits should not keep it
-            _ = await child.answers(answered)
+            while not await child.answers(answered, _ANSWERED_SECONDS):
+                if self._is_answered:
+                    # The session of `mcp` 1.30 ends, and its process with the next message only, if an answer comes
+                    # as the server gives its question up.
+                    self._is_answered = False
+                    child.write(new_ping())
             answered.result()
         return None
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
         await self.child.send(message)
+        self._is_answered = True
 
     async def ping(self, headers: Headers) -> None:
         """Do nothing: a child receives no credential that it could refuse."""

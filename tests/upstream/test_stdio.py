@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
+from gateway.upstream import stdio
 from gateway.upstream.channel import NO_HEADERS, Hearer, SideListener
 from gateway.upstream.stdio import StdioChannel
 from tests.support.fake_child import FakeChild, FakeLauncher
@@ -92,3 +93,25 @@ async def test_a_request_beside_the_one_in_flight_hears_its_own_answer_and_nothi
         assert await held is None
         assert await beside == Raw(b'{"of": 2}')
     assert bench.answers == [1]
+
+
+async def test_a_server_gets_a_ping_some_time_after_an_answer_and_nobody_hears_its_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`mcp` 1.30 may end its session by an answer, and its process by the next message: it must not be the last."""
+    monkeypatch.setattr(stdio, "_ANSWERED_SECONDS", 0.01)
+    bench = Bench()
+    async with asyncio.timeout(DEADLINE):
+        await bench.start()
+        held = bench.request(1)
+        await eventually(lambda: len(bench.child.lines) == 2)
+        await bench.channel.send(jsonrpc.answer(Raw(b"7"), Raw(b"{}")), NO_HEADERS)
+        await eventually(lambda: len(bench.child.lines) == 4)
+        ping = bench.child.sent[-1]
+        assert ping["method"] == "ping"
+        bench.child.say(id=ping["id"], result={})
+        bench.say(1)
+        assert await held is None
+    assert bench.answers == [1]
+    assert not bench.aside
+    assert len(bench.child.lines) == 4

@@ -27,7 +27,6 @@ _LOCAL_CAUSES: Final = (
     *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
 )
 """Failures to connect that have their cause on this host."""
-_PING: Final = b"gw-ping-"
 """The ids of the gateway's own pings begin with this."""
 
 
@@ -151,19 +150,6 @@ def refused(reply: ReplyReader, endpoint: Endpoint) -> Refused:
     challenge, nonce = (value if value and len(value) <= _CHALLENGE_CHARACTERS else None for value in said)
     words = f"{endpoint.where} refused {whose} (HTTP {reply.status})"
     return Refused(words, status=reply.status, challenge=challenge, nonce=nonce, is_clients=endpoint.as_client)
-
-
-def new_ping() -> bytes:
-    """Return a ping with a new id. Some servers key streams by it across sessions, so ids are never reused."""
-    return jsonrpc.request(b'"%b%b"' % (_PING, world.token_hex(8).encode()), mcp.PING, {})
-
-
-def is_pong(data: bytes) -> bool:
-    """Whether a message answers a ping of the gateway's own."""
-    if _PING not in data:
-        return False
-    message = reply_messages.opened(data)
-    return message.method is None and isinstance(message.id, Raw) and bytes(message.id).startswith(b'"' + _PING)
 
 
 def check_ping_answer(said: jsonrpc.Error | Raw, endpoint: Endpoint) -> None:

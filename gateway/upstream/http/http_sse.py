@@ -17,14 +17,12 @@ from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unheeded, Unreachable, UpstreamError, clean
-from gateway.upstream.channel import Answer, Headers, Hearer, SideListener
+from gateway.upstream.channel import Answer, Headers, Hearer, SideListener, new_ping
 from gateway.upstream.http.http_errors import (
     SuspectedSessionLoss,
     WrongTransport,
     check_ping_answer,
     initialize_result,
-    is_pong,
-    new_ping,
     read_refusal,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
@@ -134,12 +132,12 @@ class HttpSseChannel(OneStreamChannel):
     # -- the stream ---------------------------------------------------------------------------------------------
 
     def take(self, event: sse.Event) -> None:
-        """Take the address for messages from the first event, and hear the others, but for the answers to pings.
+        """Take the address for messages from the first event, and hear the others.
 
         Raises WrongTransport or Unreachable.
         """
         if self._messages is not None:
-            if event.data and event.event == "message" and not is_pong(event.data):
+            if event.data and event.event == "message":
                 self.hear(event.data)
             return
         where = self._endpoint.where

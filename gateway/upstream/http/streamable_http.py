@@ -19,7 +19,7 @@ from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unheeded, Unreachable
 from gateway.runtime.coarse_timeout import CoarseTimeout
-from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener
+from gateway.upstream.channel import Answer, Channel, Headers, Hearer, SideListener, new_ping
 from gateway.upstream.http.call_reply import CallReply, ResumedReply
 from gateway.upstream.http.http_errors import (
     SuspectedSessionLoss,
@@ -27,7 +27,6 @@ from gateway.upstream.http.http_errors import (
     check_ping_answer,
     initialize_result,
     is_local,
-    new_ping,
     read_refusal,
     stream_cut,
 )
