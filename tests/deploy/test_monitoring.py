@@ -183,6 +183,15 @@ def test_alerts_and_sections_of_the_runbook_match() -> None:
         assert {"summary", "description"} < rule["annotations"].keys()
 
 
+def test_the_limits_that_alerts_tell_apart_are_keys() -> None:
+    """In the label `limit`; the tests of promtool have the texts with each."""
+    configuration = (REPOSITORY / "docs" / "configuration.md").read_text()
+    named = [key for rule in RULES for key in re.findall(r'"limit", "([^"]+)"', rule["expr"])]
+    assert len(named) == len({*named}) > 4
+    for key in named:
+        assert f"| `{key}` |" in configuration or f"| `routes[].{key}` |" in configuration, key
+
+
 def test_every_alert_that_a_panel_names_exists() -> None:
     named = {word for panel in panels() for word in re.findall(r"Mrtr\w+", panel["description"])}
     assert named
