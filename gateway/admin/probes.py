@@ -88,7 +88,7 @@ class Admin(Probes):
         metrics.connections[()].set(len(parts.client_listener.connections))
         metrics.connections_limit[()].set(parts.config.limits.connections)
         metrics.in_flight[()].set(parts.downstream.in_flight)
-        metrics.held_of_one_caller[()].set(parts.held_of_one_caller)
+        metrics.held_of_one_caller[()].set(parts.fullest_holder[0])
         metrics.held_of_one_caller_limit[()].set(parts.config.hold.max_calls_per_principal)
         for gauge in (
             *(metrics.sessions_limit, metrics.sessions_of_one_caller, metrics.sessions_of_one_caller_limit),

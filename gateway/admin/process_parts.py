@@ -45,10 +45,10 @@ class ProcessParts:
         return self.in_force.value
 
     @property
-    def held_of_one_caller(self) -> int:
-        """The most calls that count against `hold.max_calls_per_principal`, which mirrored ones do apart."""
+    def fullest_holder(self) -> tuple[int, bytes]:
+        """The most calls that one principal holds, and the principal; mirrored ones count apart."""
         lots = (self.lot, self.downstream.legacy.mirrored.lot)
-        return max((count for lot in lots for count in lot.per_principal.values()), default=0)
+        return max(((count, who) for lot in lots for who, count in lot.per_principal.items()), default=(0, b""))
 
     def sessions_in_use(self) -> Iterator[tuple[LiveRoute, bytes, int]]:
         """Yield the use of `sessions.max_per_principal` by route and principal; relayed sessions count apart."""

@@ -139,6 +139,8 @@ class Use(Struct, frozen=True):
 
     used: int = 0
     limit: int = 0
+    where: str = ""
+    """The process that counts it, with the route if it is a route's."""
 
     def part(self) -> float:
         """Return the fraction that is used."""
@@ -218,8 +220,6 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     held: int = 0
     held_limit: int = 0
-    held_of_one_caller: int = 0
-    held_of_one_caller_limit: int = 0
     lost_at_end: int = 0
     """How many calls end without a result if the process ends first, without mirrored ones."""
     ends_in_seconds: float | None = None

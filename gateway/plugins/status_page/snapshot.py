@@ -105,10 +105,11 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
         sessions[principal] += count
     most = nlargest(MOST_CALLERS, {**held, **sessions}, key=lambda it: max(held[it], sessions[it]))
     calls = {principal: Counter[tuple[str | None, bytes]]() for principal in most}
+    own, most_held = source.members.own, source.config.hold.max_calls_per_principal
     nearest = dict.fromkeys(most, Use())
     for live, principal, count in source.sessions_in_use():
         if principal in nearest:
-            use = Use(count, live.config.sessions.max_per_principal)
+            use = Use(count, live.config.sessions.max_per_principal, f"{live.route.path} of {own}")
             nearest[principal] = max(nearest[principal], use, key=Use.part)
     for call in held_or_running:
         asked = call.asked
@@ -122,15 +123,18 @@ def _callers(source: ProcessParts, held_or_running: Iterable[Seen]) -> Iterator[
             caller=tag,
             held=held[principal],
             sessions=sessions[principal],
-            most_held=Use(max(lot.get(principal, 0) for lot in lots), source.config.hold.max_calls_per_principal),
+            most_held=Use(max(lot.get(principal, 0) for lot in lots), most_held, own),
             most_sessions=nearest[principal],
             clients=dict(clients),
         )
 
 
 def _callers_near_limit(source: ProcessParts) -> Iterator[StatusNotice]:
+    tags, (count, principal) = source.routes.process.tags, source.fullest_holder
+    most = source.config.hold.max_calls_per_principal
+    yield from near(f"Held calls of caller {tags.of(principal)}", count, most, "hold.max_calls_per_principal")
     for path, (count, principal) in source.fullest_callers().items():
-        label = f"Sessions in use of caller {source.routes.process.tags.of(principal)} on {path}"
+        label = f"Sessions in use of caller {tags.of(principal)} on {path}"
         most = source.routes.live[path].config.sessions.max_per_principal
         yield from near(label, count, most, SessionLimit.OF_CALLER)
 
@@ -215,8 +219,6 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         in_flight=source.downstream.in_flight,
         held=len(lot),
         held_limit=config.hold.max_calls,
-        held_of_one_caller=source.held_of_one_caller,
-        held_of_one_caller_limit=config.hold.max_calls_per_principal,
         lost_at_end=source.lost_at_end(calls),
         ends_in_seconds=None if deadline is None else max(deadline - world.monotonic(), 0.0),
         cold=len(lot.cold),

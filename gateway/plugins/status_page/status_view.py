@@ -18,7 +18,6 @@ HEALTH: Final = {"ok": ("good", "answered"), "failing": ("bad", "failing"), "unk
 _ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "modern, passed through"}
 _PROCESS_LIMITS: Final = (
     ("Held calls", "held", "hold.max_calls"),
-    ("Held calls of one caller", "held_of_one_caller", "hold.max_calls_per_principal"),
     ("Connections", "connections", "limits.connections"),
     ("Open files", "open_files", "ulimit -n, less a reserve"),
 )

@@ -161,8 +161,8 @@ def test_what_a_caller_has_in_several_processes_is_added_up_and_the_most_come_fi
 
 def test_the_process_in_which_a_caller_is_nearest_to_a_limit_is_kept_beside_the_sum() -> None:
     uses = (
-        (Use(600, 1000), Use(20, 1100)),
-        (Use(900, 1000), Use(15, 20)),  # a route with a limit of its own
+        (Use(600, 1000, "gw-0"), Use(20, 1100, "/mcp of gw-0")),
+        (Use(900, 1000, "gw-1"), Use(15, 20, "/own of gw-1")),  # a route with a limit of its own
         (Use(), Use()),  # of an older replica
     )
     parts = [
@@ -174,11 +174,11 @@ def test_the_process_in_which_a_caller_is_nearest_to_a_limit_is_kept_beside_the_
     ]
     whole = of_workers(*parts)
     assert whole.callers == (
-        CallerStatus(caller="a", held=1500, sessions=90, most_held=Use(900, 1000), most_sessions=Use(15, 20)),
+        CallerStatus(caller="a", held=1500, sessions=90, most_held=uses[1][0], most_sessions=uses[1][1]),
     )
     html = page(whole)
-    assert re.search(r"<div>1,500\s*<p class=.soft.>at most 900 of 1,000 in one process<", html)
-    assert re.search(r"<div>90\s*<p class=.soft.>at most 15 of 20 on one route of a process<", html)
+    assert re.search(r"<div>1,500\s*<p class=.soft.>fullest: gw-1, 900 of 1,000<", html)
+    assert re.search(r"<div>90\s*<p class=.soft.>fullest: /own of gw-1, 15 of 20<", html)
     assert "on all routes and processes. The limits apply to each process." in html
     assert " of 0 " not in page(parts[2]).partition('id="callers"')[2].partition("</section>")[0]
 

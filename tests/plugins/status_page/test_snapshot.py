@@ -64,7 +64,7 @@ async def test_a_held_call_is_shown_without_its_contents(upstream: FakeUpstream,
     assert status.routes[0].held == 1
     assert status.routes[0].sessions["busy"] == 1
     assert sum(status.routes[0].sessions.values()) == len(upstream.known)
-    assert status.processes[0].held == status.processes[0].held_of_one_caller == 1
+    assert status.processes[0].held == 1
     await drop(stand)
     assert (await told(stand)).held == ()
 
@@ -107,7 +107,7 @@ async def test_the_callers_that_have_the_most_are_shown(upstream: FakeUpstream, 
     (first, second, *_) = tags.most_common()
     assert [(each.caller, each.held, each.sessions) for each in status.callers[:2]] == [(*first, 3), (*second, 2)]
     assert len(status.callers) == 5
-    assert status.callers[0].most_held == Use(3, 1000)
+    assert status.callers[0].most_held == Use(3, 1000, "gw-1")
     html = (await fetch(stand, "/status"))[1]
     assert re.search(
         rf'<code>{first[0]}</code></th>\s*<td class="num" data-label="Held" role="cell"><div>3\s*<p', html
@@ -143,7 +143,7 @@ async def test_a_caller_that_uses_most_of_its_sessions_is_told_and_counted_witho
     status = await told(stand)
     (notice,) = status.notices
     caller = status.callers[0].caller
-    assert [each.most_sessions for each in status.callers] == [Use(4, 5), Use(1, 5)]
+    assert [each.most_sessions for each in status.callers] == [Use(4, 5, "/mcp of gw-1"), Use(1, 5, "/mcp of gw-1")]
     assert notice.text == f"Sessions in use of caller {caller} on /mcp: 4 of 5 (sessions.max_per_principal)"
     assert notice.fix == "When the limit is reached, new ones are refused; see Callers"
     go.set()
@@ -312,16 +312,16 @@ async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:
 
 
 async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(hold={"max_calls": 5, "max_calls_per_principal": 4}, limits={"connections": 50})
+    stand = await begin(hold={"max_calls": 6, "max_calls_per_principal": 4}, limits={"connections": 50})
     upstream.tool(ask)
     for _ in range(4):
         _ = await stand.client().call()
+    _ = await stand.client("Bearer another").call()
     status = await told(stand)
     (process,) = status.processes
     metrics = (await fetch(stand, "/metrics"))[1].splitlines()
     assert {"mcp_gateway_held_calls_of_one_caller 4.0", "mcp_gateway_held_calls_of_one_caller_limit 4.0"} < {*metrics}
-    assert (process.held, process.held_limit) == (4, 5)
-    assert (process.held_of_one_caller, process.held_of_one_caller_limit) == (4, 4)
+    assert (process.held, process.held_limit) == (5, 6)
     assert 1 <= process.connections <= process.connections_limit == 50
     assert {name: each.limit for name, each in process.budgets.items()} == {
         "limits.receiving_bytes": 32 << 20,
@@ -339,8 +339,8 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
     assert 10 < process.open_files < process.open_files_limit
     assert process.memory_bytes > 10_000_000
     html = (await fetch(stand, "/status"))[1]
-    assert "Held calls: 4 of 5 (hold.max_calls)" in html
-    assert "Held calls of one caller: 4 of 4 (hold.max_calls_per_principal)" in html
+    assert "Held calls: 5 of 6 (hold.max_calls)" in html
+    assert f"Held calls of caller {status.callers[0].caller}: 4 of 4 (hold.max_calls_per_principal)" in html
     assert (await stand.client().call()).status == 429
     assert [error.kind for error in (await told(stand)).errors] == ["busy"]
     await drop(stand)
