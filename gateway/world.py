@@ -17,6 +17,7 @@ import subprocess
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from io import FileIO
 from typing import Any, Final
@@ -33,6 +34,8 @@ ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 """Look up no IPv6 addresses on a host that has none, and the like."""
 SPARE_DESCRIPTORS: Final = 16
 """So many are left by connections, for an operator who asks why there are no others, files and name lookups."""
+_MOST_FOR_ANSWERS: Final = 256
+_OF_A_SESSION: Final = 4
 
 
 monotonic = time.monotonic
@@ -75,9 +78,27 @@ def no_descriptor(cause: BaseException | None) -> str:
     return f"the gateway has no file descriptor left (ulimit -n {most_descriptors()})" if is_it else ""
 
 
-def is_spare(new: Socket) -> bool:
-    """Whether only spare descriptors were left for a new socket: the kernel gives the lowest number that is free."""
-    return 0 < most_descriptors() - SPARE_DESCRIPTORS <= new.fileno()  # -1 stands for no limit
+def kept_descriptors(most: int) -> int:
+    """How many of so many new sessions leave to others: to answers of calls that are held, and as spare ones."""
+    return SPARE_DESCRIPTORS + min(most // 8, _MOST_FOR_ANSWERS)
+
+
+def is_spare(new: Socket, left: int = SPARE_DESCRIPTORS) -> bool:
+    """Whether a new socket has one of the last descriptors: the kernel gives the lowest number that is free."""
+    return 0 < most_descriptors() - left <= new.fileno()  # -1 stands for no limit
+
+
+def is_for_answers(new: Socket) -> bool:
+    """Whether a new socket has a descriptor that is kept for answers, or a spare one."""
+    return is_spare(new, kept_descriptors(most_descriptors()))
+
+
+def is_short() -> bool:
+    """Whether a new session and its call would get descriptors that are kept."""
+    with ExitStack() as opened, suppress(OSError):
+        # One alone may get the number of a socket that was just closed, though no other is free.
+        return is_for_answers([opened.enter_context(socket.socket()) for _ in range(_OF_A_SESSION)][-1])
+    return True
 
 
 def new_socket(to: AddressInfo) -> Socket:
@@ -98,7 +119,7 @@ def pipe() -> tuple[FileIO, FileIO]:
 
 _NAMES: Final = (
     *("monotonic", "stopwatch", "cpu", "wall", "wall_ns", "random_bytes", "random"),
-    *("socket_pair", "start_process", "poll", "is_spare", "new_socket", "pipe"),
+    *("socket_pair", "start_process", "poll", "is_spare", "is_for_answers", "is_short", "new_socket", "pipe"),
 )
 REAL: Final[Mapping[str, Any]] = {name: globals()[name] for name in _NAMES}
 """What a program knows of the world, unless told otherwise."""

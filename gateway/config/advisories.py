@@ -48,11 +48,11 @@ def cautions(config: Config, certificates: Validity, *, is_served: bool = False)
     yield from _of_trust(config)
     yield from _of_sessions(config)
     files, calls = resource.getrlimit(resource.RLIMIT_NOFILE)[1], config.hold.max_calls
-    fit = max(files - world.SPARE_DESCRIPTORS - _OWN_DESCRIPTORS, 0) // 2
+    fit = max(files - world.kept_descriptors(files) - _OWN_DESCRIPTORS, 0) // 2
     if is_served and files > 0 and fit < calls and any(route.upstream.url for route in config.routes):
         yield (
-            f"ulimit -n is {files}, and each held call takes two descriptors: calls fail when {fit} are held, or "
-            f"sooner with client connections, although hold.max_calls is {calls}; {DescriptorsShort.fix}"
+            f"ulimit -n is {files}, and each held call takes two descriptors: new calls are refused when {fit} are "
+            f"held, or sooner with client connections, although hold.max_calls is {calls}; {DescriptorsShort.fix}"
         )
     local = split_address(config.listen)[0] in LOOPBACK
     for route in config.routes:

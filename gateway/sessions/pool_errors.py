@@ -2,6 +2,7 @@
 
 import math
 
+from gateway import world
 from gateway.config import Config, Route
 from gateway.protocol.errors import Busy, CallLost, CannotAsk, ChildUnreachable, NoHandshake, Unreachable, hung
 from gateway.telemetry import SessionLimit
@@ -14,6 +15,14 @@ def too_many_at_once(route: Route, limit: SessionLimit, per_second: float, secon
         f"Clients open {what} on route {route.path} faster than {limit} allows; call later",
         retry_after_seconds=math.ceil(seconds),
         reached={limit: per_second},
+    )
+
+
+def few_descriptors(route: Route) -> Busy:
+    """The file descriptors that are left are for the answers of held calls."""
+    return Busy(
+        f"The gateway has no file descriptor left for a new session on route {route.path}; call later",
+        reached={SessionLimit.DESCRIPTORS: world.most_descriptors()},
     )
 
 

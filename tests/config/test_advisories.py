@@ -204,11 +204,13 @@ def test_more_held_calls_than_descriptors_are_a_warning_of_the_process_that_serv
         return list(cautions(config, validity(config), is_served=is_served))
 
     (found,) = said(300, good())
-    assert found.startswith("ulimit -n is 300, and each held call takes two descriptors: calls fail when 134 are held")
+    assert found.startswith(
+        "ulimit -n is 300, and each held call takes two descriptors: new calls are refused when 115 "
+    )
     assert found.count("; ") == 1
-    assert "fail when 9999 are held, " in said(20_031, good())[0]
-    assert not said(20_032, good())
-    assert "fail when 0 are held, " in said(20, good())[0]
+    assert "refused when 9999 are held, " in said(20_287, good())[0]
+    assert not said(20_288, good())
+    assert "refused when 0 are held, " in said(20, good())[0]
     assert not said(1_048_576, good()), "the default of both"
     assert not said(resource.RLIM_INFINITY, good())
     assert not said(300, good(), is_served=False), "`check` and `doctor` have another limit"

@@ -1,6 +1,7 @@
 """A process that has used up its file descriptors."""
 
 import asyncio
+import json
 import re
 import resource
 import signal
@@ -12,12 +13,16 @@ import aiohttp
 import pytest
 
 from gateway import world
-from tests.support.fake_upstream import FakeUpstream, ask
+from tests.support.fake_upstream import FakeUpstream, ask, text
 from tests.support.gateway_process import Gateway, gateway
-from tests.support.workbench import Client
+from tests.support.workbench import ACCEPT, Client, Reply
 
 MOST = 64
-"""More than a gateway without calls has open, and the spare ones."""
+"""More than a gateway without calls has open, and those that it keeps: 24."""
+_BEGUN = (
+    b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Accept: application/json, text/event-stream\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+)
 
 
 @asynccontextmanager
@@ -30,7 +35,7 @@ async def exhausted(gw: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
             reader, writer = await asyncio.open_connection(*gw.config["listen"].split(":"))
             _ = stack.callback(writer.close)
             try:
-                writer.write(b"GET /nowhere HTTP/1.1\r\nHost: gateway\r\n\r\n")
+                writer.write(_BEGUN)  # its connection would end with its reply
                 _ = await reader.readuntil(b"\r\n\r\n")
             except (asyncio.IncompleteReadError, ConnectionError):
                 break
@@ -42,12 +47,10 @@ async def exhausted(gw: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.mark.processes
 async def test_a_process_without_free_descriptors_still_serves_its_operator(upstream: FakeUpstream) -> None:
     async with gateway(upstream.url) as gw, exhausted(gw) as operator:
-        told = f"cannot be reached: the gateway has no file descriptor left (ulimit -n {MOST})"
-        error = (await Client(gw.http, gw.url).call()).error
-        assert (error["data"]["reason"], error["message"].endswith(told)) == ("upstream_unreachable", True)
-        (logged,) = gw.log("upstream.failed")
-        assert logged["cause"].endswith(told)
-        assert logged["fix"].startswith("raise the hard limit (LimitNOFILE, ")
+        refused = await Client(gw.http, gw.url).call()
+        assert refused.outcome == (503, -32603, "busy")
+        assert "no file descriptor left" in refused.error["message"]
+        assert not gw.log("upstream.failed")
         async with operator.get(f"{gw.admin}/metrics") as response:
             metrics = await response.text()
         assert f"process_max_fds {MOST}" in metrics
@@ -56,10 +59,10 @@ async def test_a_process_without_free_descriptors_still_serves_its_operator(upst
             status = await response.json()
         (process,), (route,), (recent,) = status["processes"], status["routes"], status["errors"]
         assert route["health"] == "unknown", "the upstream was not even asked"
-        assert recent["fix"].startswith("Raise the hard limit")
+        assert recent["fix"].startswith(f"Raise ulimit -n ({MOST} when it happened)")
         assert 'mcp_gateway_upstream_errors_total{kind="upstream_unreachable",route="/mcp"} 0.0' in metrics
         assert float(line.split()[1]) == process["open_files"]
-        assert (process["open_files_limit"], response.status) == (MOST - 16, 200)
+        assert (process["open_files_limit"], response.status) == (MOST - 24, 200)
         async with operator.get(f"{gw.admin}/status") as response:
             assert response.status == 200
 
@@ -70,15 +73,50 @@ async def test_a_process_holds_as_many_calls_as_its_caution_says(upstream: FakeU
     async with gateway(upstream.url) as gw:
         assert gw.process is not None
         resource.prlimit(gw.process.pid, resource.RLIMIT_NOFILE, (MOST, MOST))
-        client, held = Client(gw.http, gw.url), 0
+        client, held = Client(gw.http, gw.url), list[Reply]()
         while "error" not in (reply := await client.call()).final:
-            held += 1
-        assert "no file descriptor left" in reply.error["message"]
+            held.append(reply)
+        assert reply.outcome == (503, -32603, "busy")
+        assert (await gw.metric("mcp_gateway_sessions_refused_total", limit="ulimit -n")) == 1
         gw.process.send_signal(signal.SIGHUP)  # a caution is for the log of every reload, too
         await gw.until(lambda: any(f"ulimit -n is {MOST}" in line["note"] for line in gw.log("config.caution")), "it")
-        said = re.search(r"fail when (\d+) are held", gw.log("config.caution")[-1]["note"])
+        said = re.search(r"refused when (\d+) are held", gw.log("config.caution")[-1]["note"])
         assert said is not None
-        assert 0 <= int(said[1]) - held <= 2, "the connections of the client and the operator take two descriptors"
+        assert 0 <= int(said[1]) - len(held) <= 2, "the connections of client and operator take two descriptors"
+        answers = await asyncio.gather(*(Client(gw.http, gw.url).answer(asked) for asked in held[:4]))
+        answers += [await client.answer(asked) for asked in held[4:]]
+        assert {answer.text for answer in answers} == {json.dumps(ACCEPT)}
+
+
+@pytest.mark.processes
+async def test_a_connection_with_one_of_the_last_descriptors_ends_with_its_reply(upstream: FakeUpstream) -> None:
+    async with gateway(upstream.url) as gw, AsyncExitStack() as stack:
+        assert gw.process is not None
+        resource.prlimit(gw.process.pid, resource.RLIMIT_NOFILE, (MOST, MOST))
+        heads = list[bytes]()
+        for _ in range(MOST):
+            reader, writer = await asyncio.open_connection(*gw.config["listen"].split(":"))
+            _ = stack.callback(writer.close)
+            writer.write(b"GET /nowhere HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            heads.append((await reader.readuntil(b"\r\n\r\n")).lower())
+        assert b"connection: close" not in heads[0]
+        assert b"connection: close" in heads[-1]
+
+
+@pytest.mark.processes
+async def test_idle_sessions_give_way_to_new_ones_while_descriptors_are_short(upstream: FakeUpstream) -> None:
+    upstream.tool(lambda turn: turn.result(text("x")))
+    async with gateway(upstream.url) as gw:
+        assert gw.process is not None
+        resource.prlimit(gw.process.pid, resource.RLIMIT_NOFILE, (MOST, MOST))
+        for number in range(MOST):
+            assert (await Client(gw.http, gw.url, f"Bearer {number}").call()).text == "x", number
+        upstream.tool(ask)
+        client, held = Client(gw.http, gw.url), 0
+        while "error" not in (await client.call()).final:
+            held += 1
+        assert held > 4
+        assert await gw.metric("mcp_gateway_sessions", state="idle") == 0
 
 
 def test_a_new_socket_is_spare_if_few_numbers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:

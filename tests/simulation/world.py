@@ -87,6 +87,8 @@ class Simulation:
                 "new_socket": self.network.new_socket,
                 "poll": poll,
                 "is_spare": lambda _: False,
+                "is_for_answers": lambda _: False,
+                "is_short": lambda: False,
                 "socket_pair": self.children.socket_pair,
                 "pipe": self.children.pipe,
                 "start_process": self.children.start_process,

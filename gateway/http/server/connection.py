@@ -115,13 +115,14 @@ class Connection(asyncio.Protocol):
         out = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio.Transport
         service = self._service
         traffic = service.traffic
-        is_spare = service.leaves_spares and world.is_spare(out.get_extra_info("socket"))
+        new = out.get_extra_info("socket") if service.leaves_spares else None
+        is_spare = new is not None and world.is_spare(new)
         if service.is_closed or is_spare or len(service.connections) >= traffic.limits.value.connections:
             out.abort()
             return
         service.connections[self] = None
         self.wire = Wire(out, traffic.sending, traffic.timeouts)
-        if service.is_leaving:
+        if service.is_leaving or (new is not None and world.is_for_answers(new)):
             self.wire.end_after_reply()
         self._heads = HeadParser(service.heads)
         self._ahead = traffic.receiving.share(self.wire.abort)

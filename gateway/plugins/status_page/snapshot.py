@@ -207,6 +207,7 @@ def _route(live: LiveRoute, held: int, tasks: int, ages: Sequence[float | None],
 
 def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
     config, lot, deadline = source.config, source.lot, source.routes.process.draining.deadline
+    most = world.most_descriptors()
     return ProcessStatus(
         id=source.members.own,
         state="ready" if source.reload.is_open else "draining",
@@ -225,7 +226,7 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         connections=len(source.client_listener.connections),
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
-        open_files_limit=max(world.most_descriptors() - world.SPARE_DESCRIPTORS, 0),  # RLIM_INFINITY is -1
+        open_files_limit=max(most - world.kept_descriptors(most), 0),  # RLIM_INFINITY is -1
         budgets=source.metrics.budgets(),
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,  # resident (proc(5))
     )

@@ -26,6 +26,8 @@ _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
     "mcp_gateway_sessions_of_one_caller": max,
     "mcp_gateway_sessions_of_one_caller_limit": max,
     # The worst of all workers counts.
+    "process_open_fds": max,
+    "process_max_fds": max,
     "mcp_gateway_ready": min,
     "mcp_gateway_config_last_reload_successful": min,
     "mcp_gateway_config_last_reload_success_timestamp_seconds": min,

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from itertools import islice
 from typing import Final
 
 from gateway import world
@@ -347,19 +348,33 @@ class Pool:
                 session.join(found.owner)
             else:
                 try:
+                    going = self._idle_ones_to_close(found)
                     self.take_opening(is_exempt=found.request.is_exempt)
                 except Busy as refusal:
                     self._capacity.remove(found.request)
                     found.request.outcome.set_exception(refusal)
                     continue
-                if found.evicted is not None:
-                    self._remove(found.evicted)
+                for idle in going:
+                    self._remove(idle)
                 # Its room is taken before its handshake begins.
                 session = self._session(found.request.group)
                 self._capacity.opened(session, session.group, is_fresh=found.request.is_fresh)
                 self._counts[_BUSY].inc()
             self._capacity.remove(found.request)
             found.request.outcome.set_result(session)
+
+    def _idle_ones_to_close(self, found: assignment.Open[Session]) -> Collection[Session]:
+        """Return what gives way to a new session: two idle ones while descriptors are short, as its call may take two.
+
+        Raises Busy if there is none then, but for a request that continues a call.
+        """
+        going = [found.evicted] if found.evicted is not None else []
+        if world.is_short():
+            going = going or [*islice(self._capacity.evictable, 2)]
+            if not (going or found.request.is_exempt):
+                self._metrics.sessions_refused[self.route.path, SessionLimit.DESCRIPTORS].inc()
+                raise pool_errors.few_descriptors(self.route)
+        return going
 
     def _move(self, session: Session, state: SessionState) -> None:
         counts, states = self._counts, session.group.sessions

@@ -117,13 +117,14 @@ class SessionState(StrEnum):
 
 
 class SessionLimit(StrEnum):
-    """The limits that refuse a request for a session, by their keys in the configuration."""
+    """The limits that refuse a request for a session, by their keys in the configuration, or how they are known."""
 
     ALL = "sessions.max"
     OF_CALLER = "sessions.max_per_principal"
     CHILDREN = "upstream.max_children"
     RATE = "sessions.new_per_second"
     CHILD_RATE = "upstream.new_children_per_second"
+    DESCRIPTORS = "ulimit -n"
 
 
 UPSTREAM_FAILURES: Final = (

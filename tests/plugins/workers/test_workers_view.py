@@ -123,7 +123,7 @@ async def test_one_scrape_counts_all_processes(host: Host) -> None:
     assert await host.value("mcp_gateway_build_info") == 1
     one = next(iter(host.workers)).metrics.render().decode()
     files = next(float(line.split()[1]) for line in one.splitlines() if line.startswith("process_max_fds"))
-    assert await host.value("process_max_fds") == 3 * files
+    assert await host.value("process_max_fds") == files, "each has as many, and the fullest one counts"
 
 
 async def test_counters_of_a_worker_that_died_stay_and_its_gauges_go(host: Host) -> None:
