@@ -36,8 +36,6 @@ from gateway.upstream.channel import Headers
 
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
-_ANSWERED_SECONDS: Final = 0.2
-"""How long a call may take to end by the answers that were sent right before its cancellation."""
 _MAX_UNSENT: Final = 256
 """Messages that may wait until the upstream takes them; its further questions get no answer of the gateway's own."""
 
@@ -437,14 +435,7 @@ class UpstreamCall(Runner, ABC):
             self._stop_task()
             return
 
-        is_answered = self.newest is not None and session.in_flight is call
-
         async def cancel() -> None:
-            # If the answers end the call, `mcp` 1.10 ends all its sessions over a cancellation in that moment.
-            if is_answered:
-                await session.settled(_ANSWERED_SECONDS)
-                if session.in_flight is not call and not session.shared.must_not_end:
-                    return
             # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
             # cancellation of a young call is repeated while the upstream still works on it.
             is_young, is_over = world.monotonic() - call.sent < _YOUNG_SECONDS, False

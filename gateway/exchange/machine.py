@@ -379,10 +379,10 @@ class Exchange:
             # The id of an open question is used up by an error for another one.
             is_used = self.nested_requests.asked(bytes(event.id)) is not None
             closed = self._withdraw(on.Withdrawn(event.id)) if is_used else []
-            refusal = _refuse(event, exc.error, exc.outcome)
+            out = [*closed, *_refuse(event, exc.error, exc.outcome)]
             if exc.lacks is None or self._policy.refuse_undeclared or self.state is OWNED:
-                return [*closed, *refusal]
-            return [*closed, *self._abort(MissingCapability(exc.lacks, event.method), refusal)]
+                return out
+            return out + self._abort(MissingCapability(exc.lacks, event.method))
         self._ledger.ask(bytes(event.id))
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
@@ -393,7 +393,7 @@ class Exchange:
             self._ledger.note(((question, early),), self.round + (self.state is not PARKED))
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
         self.questions[question.key] = question
-        out: Commands = [do.Count(event.method, "asked")]
+        out = [do.Count(event.method, "asked")]
         if self.state in (RUNNING, ASKING):  # else no leg waits, and questions gather
             self.state = ASKING
             out.append(_ARM_QUIET)  # anew with each question, so that several share a round
@@ -683,26 +683,20 @@ class Exchange:
         self.state = ENDED if legs or is_nested else FINISHED
         return [replace(final, legs=legs), release] if self.state is ENDED else [release]
 
-    def _abort(self, error: GatewayError, refusal: Commands | None = None) -> Commands:
-        """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs.
-
-        `refusal` answers a question that was not opened.
-        """
+    def _abort(self, error: GatewayError) -> Commands:
+        """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
         self._ledger.drop_record()  # a late answer must not run the call again
-        return [*self._cancel(error.message, refusal), *self._end(do.Fail((), error), completed=False)]
+        return [*self._cancel(error.message), *self._end(do.Fail((), error), completed=False)]
 
-    def _cancel(self, reason: str, refusal: Commands | None = None) -> Commands:
+    def _cancel(self, reason: str) -> Commands:
         if not self.calling:
             return []
-        cancelled: Commands = []
-        failed: Commands = refusal or []
+        out: Commands = []
         for question in self.questions.values():
             if question.upstream_id is not None:  # else nobody waits for its answer alone
-                out = cancelled if question.method == mcp.ELICIT else failed
-                out += _withdraw(question), do.Count(question.method, "expired")
-        # The first error may end the tool, which then closes its other questions. `mcp` 1.10 ends all its sessions if
-        # an answer meets a question that is just being closed.
-        return [*cancelled, *failed[:2], do.CancelCall(reason), *failed[2:]]
+                out.append(_withdraw(question))
+                out.append(do.Count(question.method, "expired"))
+        return [*out, do.CancelCall(reason)]
 
     def _declined_urls(self, keys: list[str]) -> Ending:
         declined = ", ".join(keys)

@@ -48,6 +48,7 @@ async def test_a_client_that_did_not_declare_is_never_asked(upstream: FakeUpstre
     assert reply.outcome == (400, -32021, None)
     assert reply.error["data"]["requiredCapabilities"] == {"elicitation": {"form": {}}}
     assert (await upstream.saw("answer"))[0].body["error"]["code"] == -32602
+    await upstream.saw(mcp.CANCELLED)
     await eventually(lambda: not stand.sessions("quarantined"))
 
 

@@ -216,6 +216,7 @@ async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpst
     refused = next(reply for reply in replies if reply.status != 200)
     asked = next(reply for reply in replies if reply.status == 200)
     assert refused.outcome == (503, -32603, "busy")
+    assert len(await upstream.saw(mcp.CANCELLED)) == 1
     assert (await upstream.saw("answer"))[0].body["result"] == {"action": "cancel"}
     assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
 
@@ -308,9 +309,9 @@ async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpst
     await upstream.saw("tools/call", 2)
     await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 2)
     assert (await running).status == 503
-    # The answer ended the other one. The cancellation of a young call is repeated.
-    runs = upstream.of("tools/call")[1].body["id"]
-    assert {seen.body["params"]["requestId"] for seen in await upstream.saw(mcp.CANCELLED)} == {runs}
+    calls = {seen.body["id"] for seen in upstream.of("tools/call")}
+    # The cancellation of a young call is repeated.
+    assert {seen.body["params"]["requestId"] for seen in await upstream.saw(mcp.CANCELLED, 2)} == calls
     assert (await upstream.saw("answer"))[0].body["result"] == {"action": "cancel"}
     crowd.go.set()
     for driver in list(stand.gateway.lot):

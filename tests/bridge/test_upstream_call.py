@@ -231,26 +231,6 @@ async def test_a_cancelled_call_that_never_ends_frees_its_session_without_delete
     assert "DELETE" not in upstream.words
 
 
-@pytest.mark.parametrize("ends", [True, False])
-async def test_a_call_is_cancelled_only_if_the_answer_to_its_question_does_not_end_it(
-    upstream: FakeUpstream, begin: Start, *, ends: bool
-) -> None:
-    """`mcp` 1.10 ends all its sessions over a cancellation that meets the end of a call."""
-
-    async def tool(turn: Turn) -> None:
-        _ = await turn.elicit("name")
-        if not ends:
-            _ = await upstream.saw(mcp.CANCELLED)
-        await turn.result(text("kept"))
-
-    stand = await begin(hold={"ttl_seconds": 0.05})
-    upstream.tool(tool)
-    _ = (await stand.client().call()).state
-    await upstream.saw("DELETE")
-    await eventually(lambda: not stand.busy_tasks(), "nothing is sent any more")
-    assert (mcp.CANCELLED in upstream.words) is not ends
-
-
 @pytest.mark.parametrize("word", ["tools/list", mcp.SET_LEVEL])
 async def test_leaving_during_a_request_of_the_gateways_own_deletes_nothing_under_it(
     upstream: FakeUpstream, stand: Stand, client: Client, word: str

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.protocol import mcp
 from tests.cluster.conftest import cluster
 from tests.support.fake_dpop import CHALLENGE, TOKEN, FakeDpopUpstream, proven
 from tests.support.fake_upstream import Turn, text
@@ -71,15 +72,15 @@ async def test_calls_with_different_proofs_share_a_session(upstream: FakeDpopUps
     assert upstream.words.count("initialize") == 1
 
 
-async def test_the_questions_of_a_call_that_is_given_up_are_answered_with_the_newest_proof(
+async def test_a_call_that_is_given_up_is_cancelled_with_the_newest_proof(
     twice: FakeDpopUpstream, begin: Start
 ) -> None:
     stand = await begin(hold={"ttl_seconds": 1})
     twice.public_url = stand.url
     client = stand.client()
     _ = await client.answer(await client.call(headers=proven(stand.url, "1")), headers=proven(stand.url, "2"))
-    _ = await twice.saw("answer", 2)
-    assert [leg for word, leg in twice.legs() if word == "answer"] == ["2", "2"]
+    _ = await twice.saw(mcp.CANCELLED)
+    assert [leg for word, leg in twice.legs() if word == mcp.CANCELLED] == ["2"]
 
 
 @pytest.mark.parametrize("route", CONFIGURED)

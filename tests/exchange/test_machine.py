@@ -227,20 +227,9 @@ def test_what_no_client_could_answer_is_refused_upstream_and_the_call_goes_on(
 def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
     play = waiting(FIRST, declared=Capabilities(form=True, sampling=True)) >> asked(0) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
-    play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(0), CANCEL)
-    play = play << do.Respond(raw(2), error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY)
-    play = play << do.Respond(raw(1), error(mcp.INTERNAL_ERROR))
-    assert play << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
-
-
-def test_a_second_error_is_sent_after_the_cancellation_because_the_first_may_close_its_question() -> None:
-    play = waiting(FIRST, declared=Capabilities(sampling=True, form=True))
-    for id_ in (0, 1):
-        play = play >> on.Nested(raw(id_), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
-    play = play >> asked(2) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ask(FIRST, 1, *play.exchange.questions)
-    play = play >> on.Expired() << do.Respond(raw(2), CANCEL) << do.Respond(raw(0), error(mcp.INTERNAL_ERROR))
-    play = play << do.CancelCall(ANY) << do.Respond(raw(1), error(mcp.INTERNAL_ERROR))
-    assert play << do.ReleaseSession(clean=False)
+    play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
+    play = play << do.Respond(raw(0), CANCEL) << do.Respond(raw(1), error(mcp.INTERNAL_ERROR))
+    assert play << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------

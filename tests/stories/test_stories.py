@@ -91,6 +91,7 @@ STORIES: Final[dict[str, Story]] = {
             "mirror": "failed The server asked elicitation/create, and this client did not declare the capability "
             "elicitation",
         },
+        cancelled="bridge",
     ),
     "a call that the client cancels": Story(
         "progress 1; hang",
