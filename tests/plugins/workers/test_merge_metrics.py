@@ -165,6 +165,9 @@ def test_the_sums_are_those_of_the_real_parser() -> None:
     expected["mcp_gateway_build_info", frozenset({("version", "1.2.3")})] = 1
     born = ("process_start_time_seconds", frozenset[tuple[str, str]]())
     expected[born] = expected[born] / 5
+    for name in ("process_open_fds", "process_max_fds"):
+        key = name, frozenset[tuple[str, str]]()
+        expected[key] = max(series(text)[key] for text in texts)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert math.isclose(found[key], value), key
