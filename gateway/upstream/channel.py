@@ -19,6 +19,7 @@ Headers = Mapping[str, str]
 
 NO_HEADERS: Final[Headers] = {}
 _PING: Final = b"gw-ping-"
+"""The ids of the gateway's own pings begin with this."""
 
 
 class SideListener:

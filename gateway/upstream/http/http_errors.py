@@ -27,7 +27,6 @@ _LOCAL_CAUSES: Final = (
     *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
 )
 """Failures to connect that have their cause on this host."""
-"""The ids of the gateway's own pings begin with this."""
 
 
 class WrongTransport(NoHandshake):
