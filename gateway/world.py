@@ -32,7 +32,7 @@ Started = subprocess.Popen[bytes]
 STREAM: Final = socket.SOCK_STREAM
 ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 """Look up no IPv6 addresses on a host that has none, and the like."""
-SPARE_DESCRIPTORS: Final = 16
+_SPARE_DESCRIPTORS: Final = 16
 """So many are left by connections, for an operator who asks why there are no others, files and name lookups."""
 _MOST_FOR_ANSWERS: Final = 256
 _OF_A_SESSION: Final = 4
@@ -80,10 +80,10 @@ def no_descriptor(cause: BaseException | None) -> str:
 
 def kept_descriptors(most: int) -> int:
     """How many of so many new sessions leave to others: to answers of calls that are held, and as spare ones."""
-    return SPARE_DESCRIPTORS + min(most // 8, _MOST_FOR_ANSWERS)
+    return _SPARE_DESCRIPTORS + min(most // 8, _MOST_FOR_ANSWERS)
 
 
-def is_spare(new: Socket, left: int = SPARE_DESCRIPTORS) -> bool:
+def is_spare(new: Socket, left: int = _SPARE_DESCRIPTORS) -> bool:
     """Whether a new socket has one of the last descriptors: the kernel gives the lowest number that is free."""
     return 0 < most_descriptors() - left <= new.fileno()  # -1 stands for no limit
 
