@@ -92,7 +92,7 @@ class TaskCall(UpstreamCall):
 
     async def _run(self) -> None:
         context = self._context
-        begin = context.live.upstream.pool.begin_task
+        begin = context.live.upstream.pool.task_making.begin
         with telling(lambda exc: self._failed(exc, self._call)), await begin() as self._making:
             session = await self._ready_session()
             if not self._is_wanted():

@@ -12,7 +12,7 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, TaskCancelled
-from gateway.sessions.pool import pool
+from gateway.sessions.pool import task_making
 from gateway.tasks.legacy_tasks import Ended
 from gateway.tasks.task_call import TaskCall
 from tests.e2e.wire import ACCEPT, wire
@@ -126,7 +126,7 @@ async def test_no_session_ends_while_a_task_is_made(upstream: FakeUpstream, begi
 async def test_a_task_that_is_made_keeps_no_session_from_its_end(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_APART_SECONDS", 2 * DEADLINE)
+    monkeypatch.setattr(task_making, "_APART_SECONDS", 2 * DEADLINE)
     stand = await begin()
     server = TaskServer(upstream)
     client = stand.client()
@@ -153,7 +153,7 @@ async def test_a_task_is_made_after_the_ends_of_sessions_that_are_not_slow(
         await go.wait()
         turn.reply()
 
-    monkeypatch.setattr(pool, "_APART_SECONDS", seconds)
+    monkeypatch.setattr(task_making, "_APART_SECONDS", seconds)
     stand = await begin()
     server = TaskServer(upstream)
     server.done.set()

@@ -11,7 +11,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Final
 
@@ -29,6 +29,7 @@ from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import ChangeListeners, Group, SessionRequest
+from gateway.sessions.pool.task_making import TaskMaking
 from gateway.sessions.session import NOTHING, Session
 from gateway.telemetry import Event, Metrics, SessionLimit, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
@@ -45,36 +46,6 @@ _SWEEP_SECONDS: Final = 1.0
 _STARTS: Final = max(os.cpu_count() or 1, 2)
 """Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
 timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
-
-_APART_SECONDS: Final = 1.0
-"""So long, at most, the making of tasks and the ends of sessions wait for each other."""
-
-
-class _Count:
-    """How many of something are under way."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._none = asyncio.Event()
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """There is one more meanwhile."""
-        self._number += 1
-        self._none.clear()
-        try:
-            yield
-        finally:
-            self._number -= 1
-            if not self._number:
-                self._none.set()
-
-    async def none(self) -> None:
-        """Wait until there are none, for a limited time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_APART_SECONDS):
-                while self._number:
-                    _ = await self._none.wait()
 
 
 class Pool:
@@ -96,7 +67,7 @@ class Pool:
         self._capacity: Capacity[Session] = Capacity(self.most, self.config.sessions.max_per_principal, starts)
         self._rate = TokenBucket(settings.part(_opening_rate))
         self._counts = {state: metrics.sessions[self.route.path, state] for state in SessionState}
-        self._makings, self._ends = _Count(), _Count()
+        self.task_making = TaskMaking()
         self.closed = False
         settings.after_replace(self._change_limits)
         self.connect = connect
@@ -231,16 +202,6 @@ class Pool:
         """
         session = await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt)
         return await self._begin(session, session.open(headers))
-
-    async def begin_task(self) -> ExitStack:
-        """A task is made, in a new session, until the stack is closed; meanwhile no session ends.
-
-        `mcp` 1.30 makes no task between the end of any session and the next handshake. Ends that wait come first.
-        """
-        await self._ends.none()
-        stack = ExitStack()
-        stack.enter_context(self._makings.one())
-        return stack
 
     async def adopt(
         self, key: PoolKey, whereabouts: Whereabouts, headers: Headers, *, is_shared: bool = False
@@ -456,8 +417,7 @@ class Pool:
         if channel.is_process or not end_session:
             await channel.close(end_session=end_session)
             return
-        with self._ends.one():
-            await self._makings.none()
+        async with self.task_making.end_of_session():
             await channel.close(end_session=True)
 
     def forget_idle(self, key: PoolKey) -> None:
