@@ -60,6 +60,10 @@ class CallBytes:
         """Return what /metrics and /status show."""
         return BudgetStatus(self.used, self._limit.value, 0)
 
+    def fullest_share(self) -> BudgetStatus:
+        """Return the same of the caller whose calls weigh most."""
+        return BudgetStatus(max(self._of.values(), default=0), self._share.value, 0)
+
     def take(self, principal: bytes, count: int, *, is_continued: bool = False) -> Weight:
         """Return the weight of a call of this caller; the call must release it. Raises Busy if it does not fit.
 

@@ -111,6 +111,7 @@ class Gateway(ProcessParts):
         traffic = self._traffic
         for budget in (self.calls, self.lot.results, traffic.receiving, traffic.sending, self.sessions.budget):
             self.metrics.watch_budget(budget.name, budget.status)
+        self.metrics.watch_budget("limits.calls_bytes_per_principal", self.calls.fullest_share)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
         self.client_listener = Listener(

@@ -43,8 +43,11 @@ async def test_calls_that_do_not_fit_are_refused_and_retries_always_fit(upstream
     small = await eve.call()
     assert small.questions, "a small call fits"
     assert len(upstream.of("tools/call")) == 5, "what is refused was not run"
-    budget = (await told(stand)).processes[0].budgets["limits.calls_bytes"]
-    assert (budget.limit, budget.used) == (550_000, weighed(stand))
+    budgets = (await told(stand)).processes[0].budgets
+    of_all, of_one = budgets["limits.calls_bytes"], budgets["limits.calls_bytes_per_principal"]
+    assert (of_all.limit, of_all.used) == (550_000, weighed(stand))
+    assert of_one.limit == 350_000
+    assert 200_000 < of_one.used < 205_000, "of the caller that has most"
     for client, asked in ((ada, of_ada), (bob, of_bob)):
         for each in asked:
             assert json.loads((await client.answer(each)).text) == ACCEPT, "a retry always fits"

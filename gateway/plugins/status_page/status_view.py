@@ -24,6 +24,7 @@ _PROCESS_LIMITS: Final = (
 """The label of each limit of a process, the field that has what is used of it, its key."""
 _FULL: Final = {
     "limits.calls_bytes": "new calls that do not fit are refused",
+    "limits.calls_bytes_per_principal": "the caller that has most gets 429 for new calls that do not fit",
     "limits.receiving_bytes": "the oldest unfinished request is refused",
     "limits.sending_bytes": "the client that is behind longest is closed",
     "limits.arriving_bytes": "only the oldest message of an upstream is read on",

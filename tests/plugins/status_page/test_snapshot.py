@@ -329,6 +329,7 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
         "limits.arriving_bytes": 32 << 20,
         "limits.results_bytes": 16 << 20,
         "limits.calls_bytes": 128 << 20,
+        "limits.calls_bytes_per_principal": 32 << 20,
         "limits.replay_bytes": 32 << 20,
         "limits.cold_bytes": 1 << 30,
     }
