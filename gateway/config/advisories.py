@@ -167,12 +167,7 @@ def notes(config: Config) -> Iterator[str]:
             f"limits.calls_bytes_per_principal ({share}) is less than twice limits.body_bytes ({largest}), which one "
             "call may take: the largest calls are always refused; raise it, or limits.calls_bytes"
         )
-    most, of_one = config.hold.max_calls, config.hold.max_calls_per_principal
-    if most <= of_one:
-        yield (
-            f"hold.max_calls ({most}) is not more than hold.max_calls_per_principal ({of_one}), so one caller can "
-            "take all places; lower the second, unless all clients are one caller"
-        )
+    yield from _of_callers(config)
     for route in config.routes:
         hold, ttl = on_route(config, route).hold.ttl_seconds, config.state.ttl_seconds
         if hold > ttl:
@@ -190,6 +185,21 @@ def notes(config: Config) -> Iterator[str]:
             yield (
                 f"routes[{route.path}].upstream.url leads to listen ({config.listen}), so the gateway would call "
                 "itself; give the URL of the server, or another port to one of them"
+            )
+
+
+def _of_callers(config: Config) -> Iterator[str]:
+    """Yield the limits of which one caller can have all."""
+    limits = {"hold.max_calls": (config.hold.max_calls, config.hold.max_calls_per_principal)}
+    for route in config.routes:
+        sessions, own = on_route(config, route).sessions, (route.sessions.max, route.sessions.max_per_principal)
+        where = "" if own == (None, None) else f"routes[{route.path}]."
+        limits[f"{where}sessions.max"] = sessions.max, sessions.max_per_principal
+    for key, (most, of_one) in limits.items():
+        if most <= of_one:
+            yield (
+                f"{key} ({most}) is not more than {key}_per_principal ({of_one}), so one caller can take all places; "
+                "lower the second, unless all clients are one caller"
             )
 
 

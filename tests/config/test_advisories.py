@@ -83,6 +83,14 @@ def test_places_that_one_caller_can_take_are_noted() -> None:
     (found,) = notes(good("hold: {max_calls_per_principal: 10000}\n"))
     assert found.startswith("hold.max_calls (10000) is not more")
     assert not list(notes(good("hold: {max_calls: 12, max_calls_per_principal: 11}\n")))
+    (found,) = notes(with_route(sessions={"max": 1100}))
+    assert found == (
+        "routes[/a].sessions.max (1100) is not more than routes[/a].sessions.max_per_principal (1100), so one caller "
+        "can take all places; lower the second, unless all clients are one caller"
+    )
+    (found,) = notes(with_route({"sessions": {"max": 20}}))
+    assert found.startswith("sessions.max (20) is not more than sessions.max_per_principal (1100), ")
+    assert not list(notes(with_route(sessions={"max": 1101})))
 
 
 def test_fewer_sessions_than_held_calls_are_a_warning() -> None:
