@@ -110,7 +110,6 @@ class Follower:
                 continue
             failures = 0
             if ended is not None:
-                self.session.settle_task()
                 return ended
             await asyncio.sleep(_POLL_SECONDS)
         return None

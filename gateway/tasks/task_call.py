@@ -168,6 +168,8 @@ class TaskCall(UpstreamCall):
             raise CallLost(
                 "The task did not end within tasks.ttl_seconds; it was given up and may have had effects"
             ) from None
+        if ended is not None and not self._is_let_go:  # else another replica has yet to hear of it in the session
+            driven.session.settle_task()
         if ended is None or driven is not self._follower:
             return  # given up: the exchange has ended before, or its call was run again
         if isinstance(ended, on.Broke):

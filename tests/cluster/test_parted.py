@@ -9,10 +9,11 @@ from gateway.bridge.driver import Driver
 from gateway.protocol import mcp
 from gateway.server import drain as drain_steps
 from gateway.server.drain import drain
+from gateway.tasks.follower import Follower
 from tests.support.fake_store import SOON, FakeStore, cool
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import TWICE, Cluster, asked_peers, in_time, opened, order, steps
-from tests.support.workbench import ACCEPT, Stand, jwt, later
+from tests.support.workbench import ACCEPT, Stand, eventually, jwt, later
 from tests.tasks.test_live_task import TaskServer, make
 
 QUICK: dict[str, Any] = {"hold": {**SOON, "cold_seconds": 0, "drain_seconds": 0.05}}
@@ -172,3 +173,28 @@ async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
     assert [len(tuple(stand.gateway.task_table)) for stand in (one, two)] == [0, 1]
     server.done.set()
     _ = await task.until("completed")
+
+
+async def test_the_session_of_a_task_that_ends_as_its_owner_parts_is_left_to_the_next_one(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    server = TaskServer(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    hold = Follower._hold
+
+    async def hold_and_part(driven: Follower, id_: bytes) -> object:
+        result = await hold(driven, id_)
+        drain_steps._end_remaining(one.gateway)
+        return result
+
+    server.ask(0)
+    with patch.object(Follower, "_hold", hold_and_part):
+        asked = await one.client().call()
+        answering = later(one.client().answer(asked))
+        _ = await upstream.saw("answer")
+        server.done.set()
+        reply = await answering
+    assert reply.questions == {}
+    await eventually(lambda: not one.tasks(), "the owner has sent all that it had to")
+    assert "DELETE" not in upstream.words
+    assert (await two.client().call(state=reply.state)).text == "done"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import Raw
@@ -228,6 +229,8 @@ async def test_a_client_that_leaves_as_soon_as_its_driven_task_is_made_has_the_t
 )
 async def test_the_end_of_an_earlier_task_does_not_end_another_run(end: Ended | Exception) -> None:
     class Earlier:
+        session = Mock()
+
         async def run(self, _: object) -> Ended:
             if isinstance(end, Exception):
                 raise end
