@@ -4,7 +4,7 @@ Rule 1: tasks/result is held open from the first moment, because servers queue t
 up on a question that nobody fetched within 60 s. Rule 2: a server that refuses to wait (fastmcp 3) is asked by
 tasks/get; its questions come on the standalone GET stream. Rule 3: the requests of a task follow one another, so its
 session has one call in flight; between two of them the task itself counts as the call (SEP-2260). Rule 4: tasks/get
-is also asked beside a held tasks/result, because a server may forget that one.
+is also asked beside a held tasks/result, because a server may forget that one, or has sent a question elsewhere.
 """
 
 import asyncio
@@ -33,6 +33,10 @@ _HELD_IDS: Final = 4
 """How many ids of held requests there are per task and process; a later one is used only after it was cancelled."""
 _LAST_POLL_SECONDS: Final = 60.0
 """Beside a held tasks/result the pauses double up to this one."""
+_QUESTION_LOST: Final = (
+    "The task waits for the answer to a question that its server sent to a replica which has ended since, and that no "
+    "client has seen. It was given up, and may have had effects"
+)
 _CUT_SECONDS: Final = 5.0
 """A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
 
@@ -59,6 +63,8 @@ class Past(msgspec.Struct, frozen=True):
     """Hears of the task's status, which is asked for first."""
     is_shared: bool
     """Whether that replica may still hold tasks/result; then it is sent here only once the task is over."""
+    may_lack_question: Callable[[], bool]
+    """Whether that replica alone may have been sent a question that the task waits for now."""
 
 
 class Follower:
@@ -80,6 +86,7 @@ class Follower:
         self._waits = True
         """Whether the server holds tasks/result until the task is over, as far as is known."""
         self._looked: Callable[[str | None], Awaitable[None]] | None = None
+        self._may_lack_question: Callable[[], bool] = lambda: False
         self._answered = asyncio.Event()
         session.follow_task(listener)
 
@@ -87,6 +94,7 @@ class Follower:
         """Return how the task ended, or None if it was stopped. Raises the UpstreamError after which it is lost."""
         if past is not None:
             self._waits, self._looked = not past.is_shared, past.looked
+            self._may_lack_question = past.may_lack_question
             if self._context.former is not None and not past.is_shared:
                 for number in range(_HELD_IDS):  # any may still be held, and would fetch the next question
                     await self._withdraw(self._context.former, number)
@@ -151,16 +159,21 @@ class Follower:
             if not looking.done():
                 raise
             await self._withdraw(self._holder, self._tries - 1)
+            if not looking.result():
+                self.session.lose()  # the task still waits there
+                raise TaskGone(_QUESTION_LOST) from None
             return None
         finally:
             _ = looking.cancel()
 
-    async def _look_beside(self, held: Call) -> None:
-        """Stop reading a tasks/result whose task is over: `mcp` 1.30 forgets it if two changes of the task coincide.
+    async def _look_beside(self, held: Call) -> bool:
+        """Stop reading a tasks/result that brings nothing; return whether its task is over.
 
-        The answers to two questions at once are such changes. While a question is open, no task is over.
+        `mcp` 1.30 forgets it if two changes of the task coincide, such as the answers to two questions at once. While
+        a question is open, no task is over. Or the replica before was sent a question as it ended, for whose answer
+        `mcp` 1.30 waits for ever: twice in a row, the task needs input that nothing has asked for here.
         """
-        pause = _POLL_SECONDS
+        pause, before = _POLL_SECONDS, None
         while True:
             self._answered.clear()
             with suppress(TimeoutError):
@@ -168,20 +181,26 @@ class Follower:
                     _ = await self._answered.wait()
             if self._answered.is_set():
                 pause = _POLL_SECONDS
-            elif not self._context.exchange.questions and await self._is_over():
+                continue
+            # TypeScript 1.32 fails such a task by itself, and still says that it needs input once it has an answer.
+            may_lack = held.is_accepted and orphans.must_not_be_cancelled(self.task_id) and self._may_lack_question()
+            heard = held.heard if may_lack else None
+            status = None if self._context.exchange.questions else await self._status_beside()
+            if status != "input_required" or heard != held.heard:
+                heard = None
+            if status in FINAL or (heard is not None and heard == before):
                 self.session.leave(held)
-                return
-            else:
-                pause = min(2 * pause, _LAST_POLL_SECONDS)
+                return status in FINAL
+            pause, before = min(2 * pause, _LAST_POLL_SECONDS), heard
 
-    async def _is_over(self) -> bool:
-        """Whether tasks/get says so, beside the request in flight."""
+    async def _status_beside(self) -> str | None:
+        """What tasks/get says, beside the request in flight; None if that is not known."""
         message = self._request(mcp.TASKS_GET, new_id()).message
         try:
             async with asyncio.timeout(self._context.live.config.timeouts.handshake_seconds):
-                return legacy_tasks.status(await self.session.channel.beside(message, self._context.headers)) in FINAL
+                return legacy_tasks.status(await self.session.channel.beside(message, self._context.headers))
         except (TimeoutError, GatewayError):
-            return False  # the held request hears of it, or the next look does
+            return None  # the held request hears of it, or the next look does
 
     def answered(self) -> None:
         """The server gets answers, after which the task may end."""
@@ -223,7 +242,7 @@ def held_id(holder: tuple[str, str], task_id: str, number: int) -> bytes:
 
 
 class TaskGone(CallLost):
-    """The server does not know the task any more: its time is over, or the server was restarted."""
+    """The task cannot come to an end: its server does not know it any more, or waits for what cannot be answered."""
 
 
 def _gone(said: str) -> TaskGone:

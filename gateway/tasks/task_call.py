@@ -67,7 +67,11 @@ class TaskCall(UpstreamCall):
                 if self.newest is not None:  # answers go before tasks/result
                     _ = await asyncio.wait((self.newest,))
 
-        past = Past(looked, is_shared=is_shared)
+        def may_lack_question() -> bool:
+            # The holder of a handle may have been shown it there; and an answer may be on its way.
+            return not self._context.is_task and self.newest is None
+
+        past = Past(looked, is_shared, may_lack_question)
         if upstream.task:
             self._call, self._is_sent = call, not is_shared
             await self._drive(self._new_follower(session, upstream.task, call), past)

@@ -12,15 +12,19 @@ from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Told
+from gateway.tasks import follower
 from tests.cluster.test_witness import cut_off, is_quiet, only
 from tests.support.fake_peer import tells_later
 from tests.support.fake_store import FakeStore
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.replicas import Cluster, drop, exchange_failing_over_to, facing, in_time, opened, resealed, steps
 from tests.support.task_client import EXTENSION
 from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, later, leave
+from tests.tasks.test_live_task import TaskServer, make
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+FRAGILE: Final = f"{'0' * 32}:00000000-0000-0000-0000-000000000000"
+"""The id of a task of `mcp` 1.30."""
 
 
 class AskingFirst(FakeStore):
@@ -29,7 +33,7 @@ class AskingFirst(FakeStore):
     def __init__(self, upstream: FakeUpstream) -> None:
         super().__init__(upstream)
         self.ends_when_cancelled = False
-        self.is_gone = False
+        self.is_gone, self.status = False, "completed"
         upstream.capabilities = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
         upstream.tools = [TOOL]
         upstream.on(mcp.TASKS_GET, self._get)
@@ -39,7 +43,7 @@ class AskingFirst(FakeStore):
         return {"task": {"taskId": "t1", "status": "working", "ttl": 60_000}}
 
     async def _get(self, turn: Turn) -> None:
-        await self._tell(turn, {"taskId": turn.body["params"]["taskId"], "status": "completed"})
+        await self._tell(turn, {"taskId": turn.body["params"]["taskId"], "status": self.status})
 
     async def _get_result(self, turn: Turn) -> None:
         task_id, answers = turn.body["params"]["taskId"], self.calls[turn.session].answers
@@ -136,8 +140,7 @@ async def test_a_task_of_a_server_that_cancelling_would_harm_is_left_alone(
 ) -> None:
     _ = AskingFirst(upstream)
     two, asked = await _orphaned(cluster)
-    state = _of_task(asked, f"{'0' * 32}:00000000-0000-0000-0000-000000000000")
-    again = await two.client().call(state=state, answers={})
+    again = await two.client().call(state=_of_task(asked, FRAGILE), answers={})
     assert again.questions == asked.questions
     await drop(two)
     await is_quiet(two)
@@ -164,6 +167,77 @@ async def test_a_task_that_takes_too_long_after_its_owner_died_is_cancelled_befo
     assert session not in [
         seen.session for seen in upstream.seen[: upstream.seen.index(cancelled)] if seen.word == "DELETE"
     ]
+
+
+async def test_a_task_that_waits_for_an_answer_that_its_dead_owner_was_asked_for_is_lost(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hold(turn: Turn) -> None:
+        await turn.raw(b"")
+        await turn.for_ever()
+
+    monkeypatch.setattr(follower, "_POLL_SECONDS", 0.01)
+    store = AskingFirst(upstream)
+    two, asked = await _orphaned(cluster)
+    store.status = "input_required"
+    upstream.once(mcp.TASKS_RESULT, hold)
+    answers = dict.fromkeys(asked.questions, ACCEPT)
+    lost = await in_time(two.client().call(state=_of_task(asked, FRAGILE), answers=answers))
+    assert lost.outcome == (200, -32603, "call_lost")
+    assert "that no client has seen" in lost.error["message"]
+    await is_quiet(two)
+    assert "DELETE" not in upstream.words
+    store.status = "completed"
+    newer = _of_task(asked, FRAGILE, round=opened(asked.state).round + 1)
+    reply = await in_time(two.client().call(state=newer, answers=answers))
+    assert reply.json == [FRAGILE, ACCEPT, ACCEPT], "a client that the owner did ask can still answer"
+
+
+async def test_a_task_is_not_lost_whose_answer_takes_long_to_be_accepted(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
+        _ = await upstream.saw("answer", 2)
+        await go.wait()
+        await turn.result(text("done"))
+
+    monkeypatch.setattr(follower, "_POLL_SECONDS", 0.01)
+    go = asyncio.Event()
+    store = AskingFirst(upstream)
+    two, asked = await _orphaned(cluster)
+    store.status = "input_required"
+    upstream.on(mcp.TASKS_RESULT, ask)
+    first = await in_time(
+        two.client().call(state=_of_task(asked, FRAGILE), answers=dict.fromkeys(asked.questions, ACCEPT))
+    )
+    store.hold.clear()
+    looks = len(upstream.of(mcp.TASKS_GET))
+    answering = later(two.client().answer(first))
+    await upstream.saw(mcp.TASKS_GET, looks + 4)
+    store.hold.set()
+    go.set()
+    assert (await in_time(answering)).text == "done"
+
+
+async def test_a_task_of_a_client_that_its_dead_owner_may_have_asked_is_not_lost(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(turn: Turn) -> None:
+        await turn.result({"taskId": FRAGILE, "status": "completed" if server.done.is_set() else "input_required"})
+
+    monkeypatch.setattr(follower, "_POLL_SECONDS", 0.01)
+    server = TaskServer(upstream)
+    upstream.tool(lambda turn: turn.result({"task": {"taskId": FRAGILE, "status": "working"}}))
+    upstream.on(mcp.TASKS_GET, tell)
+    one, two = await cluster.begin("gw-1", "gw-2")
+    task = await make(one)
+    await cluster.crash(one)
+    task = task.on(two.client())
+    assert (await task.get())["status"] == "working"
+    await upstream.saw(mcp.TASKS_GET, len(upstream.of(mcp.TASKS_GET)) + 4)
+    server.done.set()
+    _ = await task.until("completed")
 
 
 # -- a silent owner ---------------------------------------------------------------------------------------------------
