@@ -140,6 +140,24 @@ async def test_a_task_that_is_made_keeps_no_session_from_its_end(
     assert (await working).text == "done"
 
 
+async def test_a_pool_that_is_closed_ends_its_sessions_though_a_task_is_made(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_making, "_APART_SECONDS", 2 * DEADLINE)
+    stand = await begin()
+    server = TaskServer(upstream)
+    server.done.set()
+    go = upstream.holding(mcp.TOOLS_CALL)
+    calling = later(stand.client().call())
+    await upstream.saw(mcp.TOOLS_CALL)
+    for live in stand.gateway.routes.live.values():
+        live.upstream.retire()
+    (ended,) = await upstream.saw("DELETE")
+    assert ended.session != upstream.of(mcp.TOOLS_CALL)[0].session
+    go.set()
+    assert (await calling).text == "done"
+
+
 @pytest.mark.parametrize("seconds", [DEADLINE, 0.01])
 async def test_a_task_is_made_after_the_ends_of_sessions_that_are_not_slow(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch, seconds: float

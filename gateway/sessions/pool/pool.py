@@ -414,7 +414,7 @@ class Pool:
         self._tasks.spawn(self._close(session.channel, end_session=session.may_end), "close session")
 
     async def _close(self, channel: Channel, *, end_session: bool) -> None:
-        if channel.is_process or not end_session:
+        if channel.is_process or not end_session or self.closed:  # the end of a process waits for no task
             await channel.close(end_session=end_session)
             return
         async with self.task_making.end_of_session():
