@@ -32,7 +32,7 @@ class StdioChannel(OneStreamChannel):
         """The process of this session, once it has begun its handshake."""
         self._started = False
         self._is_answered = False
-        """Whether something was sent beside the request in flight, and no ping since."""
+        """Whether an answer or a notification was sent beside the request in flight, and no ping since."""
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
@@ -92,7 +92,7 @@ class StdioChannel(OneStreamChannel):
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
         await self.child.send(message)
-        self._is_answered = True
+        self._is_answered |= self._beside is None  # a request beside the one in flight is as good as a ping
 
     async def ping(self, headers: Headers) -> None:
         """Do nothing: a child receives no credential that it could refuse."""

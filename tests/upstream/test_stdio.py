@@ -95,6 +95,31 @@ async def test_a_request_beside_the_one_in_flight_hears_its_own_answer_and_nothi
     assert bench.answers == [1]
 
 
+async def test_a_request_beside_the_one_in_flight_is_followed_by_no_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio, "_ANSWERED_SECONDS", 0)
+    bench, looks = Bench(), list[object]()
+    async with asyncio.timeout(DEADLINE):
+        await bench.start()
+        held = bench.request(1)
+        answers = bench.child.answers
+
+        async def answers_and_counts(*given: Any) -> bool:
+            looks.append(given)
+            return await answers(*given)
+
+        monkeypatch.setattr(bench.child, "answers", answers_and_counts)
+        await eventually(lambda: len(bench.child.lines) == 2)
+        beside = later(bench.channel.beside(jsonrpc.request(b"2", "tasks/get", {}), NO_HEADERS))
+        await eventually(lambda: len(bench.child.lines) == 3)
+        seen = len(looks)
+        await eventually(lambda: len(looks) > seen + 2)
+        bench.say(2)
+        assert await beside == Raw(b'{"of": 2}')
+        bench.say(1)
+        assert await held is None
+    assert len(bench.child.lines) == 3
+
+
 async def test_a_server_gets_a_ping_some_time_after_an_answer_and_nobody_hears_its_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
