@@ -291,7 +291,6 @@ def test_the_memory_of_a_held_call_is_the_same_on_every_page() -> None:
     ]
     assert {name for name, _, _ in limits} == {
         "monitoring.md",
-        "operations.md",
         "faq.md",
         "values.yaml",
         "deployment.yaml",
