@@ -19,10 +19,10 @@ from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.handshake import Handshake
 from gateway.identity.principal import ANONYMOUS
-from gateway.protocol.errors import Busy
+from gateway.protocol.errors import Busy, GatewayError
 from gateway.protocol.tool_list import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
-from gateway.runtime.tasks import Tasks
+from gateway.runtime.tasks import Tasks, telling
 from gateway.runtime.token_bucket import Rate, TokenBucket
 from gateway.seal.request_state import Whereabouts
 from gateway.sessions import assignment, pool_errors
@@ -193,7 +193,7 @@ class Pool:
         """
         group = self.group(key)
         session = self.take(group) or await self._obtain(group, is_exempt=is_exempt)
-        return session if session.opened else await self._begin(session, session.open(headers))
+        return session if session.opened else await self._open(session, headers)
 
     async def open(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Session:
         """A new session, without the subscriptions, log level or lost stream of an earlier call.
@@ -201,7 +201,7 @@ class Pool:
         Raises as `acquire` does.
         """
         session = await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt)
-        return await self._begin(session, session.open(headers))
+        return await self._open(session, headers)
 
     async def adopt(
         self, key: PoolKey, whereabouts: Whereabouts, headers: Headers, *, is_shared: bool = False
@@ -219,6 +219,27 @@ class Pool:
         channel = self.connect()
         channel.adopt(whereabouts.session, whereabouts.version)
         return channel
+
+    async def _open(self, session: Session, headers: Headers) -> Session:
+        """Make the handshake of a new session, also if the request that needs it is cancelled meanwhile.
+
+        The server makes a session when it reads `initialize`, and only its answer has the id with which to end that.
+        """
+        failures: list[GatewayError] = []
+
+        async def opening() -> None:
+            with telling(failures.append):
+                _ = await self._begin(session, session.open(headers))
+
+        task = self._tasks.start(opening(), "open session")
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda _: self.release(session, clean=True) if session.opened else None)
+            raise
+        if failures:
+            raise failures[0]
+        return session
 
     async def _begin(self, session: Session, handshake: Awaitable[None]) -> Session:
         seconds = self.config.timeouts.handshake_seconds

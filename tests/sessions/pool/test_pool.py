@@ -26,7 +26,7 @@ from tests.support.memory import alive
 from tests.support.replicas import drop
 from tests.support.stand import Start
 from tests.support.status import told
-from tests.support.workbench import Client, Stand, configuration, eventually, later
+from tests.support.workbench import Client, Stand, configuration, eventually, later, leave
 
 
 async def test_one_call_in_flight_per_session(upstream: FakeUpstream, client: Client) -> None:
@@ -301,6 +301,30 @@ async def test_a_waiter_that_is_cancelled_as_there_is_room_passes_the_room_on(mo
     last = await asyncio.wait_for(bench.acquire(key("d")), 1)  # nothing counts as starting any more
     bench.pool.release(last, clean=True)
     await bench.close()
+
+
+@pytest.mark.parametrize("method", [mcp.TOOLS_CALL, mcp.LISTEN])
+@pytest.mark.parametrize("idle_seconds", [0, 60])
+async def test_a_client_that_leaves_during_the_handshake_leaves_no_session_at_the_server(
+    upstream: FakeUpstream, begin: Start, method: str, idle_seconds: float
+) -> None:
+    """The server made a session when it read `initialize`, and only its answer has the id with which to end that."""
+    upstream.capabilities = {"tools": {"listChanged": True}}
+    stand = await begin(sessions={"idle_seconds": idle_seconds})
+    client, go = stand.client(), upstream.holding(mcp.INITIALIZE)
+    params = {"name": "tool"} if method == mcp.TOOLS_CALL else {"notifications": {"toolsListChanged": True}}
+    leaving = asyncio.create_task(client.post(method, params))
+    await upstream.saw(mcp.INITIALIZE)
+    await leave(leaving)
+    go.set()
+    if idle_seconds == 0:
+        assert (await upstream.saw("DELETE"))[0].session == "s1"
+    else:
+        await eventually(lambda: stand.sessions("idle") == 1)
+        await client.call()
+        assert len(upstream.of(mcp.INITIALIZE)) == 1, "the next call uses it"
+    await eventually(lambda: stand.sessions("busy") == 0)
+    assert len(upstream.of(mcp.TOOLS_CALL)) == (idle_seconds > 0), "what the client left was not sent"
 
 
 @pytest.mark.parametrize("how", ["acquire", "open", "adopt"])
