@@ -173,11 +173,12 @@ class SharedChannel(StdioChannel):
         if not self._shared.counts(opened):
             return jsonrpc.EMPTY
         self._id = bytes(opened.id) if isinstance(opened.id, Raw) else b""
-        self.may_ask = opened.method in mcp.ASKING
+        is_call = opened.method in mcp.ASKING
+        self.may_ask = is_call or opened.method == mcp.TASKS_RESULT  # which brings what a task asks
         try:
             return await super().request(message, headers, hearer)
         except asyncio.CancelledError:
-            if self.may_ask and self._call is None:
+            if is_call and self._call is None:
                 self._shared.give_up(self._id)
             raise
         finally:

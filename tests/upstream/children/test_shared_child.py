@@ -149,6 +149,17 @@ async def test_a_question_reaches_the_session_whose_call_may_ask(bench: Bench) -
     _ = await asyncio.gather(listing, calling)
 
 
+async def test_a_question_of_a_task_reaches_the_session_that_waits_for_its_result(bench: Bench) -> None:
+    idle, waiting = await bench.session(), await bench.session()
+    (child,) = bench.launcher.children
+    result = waiting.ask(b"1", mcp.TASKS_RESULT, taskId="t")
+    await eventually(lambda: child.methods[-1] == mcp.TASKS_RESULT)
+    child.say(id="q", method=mcp.ELICIT, params={})
+    child.say(id=1, result={})
+    await result
+    assert (len(waiting.heard), idle.aside) == (2, [])
+
+
 async def test_a_change_reaches_one_session_which_tells_the_others(bench: Bench) -> None:
     first, second = await bench.session(), await bench.session()
     bench.launcher.children[0].say(method=mcp.TOOLS_CHANGED)
