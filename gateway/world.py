@@ -14,12 +14,14 @@ import resource
 import select
 import socket
 import subprocess
+import sys
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from io import FileIO
+from pathlib import Path
 from typing import Any, Final
 
 AddressInfo = tuple[int, int, int, str, Any]
@@ -35,7 +37,7 @@ ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 _SPARE_DESCRIPTORS: Final = 16
 """So many are left by connections, for an operator who asks why there are no others, files and name lookups."""
 _MOST_FOR_ANSWERS: Final = 256
-_OF_A_SESSION: Final = 4
+_OPEN: Final = Path("/proc/self/fd")
 
 
 monotonic = time.monotonic
@@ -93,12 +95,17 @@ def is_for_answers(new: Socket) -> bool:
     return is_spare(new, kept_descriptors(most_descriptors()))
 
 
-def is_short() -> bool:
-    """Whether a new session and its call would get descriptors that are kept."""
-    with ExitStack() as opened, suppress(OSError):
-        # One alone may get the number of a socket that was just closed, though no other is free.
-        return is_for_answers([opened.enter_context(socket.socket()) for _ in range(_OF_A_SESSION)][-1])
-    return True
+def free_descriptors() -> int:
+    """How many new sessions may take; fewer than none if they have taken some that are kept."""
+    most = most_descriptors()
+    if most < 0:  # no limit
+        return sys.maxsize
+    # Linux tells the number since 6.2. Before, it is about the lowest one that is free, unless many closed just now.
+    used = _OPEN.stat().st_size
+    if not used:
+        with suppress(OSError), socket.socket() as new:
+            used = new.fileno()
+    return most - kept_descriptors(most) - (used or most)
 
 
 def new_socket(to: AddressInfo) -> Socket:
@@ -119,7 +126,7 @@ def pipe() -> tuple[FileIO, FileIO]:
 
 _NAMES: Final = (
     *("monotonic", "stopwatch", "cpu", "wall", "wall_ns", "random_bytes", "random"),
-    *("socket_pair", "start_process", "poll", "is_spare", "is_for_answers", "is_short", "new_socket", "pipe"),
+    *("socket_pair", "start_process", "poll", "is_spare", "is_for_answers", "free_descriptors", "new_socket", "pipe"),
 )
 REAL: Final[Mapping[str, Any]] = {name: globals()[name] for name in _NAMES}
 """What a program knows of the world, unless told otherwise."""

@@ -119,6 +119,31 @@ async def test_idle_sessions_give_way_to_new_ones_while_descriptors_are_short(up
         assert await gw.metric("mcp_gateway_sessions", state="idle") == 0
 
 
+@pytest.mark.processes
+async def test_calls_at_once_use_up_the_idle_sessions_before_one_is_refused(upstream: FakeUpstream) -> None:
+    most = 256
+    upstream.tool(lambda turn: turn.result(text("x")))
+    async with gateway(upstream.url) as gw:
+        assert gw.process is not None
+        resource.prlimit(gw.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        for number in range(180):
+            assert (await Client(gw.http, gw.url, f"Bearer {number}").call()).text == "x", number
+        upstream.tool(ask)
+        outcomes = list[object]()
+
+        async def fill() -> None:
+            client = Client(gw.http, gw.url)
+            while not outcomes:
+                reply = await client.call()
+                if "error" in reply.final:
+                    outcomes.append(reply.outcome)
+
+        _ = await asyncio.gather(*(fill() for _ in range(8)))
+        assert set(outcomes) == {(503, -32603, "busy")}
+        assert await gw.metric("mcp_gateway_sessions", state="idle") == 0
+        assert await gw.metric("mcp_gateway_held_calls") >= 80, "of 96, less 8 connections of clients"
+
+
 def test_a_new_socket_is_spare_if_few_numbers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as new:
         number = new.fileno()

@@ -88,7 +88,7 @@ class Simulation:
                 "poll": poll,
                 "is_spare": lambda _: False,
                 "is_for_answers": lambda _: False,
-                "is_short": lambda: False,
+                "free_descriptors": lambda: sys.maxsize,
                 "socket_pair": self.children.socket_pair,
                 "pipe": self.children.pipe,
                 "start_process": self.children.start_process,

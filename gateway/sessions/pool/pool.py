@@ -43,6 +43,8 @@ _LEFT_OUT_KEPT: Final = 1000
 _BUSY: Final = SessionState.BUSY
 _IDLE: Final = SessionState.IDLE
 _SWEEP_SECONDS: Final = 1.0
+_OF_A_SESSION: Final = 2
+"""The descriptors that one takes with its call."""
 _STARTS: Final = max(os.cpu_count() or 1, 2)
 """Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
 timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
@@ -69,6 +71,8 @@ class Pool:
         self._counts = {state: metrics.sessions[self.route.path, state] for state in SessionState}
         self.task_making = TaskMaking()
         self.closed = False
+        self._closing = 0
+        """Sessions whose end is on its way, and whose descriptors will be free."""
         settings.after_replace(self._change_limits)
         self.connect = connect
         """Makes the channel of a new session."""
@@ -346,13 +350,14 @@ class Pool:
             found.request.outcome.set_result(session)
 
     def _idle_ones_to_close(self, found: assignment.Open[Session]) -> Collection[Session]:
-        """Return what gives way to a new session: two idle ones while descriptors are short, as its call may take two.
+        """Return what gives way to a new session, idle ones while descriptors are short too.
 
         Raises Busy if there is none then, but for a request that continues a call.
         """
-        going = [found.evicted] if found.evicted is not None else []
-        if world.is_short():
-            going = going or [*islice(self._capacity.evictable, 2)]
+        going = {} if found.evicted is None else {found.evicted: None}
+        missing = _OF_A_SESSION * (self._capacity.starting + 1) - world.free_descriptors() - self._closing
+        if missing > 0:
+            going |= dict.fromkeys(islice(self._capacity.evictable, missing))
             if not (going or found.request.is_exempt):
                 self._metrics.sessions_refused[self.route.path, SessionLimit.DESCRIPTORS].inc()
                 raise pool_errors.few_descriptors(self.route)
@@ -432,14 +437,18 @@ class Pool:
     def _remove(self, session: Session) -> None:
         self._counts[session.group.sessions[session]].inc(-1)
         self._capacity.closed(session, session.group)
+        self._closing += 1
         self._tasks.spawn(self._close(session.channel, end_session=session.may_end), "close session")
 
     async def _close(self, channel: Channel, *, end_session: bool) -> None:
-        if channel.is_process or not end_session or self.closed:  # the end of a process waits for no task
-            await channel.close(end_session=end_session)
-            return
-        async with self.task_making.end_of_session():
-            await channel.close(end_session=True)
+        try:
+            if channel.is_process or not end_session or self.closed:  # the end of a process waits for no task
+                await channel.close(end_session=end_session)
+                return
+            async with self.task_making.end_of_session():
+                await channel.close(end_session=True)
+        finally:
+            self._closing -= 1
 
     def forget_idle(self, key: PoolKey) -> None:
         """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted.

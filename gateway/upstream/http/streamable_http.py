@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc
@@ -341,10 +342,12 @@ class StreamableChannel(Channel):
             raise CallLost(f"{endpoint.where} answered a ping with the response to another request")
 
     async def close(self, *, end_session: bool) -> None:
-        """Close the streams, after a DELETE of the session if it may be ended."""
+        """Close the streams, with a DELETE of the session if it may be ended."""
         standalone = self._standalone
         if standalone is not None:
             standalone.stop_reporting()
+            if world.free_descriptors() < 0:
+                standalone.close()  # its descriptor is for the DELETE
         try:
             if end_session and self.session_id is not None and not self.forgotten:
                 reply, headers = Acceptance(UNHEARD, 0, self._upstream), self._session.headers(self._session.newest)
