@@ -12,6 +12,7 @@ from gateway.http.server.listener import Listener
 from gateway.parking.lot import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
+from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keys
 from gateway.tasks.live_task import TaskTable
@@ -30,6 +31,7 @@ class ProcessParts:
     downstream: RequestHandler
     client_listener: Listener
     tasks: Tasks
+    calls: CallBytes
     lot: Lot[Driver]
     task_table: TaskTable
     routes: RouteTable

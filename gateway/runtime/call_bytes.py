@@ -60,9 +60,14 @@ class CallBytes:
         """Return what /metrics and /status show."""
         return BudgetStatus(self.used, self._limit.value, 0)
 
+    @property
+    def fullest_caller(self) -> tuple[int, bytes]:
+        """What the calls of the caller weigh whose calls weigh most, and the caller."""
+        return max(((count, who) for who, count in self._of.items()), default=(0, b""))
+
     def fullest_share(self) -> BudgetStatus:
-        """Return the same of the caller whose calls weigh most."""
-        return BudgetStatus(max(self._of.values(), default=0), self._share.value, 0)
+        """Return what /metrics and /status show of that caller."""
+        return BudgetStatus(self.fullest_caller[0], self._share.value, 0)
 
     def take(self, principal: bytes, count: int, *, is_continued: bool = False) -> Weight:
         """Return the weight of a call of this caller; the call must release it. Raises Busy if it does not fit.

@@ -68,6 +68,10 @@ async def test_a_call_that_runs_weighs_until_its_end(upstream: FakeUpstream, beg
     _ = await upstream.saw("tools/call", 1 if is_new else 2)
     assert weighed(stand) > 200_000
     assert (await client.call(arguments=LARGE)).status == 429
+    (notice,) = (await told(stand)).notices
+    assert notice.text.startswith("Bytes of calls of caller ")
+    assert notice.text.endswith(" of 250,000 (limits.calls_bytes_per_principal)")
+    assert notice.fix.endswith("see Callers")
     go.set()
     assert (await running).text == "done"
     assert weighed(stand) == 0

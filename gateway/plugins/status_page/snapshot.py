@@ -133,6 +133,8 @@ def _callers_near_limit(source: ProcessParts) -> Iterator[StatusNotice]:
     tags, (count, principal) = source.routes.process.tags, source.fullest_holder
     most = source.config.hold.max_calls_per_principal
     yield from near(f"Held calls of caller {tags.of(principal)}", count, most, "hold.max_calls_per_principal")
+    (count, principal), most = source.calls.fullest_caller, source.config.limits.share_of_calls_bytes
+    yield from near(f"Bytes of calls of caller {tags.of(principal)}", count, most, "limits.calls_bytes_per_principal")
     for path, (count, principal) in source.fullest_callers().items():
         label = f"Sessions in use of caller {tags.of(principal)} on {path}"
         most = source.routes.live[path].config.sessions.max_per_principal

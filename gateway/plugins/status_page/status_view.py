@@ -24,7 +24,6 @@ _PROCESS_LIMITS: Final = (
 """The label of each limit of a process, the field that has what is used of it, its key."""
 _FULL: Final = {
     "limits.calls_bytes": "new calls that do not fit are refused",
-    "limits.calls_bytes_per_principal": "the caller that has most gets 429 for new calls that do not fit",
     "limits.receiving_bytes": "the oldest unfinished request is refused",
     "limits.sending_bytes": "the client that is behind longest is closed",
     "limits.arriving_bytes": "only the oldest message of an upstream is read on",
@@ -135,7 +134,7 @@ def _limits(status: Status) -> Iterator[StatusNotice]:
         for label, name, key in _PROCESS_LIMITS:
             yield from near(f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key)
         for name, budget in each.budgets.items():
-            if budget.used >= NEAR * budget.limit:
+            if budget.used >= NEAR * budget.limit and name != "limits.calls_bytes_per_principal":  # names its caller
                 yield StatusNotice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
                     f"At the limit, {_FULL[name]}" if name in _FULL else "",
