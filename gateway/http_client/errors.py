@@ -3,8 +3,10 @@
 No message quotes bytes of the upstream: they may contain secrets, and control characters.
 """
 
+import errno
+
 from gateway import world
-from gateway.protocol.errors import CallLost, DescriptorsShort, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, DescriptorsShort, PortsShort, Unreachable, UpstreamError
 
 
 class RequestFailed(Exception):
@@ -33,8 +35,11 @@ class NotConnected(RequestFailed):
 
     def mapped(self, where: str) -> UpstreamError:
         """See `RequestFailed`."""
-        none_left = world.no_descriptor(self.__cause__)
-        return DescriptorsShort(f"{where} cannot be reached: {none_left}") if none_left else super().mapped(where)
+        if none_left := world.no_descriptor(self.__cause__):
+            return DescriptorsShort(f"{where} cannot be reached: {none_left}")
+        if isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EADDRNOTAVAIL:
+            return PortsShort(f"{where} cannot be reached: the gateway has no local port left for its address")
+        return super().mapped(where)
 
 
 class ConnectTimedOut(NotConnected):

@@ -345,6 +345,12 @@ class DescriptorsShort(Unreachable):
     is_counted = True
 
 
+class PortsShort(DescriptorsShort):
+    """This host has no local port left for another connection to the upstream's address."""
+
+    fix = "widen net.ipv4.ip_local_port_range, or add a replica on another host: a held call takes two ports"
+
+
 class NoHandshake(Unreachable):
     """The upstream refuses `initialize`: it is not a legacy MCP server, or not any more."""
 

@@ -70,22 +70,36 @@ async def test_a_brief_error_says_too_that_answers_may_be_given_again(
 
 
 @pytest.mark.usefixtures("without_keep_alive")
-async def test_an_answer_for_which_the_gateway_has_no_descriptor_is_its_own_fault(
-    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "cause", "fix"),
+    [
+        (errno.EMFILE, "no file descriptor left (ulimit -n ", "Raise the hard limit ("),
+        (errno.EADDRNOTAVAIL, "no local port left for its address", "Widen net.ipv4.ip_local_port_range, "),
+    ],
+)
+async def test_an_answer_for_which_the_gateway_has_no_descriptor_or_port_is_its_own_fault(
+    upstream: FakeUpstream,
+    stand: Stand,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    cause: str,
+    fix: str,
 ) -> None:
     upstream.tool(ask_action)
     asked = await client.call()
 
     def open_socket(_: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
         patch.setattr("gateway.world.new_socket", open_socket)
         said = (await client.answer(asked)).error["message"]
-    assert "no file descriptor left (ulimit -n " in said
+    assert cause in said
     assert "The answers were not sent: call again" in said
     status = await told(stand)
-    assert (status.routes[0].health, status.errors[0].fix.partition(" (")[0]) == ("ok", "Raise the hard limit")
+    assert status.routes[0].health == "ok"
+    assert status.errors[0].fix.startswith(fix)
     assert (await client.answer(asked)).text == "accept"
 
 

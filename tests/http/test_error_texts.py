@@ -29,6 +29,7 @@ SHORTENED = [
     errors.NoHandshake(INSIDE),
     errors.ChildUnreachable(INSIDE),
     errors.DescriptorsShort(INSIDE),
+    errors.PortsShort(INSIDE),
     errors.Redirected(INSIDE),
     WrongTransport(INSIDE),
     errors.SessionLost(INSIDE),
