@@ -154,8 +154,9 @@ def near(label: str, number: int, limit: int, key: str) -> Iterator[StatusNotice
     """Yield that a limit, whose key this is, is nearly used up, if it is."""
     if limit and number >= NEAR * limit:
         when = "When the limit is reached, new" if number < limit else "New"
+        first = ", once no session is idle" if key.startswith("ulimit") else ""
         whose = "; see Callers" if key.startswith(COUNTED_BY_CALLER) else ""
-        yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused{whose}")
+        yield StatusNotice(f"{label}: {number:,} of {limit:,} ({key})", f"{when} ones are refused{first}{whose}")
 
 
 def mode(route: RouteStatus) -> str:

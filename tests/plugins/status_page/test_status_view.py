@@ -136,6 +136,8 @@ def test_a_limit_that_is_nearly_reached_is_a_problem() -> None:
     ]
     (others,) = view(status_of(replace(busy, held=0, connections=80))).status.notices
     assert others.fix == "When the limit is reached, new ones are refused", "which the page does not count by caller"
+    (files,) = view(status_of(replace(busy, held=0, open_files=8, open_files_limit=10))).status.notices
+    assert files.fix == "When the limit is reached, new ones are refused, once no session is idle"
     assert limits(status_of(busy, process(0))) == ["Held calls in gw-1: 8 of 10 (hold.max_calls)"]
 
 
