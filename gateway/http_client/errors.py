@@ -6,7 +6,7 @@ No message quotes bytes of the upstream: they may contain secrets, and control c
 import errno
 
 from gateway import world
-from gateway.protocol.errors import CallLost, DescriptorsShort, PortsShort, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, DescriptorsShort, Unreachable, UpstreamError
 
 
 class RequestFailed(Exception):
@@ -38,7 +38,10 @@ class NotConnected(RequestFailed):
         if none_left := world.no_descriptor(self.__cause__):
             return DescriptorsShort(f"{where} cannot be reached: {none_left}")
         if isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EADDRNOTAVAIL:
-            return PortsShort(f"{where} cannot be reached: the gateway has no local port left for its address")
+            fix = "widen net.ipv4.ip_local_port_range, or add a replica on another host: a held call takes two ports"
+            return DescriptorsShort(
+                f"{where} cannot be reached: this host has no local port left for its address", fix=fix
+            )
         return super().mapped(where)
 
 

@@ -338,17 +338,11 @@ class ChildUnreachable(Unreachable):
 
 
 class DescriptorsShort(Unreachable):
-    """This process has no file descriptor left for it, which says nothing of the upstream."""
+    """This process has no file descriptor left for it, or its host no port, which says nothing of the upstream."""
 
     brief = "The gateway is busy; try again later"
     fix = "raise the hard limit (LimitNOFILE, `ulimit -Hn`) to 2 x hold.max_calls + limits.connections, or lower these"
     is_counted = True
-
-
-class PortsShort(DescriptorsShort):
-    """This host has no local port left for another connection to the upstream's address."""
-
-    fix = "widen net.ipv4.ip_local_port_range, or add a replica on another host: a held call takes two ports"
 
 
 class NoHandshake(Unreachable):

@@ -74,7 +74,11 @@ async def test_a_brief_error_says_too_that_answers_may_be_given_again(
     ("number", "cause", "fix"),
     [
         (errno.EMFILE, "no file descriptor left (ulimit -n ", "Raise the hard limit ("),
-        (errno.EADDRNOTAVAIL, "no local port left for its address", "Widen net.ipv4.ip_local_port_range, "),
+        (
+            errno.EADDRNOTAVAIL,
+            "this host has no local port left for its address",
+            "Widen net.ipv4.ip_local_port_range, ",
+        ),
     ],
 )
 async def test_an_answer_for_which_the_gateway_has_no_descriptor_or_port_is_its_own_fault(

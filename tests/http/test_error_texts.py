@@ -29,7 +29,6 @@ SHORTENED = [
     errors.NoHandshake(INSIDE),
     errors.ChildUnreachable(INSIDE),
     errors.DescriptorsShort(INSIDE),
-    errors.PortsShort(INSIDE),
     errors.Redirected(INSIDE),
     WrongTransport(INSIDE),
     errors.SessionLost(INSIDE),
