@@ -45,6 +45,8 @@ _IDLE: Final = SessionState.IDLE
 _SWEEP_SECONDS: Final = 1.0
 _OF_A_SESSION: Final = 2
 """The descriptors that one takes with its call."""
+_SOON_FREE: Final = 128
+"""So many that end count as free already: more may have to wait for a server that hangs."""
 _STARTS: Final = max(os.cpu_count() or 1, 2)
 """Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
 timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
@@ -355,8 +357,8 @@ class Pool:
         Raises Busy if there is none then, but for a request that continues a call.
         """
         going = {} if found.evicted is None else {found.evicted: None}
-        missing = _OF_A_SESSION * (self._capacity.starting + 1) - world.free_descriptors() - self._closing
-        if missing > 0:
+        free = world.free_descriptors() + min(self._closing, _SOON_FREE)
+        if (missing := _OF_A_SESSION * (self._capacity.starting + 1) - free) > 0:
             going |= dict.fromkeys(islice(self._capacity.evictable, missing))
             if not (going or found.request.is_exempt):
                 self._metrics.sessions_refused[self.route.path, SessionLimit.DESCRIPTORS].inc()
@@ -441,12 +443,11 @@ class Pool:
         self._tasks.spawn(self._close(session.channel, end_session=session.may_end), "close session")
 
     async def _close(self, channel: Channel, *, end_session: bool) -> None:
+        # The end of a process waits for no task.
+        is_apart = channel.is_process or not end_session or self.closed
         try:
-            if channel.is_process or not end_session or self.closed:  # the end of a process waits for no task
+            async with nullcontext() if is_apart else self.task_making.end_of_session():
                 await channel.close(end_session=end_session)
-                return
-            async with self.task_making.end_of_session():
-                await channel.close(end_session=True)
         finally:
             self._closing -= 1
 
