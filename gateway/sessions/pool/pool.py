@@ -39,7 +39,6 @@ log = get_logger()
 _LEFT_OUT_KEPT: Final = 1000
 """Bounds the warnings about tools of a server that keeps making up new ones."""
 
-
 _BUSY: Final = SessionState.BUSY
 _IDLE: Final = SessionState.IDLE
 _SWEEP_SECONDS: Final = 1.0
