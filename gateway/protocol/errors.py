@@ -341,7 +341,10 @@ class DescriptorsShort(Unreachable):
     """This process has no file descriptor left for it, or its host no port, which says nothing of the upstream."""
 
     brief = "The gateway is busy; try again later"
-    fix = "raise the hard limit (LimitNOFILE, `ulimit -Hn`) to 2 x hold.max_calls + limits.connections, or lower these"
+    fix = (
+        "raise the hard limit (LimitNOFILE, `ulimit -Hn`) to 2 x hold.max_calls + limits.connections + 300, or lower "
+        "these"
+    )
     is_counted = True
 
 
