@@ -101,7 +101,7 @@ def free_descriptors() -> int:
     if most < 0:  # no limit
         return sys.maxsize
     # Linux tells the number since 6.2. Before, it is about the lowest one that is free, unless many closed just now.
-    used = _OPEN.stat().st_size
+    used = _OPEN.stat().st_size if _OPEN.exists() else 0
     if not used:
         with suppress(OSError), socket.socket() as new:
             used = new.fileno()

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -142,6 +143,22 @@ async def test_calls_at_once_use_up_the_idle_sessions_before_one_is_refused(upst
         assert set(outcomes) == {(503, -32603, "busy")}
         assert await gw.metric("mcp_gateway_sessions", state="idle") == 0
         assert await gw.metric("mcp_gateway_held_calls") >= 80, "of 96, less 8 connections of clients"
+
+
+@pytest.mark.parametrize("told", ["of Linux 6.2", "not", "nowhere"])
+def test_descriptors_are_counted_whatever_the_system_tells(
+    told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "fd"
+    if told == "not":
+        empty.touch()
+    if told != "of Linux 6.2":
+        monkeypatch.setattr(world, "_OPEN", empty)
+    with socket.socket() as new:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (new.fileno() + 400, -1))
+        assert 100 < world.free_descriptors() < 400, "less 16 and an eighth"
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, -1))
+        assert world.free_descriptors() > 1_000_000
 
 
 def test_a_new_socket_is_spare_if_few_numbers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
