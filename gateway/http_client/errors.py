@@ -38,9 +38,12 @@ class NotConnected(RequestFailed):
         if none_left := world.no_descriptor(self.__cause__):
             return DescriptorsShort(f"{where} cannot be reached: {none_left}")
         if isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EADDRNOTAVAIL:
-            fix = "widen net.ipv4.ip_local_port_range, or add a replica on another host: a held call takes two ports"
-            return DescriptorsShort(
-                f"{where} cannot be reached: this host has no local port left for its address", fix=fix
+            fix = (
+                "if many calls are held, widen net.ipv4.ip_local_port_range (each takes two ports), or add a replica "
+                "on another host; if it is an IPv6 address, check that this host has IPv6"
+            )
+            return Unreachable(
+                f"{where} cannot be reached: this host has no local address or port left for it", fix=fix
             )
         return super().mapped(where)
 

@@ -338,7 +338,7 @@ class ChildUnreachable(Unreachable):
 
 
 class DescriptorsShort(Unreachable):
-    """This process has no file descriptor left for it, or its host no port, which says nothing of the upstream."""
+    """This process has no file descriptor left for it, which says nothing of the upstream."""
 
     brief = "The gateway is busy; try again later"
     fix = (
