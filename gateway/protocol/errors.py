@@ -14,8 +14,11 @@ MESSAGE_CHARACTERS: Final = 1000
 _OF_SESSIONS: Final = frozenset({401, 403, 404, 405})
 """The statuses that tell a legacy client more than that one request is refused: sign in, begin a new session."""
 
-COUNTED_BY_CALLER: Final = ("hold.max_calls", "sessions.max", "upstream.max_children", "limits.calls_bytes_per")
-"""How the keys of places begin of which Callers, on the status page, shows how many each caller has."""
+COUNTED_BY_CALLER: Final = (
+    *("hold.max_calls", "sessions.max", "upstream.max_children"),
+    "limits.calls_bytes_per_principal",
+)
+"""How the keys of limits begin that one caller may fill: Callers, on the status page, tells what each has."""
 
 
 def clean(text: str, limit: int = MESSAGE_CHARACTERS) -> str:

@@ -134,7 +134,8 @@ def _limits(status: Status) -> Iterator[StatusNotice]:
         for label, name, key in _PROCESS_LIMITS:
             yield from near(f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key)
         for name, budget in each.budgets.items():
-            if budget.used >= NEAR * budget.limit and name != "limits.calls_bytes_per_principal":  # names its caller
+            # A notice about a limit of one caller is its process's own, which knows the caller.
+            if budget.used >= NEAR * budget.limit and not name.startswith(COUNTED_BY_CALLER):
                 yield StatusNotice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
                     f"At the limit, {_FULL[name]}" if name in _FULL else "",
