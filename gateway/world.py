@@ -37,7 +37,8 @@ ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 _SPARE_DESCRIPTORS: Final = 16
 """So many are left by connections, for an operator who asks why there are no others, files and name lookups."""
 _MOST_FOR_ANSWERS: Final = 256
-_OPEN: Final = Path("/proc/self/fd")
+OPEN_DESCRIPTORS: Final = Path("/proc/self/fd")
+"""The folder that has one entry for each."""
 
 
 monotonic = time.monotonic
@@ -101,7 +102,7 @@ def free_descriptors() -> int:
     if most < 0:  # no limit
         return sys.maxsize
     # Linux tells the number since 6.2. Before, it is about the lowest one that is free, unless many closed just now.
-    used = _OPEN.stat().st_size if _OPEN.exists() else 0
+    used = OPEN_DESCRIPTORS.stat().st_size if OPEN_DESCRIPTORS.exists() else 0
     if not used:
         with suppress(OSError), socket.socket() as new:
             used = new.fileno()

@@ -153,7 +153,7 @@ def test_descriptors_are_counted_whatever_the_system_tells(
     if told == "not":
         empty.touch()
     if told != "of Linux 6.2":
-        monkeypatch.setattr(world, "_OPEN", empty)
+        monkeypatch.setattr(world, "OPEN_DESCRIPTORS", empty)
     with socket.socket() as new:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (new.fileno() + 400, -1))
         assert 100 < world.free_descriptors() < 400, "less 16 and an eighth"

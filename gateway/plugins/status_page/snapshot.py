@@ -227,7 +227,7 @@ def _process(source: ProcessParts, calls: Iterable[Seen]) -> ProcessStatus:
         cold=len(lot.cold),
         connections=len(source.client_listener.connections),
         connections_limit=config.limits.connections,
-        open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        open_files=sum(1 for _ in world.OPEN_DESCRIPTORS.iterdir()),
         open_files_limit=max(most - world.kept_descriptors(most), 0),  # RLIM_INFINITY is -1
         budgets=source.metrics.budgets(),
         memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES,  # resident (proc(5))
