@@ -1,6 +1,7 @@
 """Warnings about settings that are allowed but risky."""
 
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,9 @@ def test_more_held_calls_than_descriptors_are_a_warning_of_the_process_that_serv
     assert "refused when 0 are held, " in said(20, good())[0]
     assert not said(1_048_576, good()), "the default of both"
     assert not said(resource.RLIM_INFINITY, good())
+    few = good("hold: {max_calls: 1000, max_calls_per_principal: 100}\nlimits: {connections: 1}\n")
+    (fix,) = re.findall(r" to 2 x hold.max_calls \+ limits.connections \+ (\d+), ", found)
+    assert not said(2 * 1000 + 1 + int(fix), few), "what the fix asks for is enough"
     assert not said(300, good(), is_served=False), "`check` and `doctor` have another limit"
     assert not said(300, with_route(upstream={"command": ["true"]})), "a child has its pipes already"
 

@@ -21,7 +21,7 @@ import pytest_asyncio
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway import telemetry
+from gateway import telemetry, world
 from gateway.runtime.call_bytes import CallBytes
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics import labels
@@ -56,6 +56,18 @@ WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
     ("mcp_gateway_budget_limit_bytes", "budget"): (CallBytes.name,),
 }
 """The possible values of the labels that queries name."""
+
+
+@pytest.mark.parametrize("name", ["prometheus/alerts.yml", "grafana/mrtr-gateway.json"])
+def test_descriptors_that_new_calls_may_take_are_counted_as_the_gateway_does(name: str) -> None:
+    text = (REPOSITORY / "deploy" / name).read_text()
+    (kept,) = re.findall(
+        r"\(process_max_fds\S* ?\S* - (\d+) - clamp_max\(process_max_fds\S* ?\S* / (\d+), (\d+)\)\)", text
+    )
+    spare, part, most = map(int, kept)
+    for limit in (256, 4_096, 65_536):
+        assert world.kept_descriptors(limit) == spare + min(limit // part, most)
+
 
 needs_prometheus = pytest.mark.skipif(not installed(), reason="apt install prometheus")
 
